@@ -1,0 +1,6 @@
+"""RocketMQ's remoting protocol, both ends, without a word about brokers.
+
+``frame`` cuts the stream, ``command`` reads and writes headers, ``codes`` and ``headers`` are the tables,
+``properties`` the message properties, ``channel`` the calling side of a connection. This package imports nothing else
+of GantryMQ.
+"""

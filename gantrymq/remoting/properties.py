@@ -1,0 +1,69 @@
+"""Message properties: the text form that travels and is stored, and the names that RocketMQ reserves.
+
+``name \\x01 value`` pairs joined by ``\\x02``; 4.9 writes no separator at the end, 5.x does. Source:
+``MessageDecoder.string2messageProperties``, ``MessageConst``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NAME_SEPARATOR = "\x01"
+PAIR_SEPARATOR = "\x02"
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+CLUSTER = "CLUSTER"
+UNIQ_KEY = "UNIQ_KEY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QID = "REAL_QID"
+TRAN_MSG = "TRAN_MSG"
+PGROUP = "PGROUP"
+MIN_OFFSET = "MIN_OFFSET"
+MAX_OFFSET = "MAX_OFFSET"
+MSG_REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+
+PROPERTIES_MAX_BYTES = 32767
+"""The stored form's length is a signed 16-bit number."""
+
+
+def encode_properties(properties: Mapping[str, str]) -> str:
+    """The text form, as 4.9 writes it."""
+    return PAIR_SEPARATOR.join(f"{name}{NAME_SEPARATOR}{value}" for name, value in properties.items())
+
+
+def decode_properties(text: str) -> dict[str, str]:
+    """The pairs in ``text``. Pieces that are no pair with a name and a value are dropped, as Java does."""
+    result: dict[str, str] = {}
+    for piece in text.split(PAIR_SEPARATOR):
+        name, separator, value = piece.partition(NAME_SEPARATOR)
+        if separator and name and value and NAME_SEPARATOR not in value:
+            result[name] = value
+    return result
+
+
+def find_property(raw: bytes, name: bytes) -> bytes | None:
+    """The value of one property in the encoded form, without decoding the others."""
+    needle = name + b"\x01"
+    if raw.startswith(needle):
+        start = len(needle)
+    else:
+        at = raw.find(b"\x02" + needle)
+        if at < 0:
+            return None
+        start = at + 1 + len(needle)
+    end = raw.find(b"\x02", start)
+    value = raw[start:] if end < 0 else raw[start:end]
+    return value or None
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``: 31-polynomial over UTF-16 units, a signed 32-bit number."""
+    value = 0
+    data = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(data), 2):
+        value = (value * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
+    return value - 0x100000000 if value & 0x80000000 else value

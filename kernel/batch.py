@@ -1,0 +1,137 @@
+"""The columnar batches that travel through the hooks.
+
+A batch is many rows as parallel lists: the cost of a hook is paid once a sweep, not once a message. Rows that a plugin
+refuses stay in place, so that row numbers never change, and are left out of :attr:`AppendBatch.live`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Any
+
+import attrs
+
+from gantrymq.remoting.codes import ResponseCode
+
+
+class Trait(IntFlag):
+    """What at least one row of a batch carries, so that a plugin leaves at once when nothing concerns it."""
+
+    DELAY = 1
+    PREPARED = 2
+    RETRY = 4
+    BATCH = 8
+
+
+@attrs.define
+class AppendBatch:
+    """Messages of one sweep on their way into the commit log.
+
+    ``properties`` are the encoded text form as it will be stored; ``born_hosts`` are address and port as stored (8
+    bytes, 20 for IPv6 with bit 0x10 in the row's sys flag). ``waits`` says whether the sender wants the guarantees
+    (property WAIT). ``origins`` is the producer's own: the kernel hands it back untouched.
+    The log fills ``offsets``, ``sizes``, ``queue_offsets`` and the batch's ``start``, ``end`` and ``store_timestamp``.
+    """
+
+    done: Callable[[AppendBatch], None] | None = None
+    """Called exactly once, in the sweep, when every row has its final status."""
+    traits: Trait = Trait(0)
+
+    topics: list[str] = attrs.field(factory=list)
+    queue_ids: list[int] = attrs.field(factory=list)
+    bodies: list[bytes] = attrs.field(factory=list)
+    properties: list[bytes] = attrs.field(factory=list)
+    flags: list[int] = attrs.field(factory=list)
+    sys_flags: list[int] = attrs.field(factory=list)
+    born_timestamps: list[int] = attrs.field(factory=list)
+    born_hosts: list[bytes] = attrs.field(factory=list)
+    reconsume_times: list[int] = attrs.field(factory=list)
+    prepared_offsets: list[int] = attrs.field(factory=list)
+    waits: list[bool] = attrs.field(factory=list)
+    origins: list[Any] = attrs.field(factory=list)
+
+    statuses: list[int] = attrs.field(factory=list)
+    remarks: dict[int, str] = attrs.field(factory=dict)
+
+    offsets: list[int] = attrs.field(factory=list)
+    sizes: list[int] = attrs.field(factory=list)
+    queue_offsets: list[int] = attrs.field(factory=list)
+    start: int = 0
+    end: int = 0
+    store_timestamp: int = 0
+    refused: int = 0
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def add(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: bytes,
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_timestamp: int = 0,
+        born_host: bytes = b"\x7f\0\0\x01\0\0\0\0",
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+        wait: bool = True,
+        origin: Any = None,
+    ) -> None:
+        """Append one row."""
+        self.topics.append(topic)
+        self.queue_ids.append(queue_id)
+        self.bodies.append(body)
+        self.properties.append(properties)
+        self.flags.append(flag)
+        self.sys_flags.append(sys_flag)
+        self.born_timestamps.append(born_timestamp)
+        self.born_hosts.append(born_host)
+        self.reconsume_times.append(reconsume_times)
+        self.prepared_offsets.append(prepared_offset)
+        self.waits.append(wait)
+        self.origins.append(origin)
+        self.statuses.append(ResponseCode.SUCCESS)
+
+    def refuse(self, row: int, code: int, remark: str) -> None:
+        """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands."""
+        if self.statuses[row] == ResponseCode.SUCCESS:
+            self.statuses[row] = code
+            self.remarks[row] = remark
+            self.refused += 1
+
+    @property
+    def live(self) -> range | list[int]:
+        """The row numbers that nobody refused, in order."""
+        if not self.refused:
+            return range(len(self.topics))
+        return [row for row, status in enumerate(self.statuses) if status == ResponseCode.SUCCESS]
+
+
+@attrs.define
+class DispatchBatch:
+    """Committed records in log order, covering the log from ``start`` to ``end`` without a gap.
+
+    Built from the rows that were just appended, or from the log itself (``replay`` during recovery). Each column has
+    one value a record; ``tag_codes`` are what the consume queue entry stores; ``properties`` are the encoded form.
+    """
+
+    start: int
+    end: int
+    offsets: list[int]
+    sizes: list[int]
+    topics: list[str]
+    queue_ids: list[int]
+    queue_offsets: list[int]
+    store_timestamps: list[int]
+    sys_flags: list[int]
+    prepared_offsets: list[int]
+    properties: list[bytes]
+    tag_codes: list[int]
+    replay: bool = False
+
+    def __len__(self) -> int:
+        return len(self.offsets)

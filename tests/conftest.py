@@ -1,0 +1,22 @@
+"""What every test shares: a missing foreign tool skips with its reason, and in CI such a skip is a failure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+FOREIGN_MARKERS = ("interop", "spark", "crash")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    foreign = any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)
+    if report.skipped and foreign and os.environ.get("CI") == "true" and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"in CI nothing foreign may be skipped: {report.longrepr}"
+    return report
