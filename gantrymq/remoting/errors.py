@@ -19,3 +19,28 @@ class RemoteFault(Exception):
 
 class FatalRemoteFault(Exception):
     """The peer's bytes cannot be followed any further: the connection is closed, nobody else is harmed."""
+
+
+class GantryError(Exception):
+    """Root of everything that the calling side raises on purpose."""
+
+
+class ConnectError(GantryError):
+    """A peer cannot be reached, or stopped answering. ``address`` is the peer's ``host:port``."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ConnectFailed(ConnectError):
+    """No connection came about: nothing listens there, or the network between does not carry it."""
+
+
+class ChannelClosed(ConnectError):
+    """The connection ended before the answer came; whether the peer did what was asked is unknown."""
+
+
+class CallTimeout(ConnectError):
+    """The answer did not come in time; whether the peer did what was asked is unknown."""

@@ -1,0 +1,322 @@
+"""The calling side of one connection: many callers, one socket, answers matched by their opaque number.
+
+Runs on trio and on asyncio through anyio. Both directions live on one connection: the peer may send requests of its
+own (NOTIFY_CONSUMER_IDS_CHANGED and its like), which go to the channel's handler. Frames of concurrent callers leave in
+one write, and no caller's cancellation can tear a frame, since only the writer task touches the socket.
+
+Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error answers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from typing import Final
+
+import anyio
+import structlog
+from anyio.abc import ByteStream, TaskGroup, TaskStatus
+
+from gantrymq.remoting.codes import RESPONSE_FLAG, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
+from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
+
+Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
+"""Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
+
+CONNECT_TIMEOUT_SECONDS: Final = 3.0
+CALL_TIMEOUT_SECONDS: Final = 3.0
+UNWRITTEN_MAX_BYTES: Final = 8 * 1024 * 1024
+"""Bytes that may wait for the socket; past it callers wait before they add more."""
+PEER_REQUESTS_MAX: Final = 256
+"""Requests of the peer that may be in work at once; more are answered SYSTEM_BUSY."""
+_RECEIVE_BYTES: Final = 256 * 1024
+_CLOSE_GRACE_SECONDS: Final = 1.0
+_OPAQUE_MASK: Final = 0x7FFFFFFF
+
+log = structlog.get_logger()
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError says what is wrong with it."""
+    host, separator, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not separator or not host:
+        raise ValueError(f"{text!r} is no address: host:port is expected, as in 127.0.0.1:9876")
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is no address: the port must be a number from 1 to 65535")
+    return host, int(port)
+
+
+class _Call:
+    __slots__ = ("answer", "done")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.answer: Command | None = None
+
+
+class Channel:
+    """One connection to ``address``. Use :func:`open_channel`, or start :meth:`run` in a task group of your own."""
+
+    def __init__(self, address: str, handler: Handler | None = None) -> None:
+        self.address = address
+        self._handler = handler
+        self._calls: dict[int, _Call] = {}
+        self._opaque = 0
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._writing = False
+        self._work = anyio.Event()
+        self._drained = anyio.Event()
+        self._ended = anyio.Event()
+        self._lost: str | None = None
+        self._tasks: TaskGroup | None = None
+        self._peer_requests = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended, by whichever side."""
+        return self._lost is not None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for an answer."""
+        return len(self._calls)
+
+    async def wait_closed(self) -> None:
+        """Return when the connection has ended."""
+        await self._ended.wait()
+
+    async def call(self, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
+        """Send ``command`` (its opaque is set here) and wait for the answer, whatever its code.
+
+        Raises :class:`ChannelClosed` when the connection is or gets lost, :class:`CallTimeout` after ``timeout``
+        seconds. An answer that comes later is dropped.
+        """
+        if self._lost is not None:
+            raise ChannelClosed(self.address, self._lost)
+        self._opaque = opaque = self._opaque + 1 & _OPAQUE_MASK
+        command.opaque = opaque
+        call = _Call()
+        self._calls[opaque] = call
+        try:
+            with anyio.move_on_after(timeout):
+                await self._put(encode(command))
+                await call.done.wait()
+        finally:
+            self._calls.pop(opaque, None)
+        if call.answer is not None:
+            return call.answer
+        if self._lost is not None:
+            raise ChannelClosed(self.address, self._lost)
+        raise CallTimeout(self.address, f"no answer to request {_name(command.code)} within {timeout:g} s")
+
+    async def send_oneway(self, command: Command) -> None:
+        """Queue ``command``, marked so that no answer comes; returns when it is queued, not when it has arrived."""
+        if self._lost is not None:
+            raise ChannelClosed(self.address, self._lost)
+        self._opaque = self._opaque + 1 & _OPAQUE_MASK
+        command.opaque = self._opaque
+        command.flag |= 2
+        await self._put(encode(command))
+
+    async def aclose(self) -> None:
+        """End the connection after what is queued has been written (one second at most). Waiting calls fail."""
+        with anyio.move_on_after(_CLOSE_GRACE_SECONDS, shield=True):
+            while self._lost is None and (self._unwritten or self._writing):
+                await self._drained.wait()
+        self._lose("closed by this side")
+
+    async def run(
+        self,
+        *,
+        stream: ByteStream | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Connect (unless ``stream`` is given) and serve the connection until it ends.
+
+        Started once the connection stands. Raises :class:`ConnectFailed` before that, nothing afterwards: the end of
+        the connection is told to the callers.
+        """
+        if stream is None:
+            stream = await self._connect(connect_timeout)
+        try:
+            async with stream, anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                tasks.start_soon(self._write, stream)
+                task_status.started()
+                await self._read(stream)
+        finally:
+            self._lose("the task that served the connection was cancelled")
+
+    async def _connect(self, timeout: float) -> ByteStream:
+        try:
+            host, port = parse_address(self.address)
+            with anyio.fail_after(timeout):
+                return await anyio.connect_tcp(host, port)
+        except TimeoutError:
+            reason = f"no connection within {timeout:g} s"
+        except (OSError, ValueError) as error:
+            reason = _reason(error, str(error))
+        self._lose(reason)
+        raise ConnectFailed(self.address, reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self._unwritten.clear()
+        for call in self._calls.values():
+            call.done.set()
+        self._drained.set()
+        self._ended.set()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    async def _put(self, frame: bytes) -> None:
+        if len(frame) > FRAME_MAX_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
+        while self._unwritten_bytes > UNWRITTEN_MAX_BYTES:
+            await self._drained.wait()
+            if self._lost is not None:
+                raise ChannelClosed(self.address, self._lost)
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        self._work.set()
+
+    async def _write(self, stream: ByteStream) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                self._work = anyio.Event()
+                data = b"".join(self._unwritten)
+                self._unwritten.clear()
+                self._unwritten_bytes = 0
+                self._writing = True
+                if data:
+                    await stream.send(data)
+                self._writing = False
+                drained, self._drained = self._drained, anyio.Event()
+                drained.set()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            self._lose(_reason(error, "the connection broke while writing"))
+
+    async def _read(self, stream: ByteStream) -> None:
+        buffer = bytearray()
+        try:
+            while True:
+                buffer += await stream.receive(_RECEIVE_BYTES)
+                frames, used = cut_frames(buffer)
+                if used:
+                    del buffer[:used]
+                for frame in frames:
+                    self._take(decode(frame))
+        except anyio.EndOfStream:
+            self._lose("the peer closed the connection")
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            self._lose(_reason(error, "the connection broke while reading"))
+        except FatalRemoteFault as error:
+            log.warning("channel_bad_frame", address=self.address, reason=str(error))
+            self._lose(f"the peer sent what is no frame of this protocol: {error}")
+
+    def _take(self, command: Command) -> None:
+        if not command.flag & RESPONSE_FLAG:
+            self._serve(command)
+            return
+        call = self._calls.pop(command.opaque, None)
+        if call is not None:
+            call.answer = command
+            call.done.set()
+
+    def _serve(self, request: Command) -> None:
+        if self._handler is None:
+            self._reply(request, _unsupported(request))
+            return
+        if self._peer_requests >= PEER_REQUESTS_MAX:
+            self._reply(request, request.answer(ResponseCode.SYSTEM_BUSY, "too many requests in work on this channel"))
+            return
+        try:
+            answer = self._handler(request)
+        except Exception as error:
+            self._reply(request, self._failed(request, error))
+            return
+        if isawaitable(answer):
+            assert self._tasks is not None  # a request was read, so the tasks run
+            self._peer_requests += 1
+            self._tasks.start_soon(self._serve_later, request, answer)
+        else:
+            self._reply(request, answer)
+
+    async def _serve_later(self, request: Command, pending: Awaitable[Command | None]) -> None:
+        try:
+            answer = await pending
+        except Exception as error:
+            answer = self._failed(request, error)
+        finally:
+            self._peer_requests -= 1
+        self._reply(request, answer)
+
+    def _failed(self, request: Command, error: Exception) -> Command:
+        if isinstance(error, RemoteFault):
+            return request.answer(error.code, error.remark)
+        log.exception("channel_handler_failed", address=self.address, code=_name(request.code))
+        return request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _reply(self, request: Command, answer: Command | None) -> None:
+        if answer is None or request.is_oneway or self._lost is not None:
+            return
+        frame = encode(answer)
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        self._work.set()
+
+
+@asynccontextmanager
+async def open_channel(
+    address: str,
+    handler: Handler | None = None,
+    *,
+    connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+    stream: ByteStream | None = None,
+) -> AsyncIterator[Channel]:
+    """A connected :class:`Channel` for the length of the block; errors of the block come out as they are.
+
+    ``stream`` takes the place of a TCP connection (for tests, or TLS). Raises :class:`ConnectFailed`.
+    """
+    channel = Channel(address, handler)
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        try:
+
+            async def serve(*, task_status: TaskStatus[None]) -> None:
+                await channel.run(stream=stream, connect_timeout=connect_timeout, task_status=task_status)
+
+            await tasks.start(serve)
+            yield channel
+        except Exception as error:  # else the task group would wrap it
+            failure = error
+        finally:
+            await channel.aclose()
+    if failure is not None:
+        raise failure
+
+
+def _unsupported(request: Command) -> Command:
+    return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+
+def _name(code: int) -> str:
+    try:
+        return f"{code} {RequestCode(code).name}"
+    except ValueError:
+        return str(code)
+
+
+def _reason(error: Exception, otherwise: str) -> str:
+    cause = error.__cause__
+    return str(cause) if isinstance(cause, OSError) else otherwise
