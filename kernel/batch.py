@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from gantrymq.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.filters import MessageFilter
+    from gantrymq.kernel.processors import Request
 
 
 class Trait(IntFlag):
@@ -36,7 +40,7 @@ class AppendBatch:
 
     done: Callable[[AppendBatch], None] | None = None
     """Called exactly once, in the sweep, when every row has its final status."""
-    traits: Trait = Trait(0)
+    traits: Trait = attrs.field(factory=lambda: Trait(0))
 
     topics: list[str] = attrs.field(factory=list)
     queue_ids: list[int] = attrs.field(factory=list)
@@ -135,3 +139,27 @@ class DispatchBatch:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+
+@attrs.define(eq=False)
+class Pull:
+    """One pull request, parsed and checked: what it wants and until when it may wait."""
+
+    request: Request
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    limit: int
+    filter: MessageFilter
+    may_hold: bool
+    deadline: float
+    """On the clock of ``env.monotonic()``, seconds."""
+
+
+@attrs.define
+class PullBatch:
+    """Pulls of one sweep that found nothing; ``resume(rows)`` runs them again, then without permission to wait."""
+
+    rows: list[Pull]
+    resume: Callable[[list[Pull]], None]

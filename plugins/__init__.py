@@ -1,1 +1,17 @@
-"""Every feature of the broker, one package each. A plugin imports the kernel and never a sibling."""
+"""Every feature of the broker, one package each. A plugin imports the kernel and never a sibling.
+
+The default set, in call order. ``[plugins] enable`` adds behind it, ``disable`` takes out what is not essential.
+"""
+
+DEFAULT_PLUGINS = (
+    "gantrymq.plugins.topics:TopicsPlugin",
+    "gantrymq.plugins.produce:ProducePlugin",
+    "gantrymq.plugins.consume:ConsumePlugin",
+    "gantrymq.plugins.offsets:OffsetsPlugin",
+    "gantrymq.plugins.clients:ClientsPlugin",
+    "gantrymq.plugins.flush:FlushPlugin",
+    "gantrymq.plugins.longpoll:LongPollPlugin",
+    "gantrymq.plugins.filter:FilterPlugin",
+    "gantrymq.plugins.register:RegisterPlugin",
+    "gantrymq.plugins.spark:SparkPlugin",
+)

@@ -1,0 +1,201 @@
+"""The hook page: every place where a plugin takes part, in the order of a broker's life.
+
+Kinds of hook, written at each: **once** (during start), **rare** (an event), **sweep** (hot: one call for all that one
+sweep of the sockets brought, one argument, never blocking and never awaiting). The tense of a name is its contract:
+``before_x`` may change or refuse, ``register_x`` and ``make_x`` hand over objects that the hot path then calls directly,
+a past participle or a plain event only observes.
+
+Order: plugins are called in the order of the configuration; ``tryfirst`` is the band for checks, ``trylast`` the band
+for finishing. An exception in a ``once`` hook stops the start, in ``before_append`` and ``dispatch`` it stops the
+broker: a refusal is a value, an exception is a bug.
+
+The write path, whole::
+
+    sockets -> frames -> processor -> before_append -> commit log (offsets, one pwrite)
+            -> gates (durable? replicated?) -> done -> replies
+            -> committed prefix -> consume queues -> dispatch
+
+``docs/hooks/index.md`` has a page with an example for each; a test holds the two in step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from gantrymq.kernel.acks import AckGate
+    from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.commitlog import CommitLog
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.filters import FilterCompiler
+    from gantrymq.kernel.flushing import FlushStrategy
+    from gantrymq.kernel.processors import Processor
+    from gantrymq.kernel.services import Service
+
+PROJECT = "gantrymq"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# ----------------------------------------------------------------------------------------------------------- load
+
+
+@hookspec
+def config_section() -> tuple[str, type[Any]]:  # type: ignore[empty-body]
+    """The plugin's own section of the configuration: its name and its attrs class.
+
+    When: once, before anything is built. Returns ``("delay", DelayConfig)`` for ``[plugin.delay]``; every field has a
+    default and a type, validators give the range.
+    May: nothing else; the section is decoded strictly, an unknown key refuses the start.
+    Errors: stop the start. First user: flush.
+    """
+
+
+@hookspec
+def add_commands(cli: click.Group) -> None:
+    """Add sub-commands to ``gantrymq``.
+
+    When: once, by the command line, without a broker. May: import what is heavy inside the command only.
+    Errors: the plugin's commands are missing and a warning names it. First user: spark.
+    """
+
+
+@hookspec
+def configure(broker: Broker, config: Config) -> None:
+    """Take the own section (``config.section(DelayConfig)``), keep ``broker``, offer services to other plugins.
+
+    When: once, store not yet open. May: raise ``StartError`` to refuse; ``broker.services.provide(Kind, object)``.
+    Order: services of others are there from ``register_processors`` on. Errors: stop the start. First user: all.
+    """
+
+
+# ------------------------------------------------------------------------------------------------------- register
+
+
+@hookspec(firstresult=True)
+def make_flush_strategy(log: CommitLog, config: Config) -> FlushStrategy | None:
+    """The strategy that makes the log durable (slot ``flush``).
+
+    When: once, the log being open and recovered. Returns an object with ``appended(end)`` and ``async run()``.
+    Errors: stop the start. First user: flush.
+    """
+
+
+@hookspec
+def register_ack_gates(broker: Broker) -> list[AckGate]:  # type: ignore[empty-body]
+    """Gates that a reply must pass before it leaves.
+
+    When: once, after ``make_flush_strategy``. A gate has a monotonic ``watermark`` (a log offset) and says what a late
+    row is answered. What no gate has passed is not readable either. Errors: stop the start. First user: flush.
+    """
+
+
+@hookspec
+def register_processors(broker: Broker) -> dict[int, Processor]:  # type: ignore[empty-body]
+    """Who answers which request code.
+
+    When: once. Returns request code to processor: an object with ``handle(requests)`` for hot codes (one call a sweep),
+    or a function of one request, plain or async. A code taken twice stops the start and names both plugins.
+    First user: produce.
+    """
+
+
+@hookspec
+def register_filters(broker: Broker) -> dict[str, FilterCompiler]:  # type: ignore[empty-body]
+    """Compilers of subscription expressions by expression type (``TAG``).
+
+    When: once. A compiler turns an expression into a filter of consume queue entries; it raises ``RemoteFault`` for an
+    expression that it cannot read. First user: filter.
+    """
+
+
+@hookspec
+def register_services(broker: Broker) -> list[Service]:  # type: ignore[empty-body]
+    """Long-running tasks, named, that the broker's nursery supervises.
+
+    When: once; the tasks start before the sockets open and are cancelled after the sockets have closed. A service that
+    raises stops the broker. May: await whatever it likes. First user: register.
+    """
+
+
+@hookspec
+def advertise(broker: Broker) -> dict[str, Any]:  # type: ignore[empty-body]
+    """What the nameserver registration says of this broker.
+
+    When: rare, before each registration. Returns a part of the registration body by the names that
+    ``RegisterBrokerBody`` gives its fields; parts are merged. First user: topics.
+    """
+
+
+# ------------------------------------------------------------------------------------------------------------ run
+
+
+@hookspec
+def started(broker: Broker) -> None:
+    """The sockets listen. When: once. Errors: stop the start. First user: register."""
+
+
+@hookspec
+def stopping(broker: Broker) -> None:
+    """The broker drains: give back what is held, take nothing new.
+
+    When: once, sockets still open, in reverse order. Errors: are logged, the stop goes on. First user: longpoll.
+    """
+
+
+@hookspec
+def connections_changed(batch: ConnectionsBatch) -> None:
+    """Connections that opened and closed.
+
+    When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more answers.
+    May: only observe. First user: clients.
+    """
+
+
+@hookspec
+def before_append(batch: AppendBatch) -> None:
+    """Messages on their way into the log.
+
+    When: sweep, after the processors parsed, before offsets exist. Batch: columns by row; look at ``batch.traits``
+    first and return when nothing concerns you.
+    May: rewrite topic, queue, properties, body; ``batch.refuse(row, code, remark)``. Rows keep their numbers; others
+    skip refused rows by ``batch.live``. Order: tryfirst checks, the middle rewrites, trylast finishes.
+    Errors: stop the broker. First user: produce.
+    """
+
+
+@hookspec
+def dispatch(batch: DispatchBatch) -> None:
+    """Committed messages, strictly in log order, without a gap; their queue entries can be read already.
+
+    When: sweep, and during recovery with ``batch.replay`` set. May: build derived state; must be idempotent by offset.
+    Errors: stop the broker. First user: longpoll.
+    """
+
+
+@hookspec(firstresult=True)
+def hold_pulls(batch: PullBatch) -> bool | None:
+    """Pulls that found nothing and may wait.
+
+    When: sweep. Returns True to own the rows: the holder calls ``batch.resume(rows)`` later, when something arrived or
+    the time is up. None: the next plugin is asked, and at last they are answered "not found". First user: longpoll.
+    """
+
+
+# ----------------------------------------------------------------------------------------------------- keep house
+
+
+@hookspec
+def persist(broker: Broker) -> None:
+    """Write your table to the disk if it changed (``broker.env.replace`` is atomic and keeps a ``.bak``).
+
+    When: rare, every ``[broker] persist_interval`` and at the stop, off the hot path but in the sweep's thread: be
+    brief. Errors: are logged, the next round tries again. First user: offsets.
+    """

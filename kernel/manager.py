@@ -1,0 +1,160 @@
+"""Find plugins, put them in order, check them, and freeze.
+
+Order is the configuration's: pluggy calls the last registered first, so plugins are registered in reverse. A plugin is
+a class (instantiated without arguments) or an object with ``name``; ``slot`` claims a place that only one may hold,
+``essential`` ones cannot be disabled.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from typing import Any
+
+import attrs
+import pluggy
+
+from gantrymq.kernel import hookspecs
+from gantrymq.kernel.errors import StartError
+
+ENTRY_POINTS = "gantrymq.plugins"
+
+
+@attrs.frozen
+class PluginInfo:
+    """What is known of one loaded plugin."""
+
+    name: str
+    version: str
+    origin: str
+    slot: str | None
+    essential: bool
+    hooks: tuple[str, ...]
+    plugin: Any
+
+
+class PluginManager:
+    """The loaded plugins and ``hook``, the callable page. Frozen once built: no plugin joins later."""
+
+    def __init__(self, plugins: Sequence[tuple[str, Any]]) -> None:
+        """``plugins``: origin (``module:attr`` or ``entry point name``) and object, in call order."""
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self.hook = self._manager.hook
+        self.plugins = tuple(self._inspect(origin, plugin) for origin, plugin in plugins)
+        self._check_names_and_slots()
+        for info in reversed(self.plugins):
+            try:
+                self._manager.register(info.plugin, info.name)
+            except pluggy.PluginValidationError as error:
+                raise StartError(f"plugin {info.name!r} ({info.origin}): {error}") from None
+
+    def has(self, hook_name: str) -> bool:
+        """Whether any plugin implements the hook; the hot path asks once and never enters an empty hook."""
+        return bool(getattr(self.hook, hook_name).get_hookimpls())
+
+    def by_plugin(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Any]]:
+        """Call a ``register_*`` hook and keep who answered what, in call order."""
+        results = []
+        for info in self.plugins:
+            implementation = getattr(info.plugin, hook_name, None)
+            if hook_name in info.hooks and implementation is not None:
+                results.append((info, implementation(**arguments)))
+        return results
+
+    def _inspect(self, origin: str, plugin: Any) -> PluginInfo:
+        name = getattr(plugin, "name", None)
+        if not isinstance(name, str) or not name:
+            raise StartError(f"plugin {origin}: it needs a `name` attribute")
+        known = {spec for spec in dir(hookspecs) if hasattr(getattr(hookspecs, spec), f"{hookspecs.PROJECT}_spec")}
+        hooks = []
+        for attribute in dir(type(plugin)):
+            if not hasattr(getattr(type(plugin), attribute, None), f"{hookspecs.PROJECT}_impl"):
+                continue
+            if attribute not in known:
+                raise StartError(
+                    f"plugin {name!r} ({origin}): there is no hook {attribute!r}{did_you_mean(attribute, known)}"
+                )
+            hooks.append(attribute)
+        return PluginInfo(
+            name,
+            str(getattr(plugin, "version", _version_of(plugin))),
+            origin,
+            getattr(plugin, "slot", None),
+            bool(getattr(plugin, "essential", False)),
+            tuple(sorted(hooks)),
+            plugin,
+        )
+
+    def _check_names_and_slots(self) -> None:
+        names: dict[str, PluginInfo] = {}
+        slots: dict[str, PluginInfo] = {}
+        for info in self.plugins:
+            if info.name in names:
+                raise StartError(f"two plugins are called {info.name!r}: {names[info.name].origin} and {info.origin}")
+            names[info.name] = info
+            if info.slot is None:
+                continue
+            if info.slot in slots:
+                other = slots[info.slot].name
+                raise StartError(
+                    f"plugins {other!r} and {info.name!r} both hold the slot {info.slot!r}: disable one of them"
+                )
+            slots[info.slot] = info
+
+
+def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: Sequence[str] = ()) -> PluginManager:
+    """The default plugins less ``disable``, then ``enable`` in its order. A name is an entry point or ``module:attr``.
+
+    Raises :class:`StartError` for what cannot be found or imported, for an essential plugin that is disabled, and for a
+    name in ``disable`` that nobody has.
+    """
+    found = [(origin, _load(origin)) for origin in (*defaults, *enable)]
+    names = {str(getattr(plugin, "name", origin)): plugin for origin, plugin in found}
+    for name in disable:
+        if name not in names:
+            raise StartError(f"cannot disable {name!r}: no such plugin{did_you_mean(name, names)}")
+        if getattr(names[name], "essential", False):
+            raise StartError(f"cannot disable {name!r}: the broker does not work without it")
+    return PluginManager([(origin, plugin) for origin, plugin in found if getattr(plugin, "name", "") not in disable])
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` when a choice is near, else nothing."""
+    near = difflib.get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _load(origin: str) -> Any:
+    if ":" in origin:
+        module_name, _, attribute = origin.partition(":")
+        try:
+            target: Any = importlib.import_module(module_name)
+        except ImportError as error:
+            raise StartError(f"plugin {origin!r}: {error}; is its package installed in this environment?") from None
+        for part in attribute.split("."):
+            target = getattr(target, part, None)
+        if target is None:
+            raise StartError(f"plugin {origin!r}: module {module_name} has no {attribute!r}")
+    else:
+        points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+        if origin not in points:
+            raise StartError(
+                f"no plugin {origin!r} is installed{did_you_mean(origin, points)}; "
+                f"name an entry point of {ENTRY_POINTS} or module:attr"
+            )
+        try:
+            target = points[origin].load()
+        except (ImportError, AttributeError) as error:
+            raise StartError(f"plugin {origin!r}: {error}") from None
+    return target() if isinstance(target, type) else target
+
+
+def _version_of(plugin: Any) -> str:
+    package = type(plugin).__module__.partition(".")[0]
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

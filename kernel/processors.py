@@ -1,0 +1,44 @@
+"""Requests, and what may answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Protocol
+
+from gantrymq.remoting.codes import ONEWAY_FLAG
+from gantrymq.remoting.command import Command
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+
+
+class Request:
+    """One request and the connection that waits for its answer."""
+
+    __slots__ = ("command", "connection")
+
+    def __init__(self, connection: Connection, command: Command) -> None:
+        self.connection = connection
+        self.command = command
+
+    def answer(
+        self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send the response; nothing is sent for a oneway request or to a connection that is gone."""
+        command = self.command
+        if not command.flag & ONEWAY_FLAG:
+            self.connection.send(command.answer(code, remark, ext, body))
+
+
+class BatchProcessor(Protocol):
+    """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival."""
+
+    def handle(self, requests: list[Request]) -> None:
+        """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row."""
+
+
+Handler = Callable[[Request], Command | None] | Callable[[Request], Awaitable[Command | None]]
+"""Answers one request: returns the response (``request.command.answer(...)``) or None when there is none to send.
+``RemoteFault`` becomes a response with its code. An async handler runs as a task of its own."""
+
+Processor = BatchProcessor | Handler

@@ -1,0 +1,105 @@
+"""Long-running tasks, and the small typed registry in which plugins offer services to each other.
+
+A plugin never imports a sibling: it asks for a protocol of this module, and whoever provides it answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar, cast
+
+import attrs
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
+
+
+@attrs.frozen
+class Service:
+    """A named task: ``run()`` works until it is cancelled."""
+
+    name: str
+    run: Callable[[], Awaitable[None]]
+
+
+class TopicTable(Protocol):
+    """The topics of this broker (plugin ``topics``)."""
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+
+    def for_send(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+        """As ``get``, and created on first use when ``default_topic`` allows it (or it is a retry topic)."""
+
+    def ensure(self, config: TopicConfig) -> TopicConfig:
+        """Create the topic unless it exists; returns what is there now."""
+
+    def refuses_sends(self, topic: str) -> bool:
+        """Whether clients may not send to this (system) topic."""
+
+
+class GroupTable(Protocol):
+    """The consumer groups of this broker (plugin ``topics``)."""
+
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, created on first use where that is allowed."""
+
+
+class ConsumerGroups(Protocol):
+    """The live consumers (plugin ``clients``)."""
+
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """What the group last said it wants of ``topic``."""
+
+    def message_model(self, group: str) -> str | None:
+        """``CLUSTERING`` or ``BROADCASTING``; None when nobody of the group is here."""
+
+    def client_ids(self, group: str) -> list[str]:
+        """The ids of the group's members."""
+
+
+class ConsumerOffsets(Protocol):
+    """How far each group has consumed (plugin ``offsets``)."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note that the group goes on at ``offset``."""
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group goes on, or None when it never committed."""
+
+
+class RouteChanges(Protocol):
+    """Who tells the nameservers (plugin ``register``)."""
+
+    def topic_changed(self, topic: str) -> None:
+        """The topic was created or changed: routes should know soon."""
+
+
+S = TypeVar("S")
+
+
+class Services:
+    """Services by their protocol, one provider each."""
+
+    def __init__(self) -> None:
+        self._providers: dict[type, object] = {}
+
+    def provide(self, kind: type[S], provider: S) -> None:
+        """Offer ``provider`` as the one ``kind``; a second offer stops the start."""
+        if kind in self._providers:
+            first = type(self._providers[kind]).__module__
+            raise StartError(
+                f"{kind.__name__} is provided by {first} and by {type(provider).__module__}: disable one of the plugins"
+            )
+        self._providers[kind] = provider
+
+    def get(self, kind: type[S]) -> S:
+        """The provider; ``StartError`` when no enabled plugin is one."""
+        found = self._providers.get(kind)
+        if found is None:
+            raise StartError(f"no enabled plugin provides {kind.__name__}: enable the plugin that does")
+        return cast(S, found)
+
+    def find(self, kind: type[S]) -> S | None:
+        """The provider or None, for what is optional."""
+        return cast("S | None", self._providers.get(kind))
