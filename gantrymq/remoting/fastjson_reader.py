@@ -1,0 +1,284 @@
+"""Reads fastjson's JSON dialect from text: what :func:`gantrymq.remoting.fastjson.loads` falls back on. No I/O.
+
+Accepted beyond JSON: unquoted keys, whole objects as keys, references to closed objects, single quotes, stray commas,
+leading zeros. Source: fastjson 1.2.69 ``DefaultJSONParser``, ``SerialContext`` (the form of a reference's path).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+DEPTH_MAX: Final = 32
+"""How deep values may lie in one another; the deepest body of RocketMQ has 7 levels."""
+SHARED_MAX: Final = 1_000_000
+"""How many values references may repeat in one text, so that a small text cannot stand for a huge value."""
+
+
+class ObjectMap(list[tuple[Any, Any]]):
+    """A map whose keys are whole objects, as a list of (key, value) pairs in the order of the text.
+
+    :func:`loads` returns it for ``{{"topic":"T"}:1}``, :func:`dumps` writes it in that form, and
+    ``msgspec.convert(value, list[tuple[MessageQueue, int]])`` gives it types. An empty map is an ordinary dict.
+    """
+
+
+_SPACE = re.compile(r"[ \t\r\n\f\b\ufeff]*")
+_COMMAS = re.compile(r"[ \t\r\n\f\b,]*")
+_PLAIN_DOUBLE = re.compile(r'[^"\\]*')
+_PLAIN_SINGLE = re.compile(r"[^'\\]*")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_INTEGER = re.compile(r"-?[0-9]+(?=[ \t\r\n]*:)")
+_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_ESCAPES: Final = {
+    '"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "F": "\f", "n": "\n", "r": "\r", "t": "\t",
+    "v": "\v", "0": "\0", "1": "\1", "2": "\2", "3": "\3", "4": "\4", "5": "\5", "6": "\6", "7": "\7",
+}  # fmt: skip
+_HEX: Final = {"u": 4, "x": 2}
+_HEX_DIGITS = re.compile(r"[0-9A-Fa-f]+")
+_WORDS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None, "NaN": None}
+_NUMBER_MAX_LENGTH: Final = 400
+
+
+class Reader:
+    """One pass of recursive descent; the open containers and where in them we are serve the references."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.open: list[tuple[Any, Any]] = []  # the containers around us, each with the key that is being read
+        self.shared = 0
+
+    def read(self) -> Any:
+        """The whole text as one value; :class:`ValueError` tells what is wrong and where."""
+        self._space()
+        value = self._value()
+        self._space()
+        if self.at != len(self.text):
+            raise self._error("something follows the value")
+        return value
+
+    def _error(self, what: str) -> ValueError:
+        return ValueError(f"JSON: {what} at character {self.at}")
+
+    def _space(self) -> None:
+        match = _SPACE.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+
+    def _peek(self) -> str:
+        if self.at >= len(self.text):
+            raise self._error("the text ends early")
+        return self.text[self.at]
+
+    def _value(self) -> Any:
+        first = self._peek()
+        if first == "{":
+            return self._object()
+        if first == "[":
+            return self._array()
+        if first in "\"'":
+            return self._string(first)
+        number = _NUMBER.match(self.text, self.at)
+        if number:
+            return self._number(number)
+        word = _NAME.match(self.text, self.at)
+        if word and word.group() in _WORDS:
+            self.at = word.end()
+            return _WORDS[word.group()]
+        raise self._error(f"no value begins with {first!r}")
+
+    def _number(self, match: re.Match[str]) -> int | float:
+        text = match.group()
+        if len(text) > _NUMBER_MAX_LENGTH:
+            raise self._error(f"a number of {len(text)} characters")
+        self.at = match.end()
+        return float(text) if match.group(1) or match.group(2) else int(text)
+
+    def _enter(self, container: Any) -> None:
+        if len(self.open) >= DEPTH_MAX:
+            raise self._error(f"more than {DEPTH_MAX} levels")
+        self.open.append((container, None))
+        self.at += 1
+
+    def _skip_commas(self, closing: str) -> bool:
+        """Move to the next element; False when the container ends here."""
+        match = _COMMAS.match(self.text, self.at)
+        if match:
+            self.at = match.end()
+        if self._peek() == closing:
+            self.at += 1
+            self.open.pop()
+            return False
+        return True
+
+    def _separator(self, closing: str) -> None:
+        self._space()
+        if self._peek() not in ("," + closing):
+            raise self._error(f"',' or '{closing}' expected")
+
+    def _array(self) -> list[Any]:
+        result: list[Any] = []
+        self._enter(result)
+        while self._skip_commas("]"):
+            self.open[-1] = (result, len(result))
+            result.append(self._value())
+            self._separator("]")
+        return result
+
+    def _object(self) -> Any:
+        result: dict[Any, Any] = {}
+        pairs = ObjectMap()
+        self._enter(result)
+        while self._skip_commas("}"):
+            key = self._key()
+            self._space()
+            if self._peek() != ":":
+                raise self._error("':' expected")
+            self.at += 1
+            self._space()
+            if isinstance(key, dict | list):
+                self.open[-1] = (result, None)
+                pairs.append((key, self._value()))
+            else:
+                self.open[-1] = (result, key)
+                result[key] = self._value()
+            self._separator("}")
+        if pairs:
+            return ObjectMap([*result.items(), *pairs])
+        if len(result) == 1 and isinstance(result.get("$ref"), str):
+            return self._resolve(result["$ref"])
+        return result
+
+    def _key(self) -> Any:
+        first = self._peek()
+        if first in "\"'":
+            return self._string(first)
+        if first == "{":
+            self.open[-1] = (self.open[-1][0], None)
+            return self._object()
+        integer = _INTEGER.match(self.text, self.at)
+        if integer:
+            return self._number_key(integer)
+        name = _NAME.match(self.text, self.at)
+        if name:
+            self.at = name.end()
+            return name.group()
+        raise self._error(f"no key begins with {first!r}")
+
+    def _number_key(self, match: re.Match[str]) -> int:
+        if len(match.group()) > 20:
+            raise self._error("an integer key of more than 64 bits")
+        self.at = match.end()
+        return int(match.group())
+
+    def _string(self, quote: str) -> str:
+        plain = _PLAIN_DOUBLE if quote == '"' else _PLAIN_SINGLE
+        pieces: list[str] = []
+        self.at += 1
+        halves = False
+        while True:
+            match = plain.match(self.text, self.at)
+            if match:
+                pieces.append(match.group())
+                self.at = match.end()
+            if self._peek() == quote:
+                self.at += 1
+                break
+            piece = self._escape()
+            halves = halves or "\ud800" <= piece <= "\udfff"
+            pieces.append(piece)
+        text = "".join(pieces)
+        if not halves:
+            return text
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise self._error("half a surrogate pair in the string before") from None
+
+    def _escape(self) -> str:
+        self.at += 1
+        letter = self._peek()
+        if letter in _HEX:
+            digits = self.text[self.at + 1 : self.at + 1 + _HEX[letter]]
+            if len(digits) != _HEX[letter] or not _HEX_DIGITS.fullmatch(digits):
+                raise self._error("broken escape")
+            self.at += 1 + _HEX[letter]
+            return chr(int(digits, 16))
+        if letter not in _ESCAPES:
+            raise self._error(f"unknown escape {letter!r}")
+        self.at += 1
+        return _ESCAPES[letter]
+
+    def _resolve(self, path: str) -> Any:
+        """The object at ``path``: it lies in the open containers, and must itself be closed already."""
+        tokens = _path_tokens(path)
+        if not self.open or tokens is None:
+            raise self._error(f"the reference {path!r} leads nowhere")
+        level = 0
+        target: Any = self.open[0][0]
+        for token in tokens:
+            if level < len(self.open) - 1 and _same_key(self.open[level][1], token):
+                level += 1
+                target = self.open[level][0]
+                continue
+            level = len(self.open)
+            target = _step(target, token)
+            if target is None:
+                raise self._error(f"the reference {path!r} leads nowhere")
+        if level < len(self.open):
+            raise self._error(f"the reference {path!r} leads into itself")
+        self._charge(target, len(self.open))
+        return target
+
+    def _charge(self, target: Any, depth: int) -> None:
+        """Count what a reference repeats, as if it were written out."""
+        level = [target]
+        while level:
+            self.shared += len(level)
+            if self.shared > SHARED_MAX:
+                raise self._error(f"references repeat more than {SHARED_MAX} values")
+            below: list[Any] = []
+            for item in level:
+                if isinstance(item, dict):
+                    below.extend(item.values())
+                elif isinstance(item, ObjectMap):
+                    below.extend(part for pair in item for part in pair)
+                elif isinstance(item, list):
+                    below.extend(item)
+            if below and depth >= DEPTH_MAX:
+                raise self._error(f"more than {DEPTH_MAX} levels")
+            depth += 1
+            level = below
+
+
+_PATH_TOKEN = re.compile(r"\.((?:[^.\[\\]|\\.)+)|\[(-?[0-9]{1,19})\]", re.DOTALL)
+
+
+def _path_tokens(path: str) -> list[str] | None:
+    # "$.table.Topic\-a[3].0": a backslash quotes the character behind it
+    if not path.startswith("$"):
+        return None
+    tokens: list[str] = []
+    at = 1
+    while at < len(path):
+        match = _PATH_TOKEN.match(path, at)
+        if match is None:
+            return None
+        tokens.append(re.sub(r"\\(.)", r"\1", match.group(1), flags=re.DOTALL) if match.group(1) else match.group(2))
+        at = match.end()
+    return tokens
+
+
+def _same_key(key: Any, token: str) -> bool:
+    return key is not None and str(key) == token
+
+
+def _step(container: Any, token: str) -> Any:
+    if type(container) is dict:
+        if token in container:
+            return container[token]
+        return container.get(int(token)) if re.fullmatch(r"-?[0-9]{1,19}", token) else None
+    if type(container) is list and token.isascii() and token.isdigit() and int(token) < len(container):
+        return container[int(token)]
+    return None
