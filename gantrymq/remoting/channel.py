@@ -18,10 +18,11 @@ import anyio
 import structlog
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
-from gantrymq.remoting.codes import RESPONSE_FLAG, RequestCode, ResponseCode
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
+from gantrymq.remoting.tasks import background_tasks
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
@@ -121,7 +122,7 @@ class Channel:
             raise ChannelClosed(self.address, self._lost)
         self._opaque = self._opaque + 1 & _OPAQUE_MASK
         command.opaque = self._opaque
-        command.flag |= 2
+        command.flag |= ONEWAY_FLAG
         await self._put(encode(command))
 
     async def aclose(self) -> None:
@@ -289,21 +290,16 @@ async def open_channel(
     ``stream`` takes the place of a TCP connection (for tests, or TLS). Raises :class:`ConnectFailed`.
     """
     channel = Channel(address, handler)
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+
+    async def serve(*, task_status: TaskStatus[None]) -> None:
+        await channel.run(stream=stream, connect_timeout=connect_timeout, task_status=task_status)
+
+    async with background_tasks() as tasks:
         try:
-
-            async def serve(*, task_status: TaskStatus[None]) -> None:
-                await channel.run(stream=stream, connect_timeout=connect_timeout, task_status=task_status)
-
             await tasks.start(serve)
             yield channel
-        except Exception as error:  # else the task group would wrap it
-            failure = error
         finally:
             await channel.aclose()
-    if failure is not None:
-        raise failure
 
 
 def _unsupported(request: Command) -> Command:

@@ -1,0 +1,258 @@
+"""Read stored records, as a pull answers them: records one behind the other, no I/O.
+
+::
+
+    | i32 size | i32 magic | i32 crc | i32 queue id | i32 flag | i64 queue offset | i64 commit log offset |
+    | i32 sys flag | i64 born | host | i64 stored | host | i32 reconsume times | i64 prepared offset |
+    | i32 length, body | u8 (magic of V2: i16) length, topic | i16 length, properties |
+
+A host is 4 bytes of address (16 when the sys flag says IPv6) and an i32 port. Source: RocketMQ 4.9.7
+``MessageDecoder.decode``; ``docs/format/record.md`` has worked bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from functools import cached_property
+from ipaddress import IPv6Address
+from typing import Any, Final, TypeVar, overload
+
+from gantrymq.remoting.errors import FatalRemoteFault, GantryError
+from gantrymq.remoting.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
+
+MAGIC_V1: Final = 0xDAA320A7
+MAGIC_V2: Final = 0xDAA320AB
+"""5.x writes it for topics longer than 127 bytes; the topic's length is then 16 bits."""
+
+COMPRESSED: Final = 0x1
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+COMPRESSION_MASK: Final = 0x700
+"""0 (older clients) and 0x300 zlib, 0x100 LZ4, 0x200 Zstandard."""
+
+BODY_MAX_BYTES: Final = 32 * 1024 * 1024
+"""What a compressed body may grow to: eight times the largest body a broker takes by default."""
+
+_CRC_MASK: Final = 0x7FFFFFFF
+_SYS_FLAG_AT: Final = 36
+_I32 = struct.Struct(">i")
+_U16 = struct.Struct(">H")
+_HEADS: Final = {
+    flags: struct.Struct(f">iIiiiqqiq{20 if flags & BORN_HOST_V6 else 8}sq{20 if flags & STORE_HOST_V6 else 8}siqi")
+    for flags in (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
+}
+
+
+class BodyError(GantryError):
+    """A message's body cannot be unpacked: damaged, larger than allowed, or its compressor is not installed."""
+
+
+class Record:
+    """One stored message, all of it.
+
+    ``stored_body`` is the body as it lies in the log; :attr:`body` is unpacked. ``born_host`` and ``store_host`` are
+    ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
+    ``broker_name`` is not part of the record: who reads it sets it.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        flag: int,
+        queue_offset: int,
+        commit_log_offset: int,
+        sys_flag: int,
+        born_timestamp: int,
+        raw_born_host: bytes,
+        store_timestamp: int,
+        raw_store_host: bytes,
+        reconsume_times: int,
+        prepared_offset: int,
+        stored_body: bytes,
+        raw_properties: bytes,
+        stored_size: int,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.flag = flag
+        self.queue_offset = queue_offset
+        self.commit_log_offset = commit_log_offset
+        self.sys_flag = sys_flag
+        self.born_timestamp = born_timestamp
+        self.raw_born_host = raw_born_host
+        self.store_timestamp = store_timestamp
+        self.raw_store_host = raw_store_host
+        self.reconsume_times = reconsume_times
+        self.prepared_offset = prepared_offset
+        self.stored_body = stored_body
+        self.raw_properties = raw_properties
+        self.stored_size = stored_size
+        self.broker_name = ""
+
+    def __repr__(self) -> str:
+        where = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
+        return f"<{type(self).__name__} {where} {self.message_id} {len(self.stored_body)} bytes>"
+
+    @cached_property
+    def body(self) -> bytes:
+        """The body as it was sent; :class:`BodyError` when it cannot be unpacked."""
+        if not self.sys_flag & COMPRESSED:
+            return self.stored_body
+        return decompress(self.stored_body, self.sys_flag)
+
+    @cached_property
+    def properties(self) -> dict[str, str]:
+        """All properties, the reserved ones (TAGS, KEYS, UNIQ_KEY, ...) among them."""
+        return decode_properties(self.raw_properties.decode("utf-8", "replace"))
+
+    @property
+    def tags(self) -> str | None:
+        """The tag, if the message has one."""
+        return self.properties.get(TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys by which the message can be found."""
+        return tuple(self.properties.get(KEYS, "").split())
+
+    @property
+    def message_id(self) -> str:
+        """The id that the producer gave (UNIQ_KEY); without one, the id of the place it is stored at."""
+        return self.properties.get(UNIQ_KEY) or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """The broker's id: hex of its address, port and the commit log offset."""
+        return (self.raw_store_host + self.commit_log_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+    @property
+    def born_host(self) -> str:
+        """Who sent it, ``address:port``."""
+        return _host(self.raw_born_host)
+
+    @property
+    def store_host(self) -> str:
+        """Which broker stored it, ``address:port``."""
+        return _host(self.raw_store_host)
+
+
+R = TypeVar("R", bound=Record)
+
+
+@overload
+def decode_records(data: bytes, *, check_crc: bool = True) -> list[Record]: ...
+@overload
+def decode_records(data: bytes, make: type[R], *, check_crc: bool = True) -> list[R]: ...
+def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool = True) -> list[Any]:
+    """All records in ``data``, in their order.
+
+    ``make`` is the class of the results. Raises :class:`FatalRemoteFault` when the bytes are no whole number of records,
+    or a body does not match its CRC.
+    """
+    records: list[Record] = []
+    position = 0
+    while position < len(data):
+        record, position = _decode_record(data, position, make, check_crc)
+        records.append(record)
+    return records
+
+
+def _decode_record(data: bytes, start: int, make: type[R], check_crc: bool) -> tuple[R, int]:
+    try:
+        (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
+        head = _HEADS[sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)]
+        (
+            size, magic, crc, queue_id, flag, queue_offset, commit_log_offset, _, born, born_host, stored, store_host,
+            reconsume_times, prepared_offset, body_length,
+        ) = head.unpack_from(data, start)  # fmt: skip
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            raise FatalRemoteFault(f"no record at byte {start}: magic {magic:08X}")
+        end = start + size
+        body_start = start + head.size
+        topic_at = body_start + body_length
+        if not body_start < end <= len(data) or not body_start <= topic_at < end:
+            raise FatalRemoteFault(f"the record at byte {start} claims {size} bytes with a body of {body_length}")
+        if magic == MAGIC_V1:
+            topic_start = topic_at + 1
+            topic_end = topic_start + data[topic_at]
+        else:
+            topic_start = topic_at + 2
+            topic_end = topic_start + _U16.unpack_from(data, topic_at)[0]
+        properties_start = topic_end + 2
+        if properties_start + _U16.unpack_from(data, topic_end)[0] != end:
+            raise FatalRemoteFault(f"the record at byte {start} does not end where its size of {size} says")
+    except (struct.error, IndexError):
+        raise FatalRemoteFault(f"a torn record at byte {start} of {len(data)}") from None
+    body = data[body_start:topic_at]
+    if check_crc and zlib.crc32(body) & _CRC_MASK != crc:
+        raise FatalRemoteFault(f"the body of the record at byte {start} does not match its CRC")
+    record = make(
+        data[topic_start:topic_end].decode("utf-8", "replace"), queue_id, flag, queue_offset, commit_log_offset,
+        sys_flag, born, born_host, stored, store_host, reconsume_times, prepared_offset, body,
+        data[properties_start:end], size,
+    )  # fmt: skip
+    return record, end
+
+
+def decompress(body: bytes, sys_flag: int, limit: int = BODY_MAX_BYTES) -> bytes:
+    """``body`` unpacked by the compressor that ``sys_flag`` names; :class:`BodyError` past ``limit`` bytes."""
+    kind = sys_flag & COMPRESSION_MASK
+    if kind in (0, 0x300):
+        return _inflate(body, limit)
+    if kind == 0x100:
+        return _unpack_lz4(body, limit)
+    if kind == 0x200:
+        return _unpack_zstandard(body, limit)
+    raise BodyError(f"unknown compressor {kind >> 8} in sys flag {sys_flag:#x}")
+
+
+def _inflate(body: bytes, limit: int) -> bytes:
+    unpacker = zlib.decompressobj()
+    try:
+        result = unpacker.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise BodyError(f"a zlib body cannot be unpacked: {error}") from None
+    return _whole(result, unpacker.eof, limit, "zlib")
+
+
+def _unpack_lz4(body: bytes, limit: int) -> bytes:
+    try:
+        import lz4.frame
+    except ImportError:
+        raise BodyError("an LZ4 body needs the extra: pip install 'gantrymq[compression]'") from None
+    unpacker = lz4.frame.LZ4FrameDecompressor()
+    try:
+        result: bytes = unpacker.decompress(body, limit + 1)
+    except RuntimeError as error:
+        raise BodyError(f"an LZ4 body cannot be unpacked: {error}") from None
+    return _whole(result, unpacker.eof, limit, "LZ4")
+
+
+def _unpack_zstandard(body: bytes, limit: int) -> bytes:
+    try:
+        import zstandard
+    except ImportError:
+        raise BodyError("a Zstandard body needs the extra: pip install 'gantrymq[compression]'") from None
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
+            result = reader.read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise BodyError(f"a Zstandard body cannot be unpacked: {error}") from None
+    return _whole(result, True, limit, "Zstandard")
+
+
+def _whole(result: bytes, finished: bool, limit: int, kind: str) -> bytes:
+    if len(result) > limit:
+        raise BodyError(f"a {kind} body unpacks to more than {limit} bytes")
+    if not finished:
+        raise BodyError(f"a {kind} body is cut short")
+    return result
+
+
+def _host(raw: bytes) -> str:
+    port = int.from_bytes(raw[-4:], "big")
+    if len(raw) == 8:
+        return f"{raw[0]}.{raw[1]}.{raw[2]}.{raw[3]}:{port}"
+    return f"[{IPv6Address(raw[:16])}]:{port}"
