@@ -1,0 +1,208 @@
+"""Values of the configuration: what a duration, a size, an address and a number in a range look like, and their errors.
+
+A plugin declares its section as an attrs class with these helpers; the attribute then holds seconds (float) or bytes
+(int), whatever the file said::
+
+    @attrs.frozen
+    class FlushConfig:
+        mode: Literal["sync", "async"] = "sync"
+        interval: float = duration("500ms", minimum="1ms", maximum="1h")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import attrs
+
+UNLIMITED = 1 << 62
+DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+DURATION_ALLOWED = 'a number with a unit (ms, s, m, h, d), such as "500ms" or "30s"'
+SIZE_ALLOWED = 'whole bytes, or a number with a unit (KiB, MiB, GiB, KB, MB, GB), such as "64 MiB"'
+ADDRESS_ALLOWED = '"host:port" with a port from 0 to 65535'
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_QUANTITY = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+_WHOLE = re.compile(r"[+-]?[0-9][0-9_]*", re.ASCII)
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of ``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"2d"``; a number is seconds already. ValueError else."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < UNLIMITED:
+        return float(value)
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or match[2] not in DURATION_UNITS:
+        raise ValueError(f"allowed: {DURATION_ALLOWED}")
+    return float(match[1]) * DURATION_UNITS[match[2]]
+
+
+def parse_size(value: object) -> int:
+    """Bytes of ``1024``, ``"1024"``, ``"64 MiB"``, ``"1GiB"``; ValueError else."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
+    factor = SIZE_UNITS.get(match[2].upper() or "B") if match else None
+    if match is None or factor is None or ("." in match[1] and factor == 1):
+        raise ValueError(f"allowed: {SIZE_ALLOWED}")
+    return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def parse_address(value: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` (or ``[::1]:port``); ValueError else."""
+    host, colon, port = value.strip().rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"allowed: {ADDRESS_ALLOWED}")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"allowed: {ADDRESS_ALLOWED}, an IPv6 host in brackets")
+    if not host or any(character.isspace() or character == "\0" for character in host):
+        raise ValueError(f"allowed: {ADDRESS_ALLOWED}")
+    return host, int(port)
+
+
+def duration(default: str, minimum: str = "0s", maximum: str = "365d") -> Any:
+    """An attrs field of seconds, written with a unit; both ends of the range are allowed."""
+    low, high = parse_duration(minimum), parse_duration(maximum)
+    return _quantity(default, parse_duration, low, high, f"{minimum} to {maximum}")
+
+
+def size(default: str | int, minimum: str | int = 0, maximum: str | int = UNLIMITED) -> Any:
+    """An attrs field of bytes, written as a number or with a unit; both ends of the range are allowed."""
+    low, high = parse_size(minimum), parse_size(maximum)
+    text = f"{minimum} to {maximum}" if high < UNLIMITED else f"{minimum} and more"
+    return _quantity(default, parse_size, low, high, text)
+
+
+def number(default: int, minimum: int = 0, maximum: int = UNLIMITED) -> Any:
+    """An attrs field of a whole number; both ends of the range are allowed."""
+    text = f"{minimum} to {maximum}" if maximum < UNLIMITED else f"{minimum} and more"
+    return attrs.field(default=default, validator=_in_range(minimum, maximum, text))
+
+
+def address(default: str, optional: bool = False) -> Any:
+    """An attrs field of ``host:port`` kept as text; ``optional`` allows the empty text."""
+
+    def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+        if value or not optional:
+            parse_address(value)
+
+    return attrs.field(default=default, validator=check)
+
+
+def filled(default: str) -> Any:
+    """An attrs field of text that is not empty and has no control characters."""
+
+    def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+        if not value.strip() or any(ord(character) < 32 for character in value):
+            raise ValueError("allowed: a text that is not empty, without control characters")
+
+    return attrs.field(default=default, validator=check)
+
+
+def shown_default(field: attrs.Attribute[Any]) -> object:
+    """A field's default as a user would write it (``"5s"``, not ``5.0``)."""
+    default: Any = field.default
+    return default.factory() if hasattr(default, "factory") else default
+
+
+def coerce(value: object, hint: Any, field: attrs.Attribute[Any], from_text: bool) -> object:
+    """``value`` as the field's type ``hint`` has it; ``from_text``: from a flag, the environment or properties.
+
+    Raises ValueError that says what is allowed; ranges are the field's own validator's business, units its converter's.
+    """
+    if "quantity" in field.metadata:
+        return value
+    origin = get_origin(hint)
+    if origin is Literal:
+        if value not in get_args(hint):
+            raise ValueError("allowed: " + ", ".join(str(choice) for choice in get_args(hint)))
+        return value
+    if origin in (Union, UnionType):
+        return coerce(value, next(arm for arm in get_args(hint) if arm is not type(None)), field, from_text)
+    reader = _READERS.get(origin or hint)
+    if reader is None:
+        raise TypeError(f"a configuration field cannot have the type {hint!r}")
+    return reader(value, from_text)
+
+
+def _quantity(default: str | int, parse: Callable[[object], float], low: float, high: float, text: str) -> Any:
+    return attrs.field(
+        default=default, converter=parse, validator=_in_range(low, high, text), metadata={"quantity": True}
+    )
+
+
+def _in_range(low: float, high: float, text: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:
+    def check(_instance: object, _attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"out of range; allowed: {text}")
+
+    return check
+
+
+def _read_str(value: object, _from_text: bool) -> str:
+    if not isinstance(value, str):
+        raise ValueError("allowed: a text in quotes")
+    return value
+
+
+def _read_bool(value: object, from_text: bool) -> bool:
+    if from_text and isinstance(value, str) and value.strip().lower() in BOOLEANS:
+        return BOOLEANS[value.strip().lower()]
+    if not isinstance(value, bool):
+        raise ValueError("allowed: true or false")
+    return value
+
+
+def _read_int(value: object, from_text: bool) -> int:
+    # 20 digits hold 64 bits; int() of an endless text is refused by Python with a text for programmers
+    if from_text and isinstance(value, str) and len(value) <= 20 and _WHOLE.fullmatch(value.strip()):
+        return int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError("allowed: a whole number")
+    return value
+
+
+def _read_float(value: object, from_text: bool) -> float:
+    if from_text and isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            raise ValueError("allowed: a number") from None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("allowed: a number")
+    return float(value)
+
+
+def _read_list(value: object, from_text: bool) -> list[str]:
+    if from_text and isinstance(value, str):
+        value = [part.strip() for part in re.split(r"[;,]", value) if part.strip()]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError('allowed: a list of texts, such as ["a", "b"]')
+    return value
+
+
+def _read_tuple(value: object, from_text: bool) -> tuple[str, ...]:
+    return tuple(_read_list(value, from_text))
+
+
+def _read_table(value: object, from_text: bool) -> dict[str, str]:
+    if from_text and isinstance(value, str):
+        value = dict(part.strip().partition("=")[::2] for part in value.split(",") if "=" in part)
+    if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
+        raise ValueError('allowed: a table of texts, such as { name = "value" }')
+    return dict(value)
+
+
+_READERS: dict[Any, Callable[[object, bool], object]] = {
+    str: _read_str,
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    list: _read_list,
+    tuple: _read_tuple,
+    dict: _read_table,
+}

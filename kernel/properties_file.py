@@ -1,0 +1,139 @@
+"""RocketMQ's ``broker.conf``: Java properties, and what its keys are called here.
+
+Meanings and units of the keys: ``BrokerConfig``, ``MessageStoreConfig``, ``NettyServerConfig`` of RocketMQ 4.9 and 5.3.
+The format: ``java.util.Properties.load`` (ISO 8859-1, ``\\uXXXX``, a backslash at the end continues a line).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+CONSUME_QUEUE_UNIT_BYTES = 20
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_UNICODE = re.compile(r"[0-9A-Fa-f]{4}")
+
+Translation = dict[tuple[str, str], str]
+
+
+def read_properties(data: bytes) -> dict[str, str]:
+    """Keys and values of a Java properties file, the last of equal keys; ValueError for a broken ``\\u`` escape."""
+    found: dict[str, str] = {}
+    for line in _logical_lines(data.decode("latin-1")):
+        end = 0
+        while end < len(line) and line[end] not in "=: \t\f":
+            end += 2 if line[end] == "\\" else 1
+        value = line[end:].lstrip(" \t\f")
+        if value[:1] in ("=", ":"):
+            value = value[1:].lstrip(" \t\f")
+        found[_unescape(line[:end])] = _unescape(value)
+    return found
+
+
+def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
+    """Our ``(section, key)`` and value as text of every key that has a counterpart, and the keys that have none.
+
+    A value that does not fit its meaning is passed on as it is: the typed section refuses it with our key's name.
+    """
+    ours: Translation = {}
+    unmapped: list[str] = []
+    for key, value in properties.items():
+        if key in _KEYS:
+            section, name, convert = _KEYS[key]
+            ours[section, name] = convert(value.strip())
+        elif key not in _ADDRESS_KEYS:
+            unmapped.append(key)
+    ours.update(_addresses({key: value.strip() for key, value in properties.items() if key in _ADDRESS_KEYS}))
+    return ours, unmapped
+
+
+def _addresses(given: Mapping[str, str]) -> Translation:
+    """``listen`` and ``advertise``: RocketMQ keeps host and port apart, and binds to every interface.
+
+    Here the bind stays on loopback until the file names an address that others are to use.
+    """
+    ours: Translation = {}
+    port = given.get("listenPort", "10911")
+    everywhere = "0.0.0.0" if "brokerIP1" in given else "127.0.0.1"  # noqa: S104 - asked for by the file
+    if given.keys() & {"listenPort", "bindAddress", "brokerIP1"}:
+        ours["broker", "listen"] = f"{given.get('bindAddress', everywhere)}:{port}"
+    if "brokerIP1" in given:
+        ours["broker", "advertise"] = f"{given['brokerIP1']}:{port}"
+    return ours
+
+
+def _same(value: str) -> str:
+    return value
+
+
+def _milliseconds(value: str) -> str:
+    return f"{value}ms"
+
+
+def _flush_mode(value: str) -> str:
+    return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}.get(value.upper(), value)
+
+
+def _units(value: str) -> str:
+    # RocketMQ's file size is in bytes and rounded up to whole units
+    return str(-(-int(value) // CONSUME_QUEUE_UNIT_BYTES)) if value.isascii() and value.isdigit() else value
+
+
+_ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1"})
+_KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
+    "brokerName": ("broker", "name", _same),
+    "brokerClusterName": ("broker", "cluster", _same),
+    "brokerId": ("broker", "id", _same),
+    "namesrvAddr": ("broker", "nameservers", _same),
+    "storePathRootDir": ("broker", "data", _same),
+    "flushConsumerOffsetInterval": ("broker", "persist_interval", _milliseconds),
+    "mappedFileSizeCommitLog": ("store", "commit_log_file_bytes", _same),
+    "mapedFileSizeCommitLog": ("store", "commit_log_file_bytes", _same),
+    "mappedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
+    "mapedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
+    "maxMessageSize": ("store", "max_message_bytes", _same),
+    "flushDiskType": ("plugin.flush", "mode", _flush_mode),
+    "autoCreateTopicEnable": ("plugin.topics", "auto_create", _same),
+    "autoCreateSubscriptionGroup": ("plugin.topics", "auto_create_groups", _same),
+    "defaultTopicQueueNums": ("plugin.topics", "default_queues", _same),
+}
+
+
+def _logical_lines(text: str) -> list[str]:
+    lines: list[str] = []
+    pending = ""
+    for raw in re.split(r"\r\n|\r|\n", text):
+        line = raw.lstrip(" \t\f")
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        line = pending + line
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            pending = line[:-1]
+            continue
+        pending = ""
+        lines.append(line)
+    if pending:
+        lines.append(pending)
+    return lines
+
+
+def _unescape(text: str) -> str:
+    out: list[str] = []
+    position = 0
+    while position < len(text):
+        character = text[position]
+        position += 1
+        if character != "\\" or position == len(text):
+            out.append(character)
+            continue
+        escaped = text[position]
+        position += 1
+        if escaped == "u":
+            match = _UNICODE.match(text, position)
+            if match is None:
+                raise ValueError(f"a \\u needs four hexadecimal digits: {text!r}")
+            out.append(chr(int(match[0], 16)))
+            position += 4
+        else:
+            out.append(_ESCAPES.get(escaped, escaped))
+    return "".join(out)
