@@ -18,6 +18,7 @@ import anyio
 import structlog
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
+from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
@@ -38,18 +39,6 @@ _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
 log = structlog.get_logger()
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError says what is wrong with it."""
-    host, separator, port = text.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not separator or not host:
-        raise ValueError(f"{text!r} is no address: host:port is expected, as in 127.0.0.1:9876")
-    if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is no address: the port must be a number from 1 to 65535")
-    return host, int(port)
 
 
 class _Call:

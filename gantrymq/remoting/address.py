@@ -1,0 +1,24 @@
+"""``host:port`` as text and as a pair."""
+
+from __future__ import annotations
+
+
+def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
+    """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError says what is wrong with it.
+
+    ``any_port`` lets 0 through, which a listener takes as "choose one".
+    """
+    host, separator, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not separator or not host:
+        raise ValueError(f"{text!r} is no address: host:port is expected, as in 127.0.0.1:9876")
+    lowest = 0 if any_port else 1
+    if not (port.isascii() and port.isdigit()) or not lowest <= int(port) < 65536:
+        raise ValueError(f"{text!r} is no address: the port must be a number from {lowest} to 65535")
+    return host, int(port)
+
+
+def format_address(host: str, port: int) -> str:
+    """The text form; an IPv6 host gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
