@@ -19,11 +19,11 @@ import attrs
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fields import (
     address,
+    check_address,
     coerce,
     duration,
     filled,
     number,
-    parse_address,
     parse_duration,
     parse_size,
     shown_default,
@@ -46,7 +46,6 @@ __all__ = [
     "duration",
     "filled",
     "number",
-    "parse_address",
     "parse_duration",
     "parse_size",
     "read_settings",
@@ -57,7 +56,7 @@ __all__ = [
 
 def _check_nameservers(_instance: object, _attribute: attrs.Attribute[list[str]], value: list[str]) -> None:
     for item in value:
-        parse_address(item)
+        check_address(item)
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +66,7 @@ class BrokerConfig:
     name: str = filled("broker-a")
     cluster: str = filled("DefaultCluster")
     id: int = number(0, 0)
-    listen: str = address("127.0.0.1:10911")
+    listen: str = address("127.0.0.1:10911", any_port=True)
     advertise: str = address("", optional=True)
     """What clients are told; empty: the address it listens on."""
     data: str = filled("./gantrymq-data")

@@ -18,12 +18,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
+from gantrymq.remoting.address import parse_address
+
 UNLIMITED = 1 << 62
 DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 SIZE_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 DURATION_ALLOWED = 'a number with a unit (ms, s, m, h, d), such as "500ms" or "30s"'
 SIZE_ALLOWED = 'whole bytes, or a number with a unit (KiB, MiB, GiB, KB, MB, GB), such as "64 MiB"'
-ADDRESS_ALLOWED = '"host:port" with a port from 0 to 65535'
 BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _QUANTITY = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9][0-9_]*", re.ASCII)
@@ -50,20 +51,6 @@ def parse_size(value: object) -> int:
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
-def parse_address(value: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` (or ``[::1]:port``); ValueError else."""
-    host, colon, port = value.strip().rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"allowed: {ADDRESS_ALLOWED}")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"allowed: {ADDRESS_ALLOWED}, an IPv6 host in brackets")
-    if not host or any(character.isspace() or character == "\0" for character in host):
-        raise ValueError(f"allowed: {ADDRESS_ALLOWED}")
-    return host, int(port)
-
-
 def duration(default: str, minimum: str = "0s", maximum: str = "365d") -> Any:
     """An attrs field of seconds, written with a unit; both ends of the range are allowed."""
     low, high = parse_duration(minimum), parse_duration(maximum)
@@ -83,14 +70,21 @@ def number(default: int, minimum: int = 0, maximum: int = UNLIMITED) -> Any:
     return attrs.field(default=default, validator=_in_range(minimum, maximum, text))
 
 
-def address(default: str, optional: bool = False) -> Any:
-    """An attrs field of ``host:port`` kept as text; ``optional`` allows the empty text."""
+def address(default: str, optional: bool = False, any_port: bool = False) -> Any:
+    """An attrs field of ``host:port`` kept as text; ``optional`` allows the empty text, ``any_port`` the port 0."""
 
     def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
         if value or not optional:
-            parse_address(value)
+            check_address(value, any_port)
 
     return attrs.field(default=default, validator=check)
+
+
+def check_address(value: str, any_port: bool = False) -> None:
+    """ValueError unless ``value`` is ``host:port``."""
+    host, _ = parse_address(value, any_port=any_port)
+    if any(character.isspace() or ord(character) < 32 for character in host) or (":" in host and "[" not in value):
+        raise ValueError(f"{value!r} is no address: host:port is expected, an IPv6 host in brackets")
 
 
 def filled(default: str) -> Any:

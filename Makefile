@@ -1,0 +1,77 @@
+# `make demo` and `make test` are all a newcomer needs; each sets up what it uses in .venv, once.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# the first interpreter that is new enough; PYTHON=... chooses another
+PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# a native part is built from these: when they change, it is installed anew
+BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.pyx kernel/fast/*.c)
+QUICK := not slow and not interop and not spark and not crash
+FILE ?=
+
+.PHONY: help install demo test check lint format bench docs clean
+
+help:
+	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
+	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
+	@echo 'make check             the quick part of the tests'
+	@echo 'make install           the command gantrymq in .venv, with Spark'
+	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
+	@echo 'make bench             send rates, beside the Java broker where there is one'
+	@echo 'make docs              the documentation as HTML in build/docs'
+	@echo 'make clean             remove what the targets above made'
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo 'GantryMQ needs Python 3.11 or newer; none was found. Install it, or say make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo '$(PYTHON) is older than Python 3.11' >&2; exit 1; }
+	@echo "Making .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'The module venv is missing: on Debian and Ubuntu, apt install python3-venv' >&2; exit 1; }
+
+$(VENV)/.base: $(BUILD_INPUTS) | $(BIN)/python
+	@echo 'Installing GantryMQ and Spark (once, some minutes)'
+	@$(PIP) install -e '.[spark,compression]'
+	@touch $@
+
+$(VENV)/.test: $(BUILD_INPUTS) | $(BIN)/python
+	@echo 'Installing GantryMQ, Spark and the test tools (once, some minutes)'
+	@$(PIP) install -e '.[spark,compression,test]'
+	@touch $(VENV)/.base $@
+
+$(VENV)/.docs: $(BUILD_INPUTS) | $(BIN)/python
+	@$(PIP) install -e '.[docs]'
+	@touch $@
+
+install: $(VENV)/.base
+	@echo 'Installed: $(BIN)/gantrymq --help'
+
+demo: $(VENV)/.base
+	@$(BIN)/python -m gantrymq.cli.demo $(if $(FILE),--file '$(FILE)')
+
+test: lint
+	$(BIN)/python -m pytest
+
+check: lint
+	$(BIN)/python -m pytest -m '$(QUICK)'
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/send.py
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo 'Built: build/docs/index.html'
+
+clean:
+	rm -rf $(VENV) build dist gantrymq-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
