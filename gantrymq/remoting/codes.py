@@ -1,6 +1,6 @@
 """Request and response codes of the protocol, and the table that ties each request code to its typed headers.
 
-Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``; 361 from 5.3.3.
+Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``; 361, 901, 904 from 5.3.3.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ class RequestCode(IntEnum):
     GET_TOPICS_BY_CLUSTER = 224
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
     SEND_MESSAGE_V2 = 310
+    GET_UNIT_TOPIC_LIST = 311
+    GET_HAS_UNIT_SUB_TOPIC_LIST = 312
+    GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST = 313
     SEND_BATCH_MESSAGE = 320
     QUERY_DATA_VERSION = 322
     ADD_WRITE_PERM_OF_BROKER = 327
     LITE_PULL_MESSAGE = 361
+    GET_BROKER_MEMBER_GROUP = 901
+    BROKER_HEARTBEAT = 904
 
 
 class ResponseCode(IntEnum):

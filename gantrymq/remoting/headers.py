@@ -239,6 +239,21 @@ class BrokerHeader(Header, kw_only=True):
     broker_id: Int64
 
 
+class BrokerGroupHeader(Header, kw_only=True):
+    """GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class BrokerHeartbeatHeader(Header, kw_only=True):
+    """BROKER_HEARTBEAT (904); its fields for the controller are not read."""
+
+    cluster_name: str
+    broker_name: str
+    broker_addr: str
+
+
 class DataVersionResponse(Header, kw_only=True):
     """Answer to 322."""
 
@@ -344,9 +359,14 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_KVLIST_BY_NAMESPACE: RequestSpec("nameserver", NamespaceHeader),
     _C.GET_TOPICS_BY_CLUSTER: RequestSpec("nameserver", ClusterHeader),
     _C.GET_SYSTEM_TOPIC_LIST_FROM_NS: RequestSpec("nameserver", None),
+    _C.GET_UNIT_TOPIC_LIST: RequestSpec("nameserver", None),
+    _C.GET_HAS_UNIT_SUB_TOPIC_LIST: RequestSpec("nameserver", None),
+    _C.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: RequestSpec("nameserver", None),
     _C.SEND_MESSAGE_V2: RequestSpec("broker", SendMessageHeader, SendMessageResponse),
     _C.SEND_BATCH_MESSAGE: RequestSpec("broker", SendMessageHeader, SendMessageResponse),
     _C.QUERY_DATA_VERSION: RequestSpec("nameserver", BrokerHeader, DataVersionResponse),
     _C.ADD_WRITE_PERM_OF_BROKER: RequestSpec("nameserver", BrokerNameHeader, AddWritePermResponse),
     _C.LITE_PULL_MESSAGE: RequestSpec("broker", PullMessageHeader, PullMessageResponse),
+    _C.GET_BROKER_MEMBER_GROUP: RequestSpec("nameserver", BrokerGroupHeader),
+    _C.BROKER_HEARTBEAT: RequestSpec("nameserver", BrokerHeartbeatHeader),
 }
