@@ -1,0 +1,227 @@
+"""Topics to Parquet files through Spark."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import attrs
+import msgspec
+import structlog
+
+from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
+from gantrymq.spark.options import Offsets, read_options
+from gantrymq.spark.ranges import QueueRange, settle_ranges
+from gantrymq.spark.session import register, session, spark_status
+from gantrymq.spark.wire import Wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE_ROWS = 500_000
+"""A queue with more messages than that is read by several tasks, each of which writes a file of its own."""
+_SUCCESS = "_SUCCESS"
+_EXPORTED = re.compile(r"part-.+\.parquet|_SUCCESS|\..+\.crc")
+POLL_SECONDS = 0.2
+"""How often progress is asked for."""
+
+Progress = Callable[[int, int], None]
+"""Called with the tasks that are done, and all of them; one task is one file."""
+
+log = structlog.get_logger()
+
+
+@attrs.frozen
+class ExportResult:
+    """What an export wrote: messages, bytes and number of Parquet files, and how long it took."""
+
+    rows: int
+    bytes: int
+    files: int
+    seconds: float
+    folder: Path
+
+
+def export(
+    topic: str,
+    to: str | Path,
+    nameserver: str = "127.0.0.1:9876",
+    *,
+    starting_offsets: str = "earliest",
+    ending_offsets: str = "latest",
+    fail_on_data_loss: bool = True,
+    overwrite: bool = False,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Write the messages of ``topic`` (or a comma list) into the folder ``to`` as Parquet, compressed by zstd.
+
+    What is exported is settled at the start: messages that come later are left out. The folder must be new or empty;
+    with ``overwrite``, files of an earlier export are replaced. ``spark`` is a session to use; without one a local one
+    is started and stopped. Offsets are those of the data source. ``progress`` is called from another thread.
+
+    Raises :class:`SparkMissing`, :class:`FolderInUse`, and what reading raises, all of them :class:`SparkError`; what
+    can be checked is checked before Spark starts.
+    """
+    started = time.monotonic()
+    folder = Path(to).absolute()
+    given = {
+        "nameserver": nameserver,
+        "topic": topic,
+        "startingOffsets": starting_offsets,
+        "endingOffsets": ending_offsets,
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+    }
+    _check_folder(folder, overwrite)
+    status = spark_status()
+    if not status:
+        raise SparkMissing(status.reason)
+    with Wire() as wire:
+        ranges = settle_ranges(read_options(given), wire)
+    given |= _settled(ranges)
+    partial = _make_partial(folder)
+    try:
+        with _session(spark) as running:
+            _write(running, given, partial, progress)
+        rows, size, files = _measure(partial)
+        wanted = sum(item.rows for item in ranges)
+        if rows < wanted and fail_on_data_loss:
+            raise SparkError(f"{wanted} messages were to be exported, Spark wrote {rows}")
+        _replace(folder, partial)
+    except OSError as error:
+        raise SparkError(f"cannot write to {folder}: {error.strerror or error}") from None
+    finally:
+        _drop_partial(folder, partial)
+    result = ExportResult(rows, size, files, time.monotonic() - started, folder)
+    log.info("exported", topic=topic, folder=str(folder), rows=rows, bytes=size, files=files)
+    return result
+
+
+def _settled(ranges: list[QueueRange]) -> dict[str, str]:
+    """The options that make the data source read exactly ``ranges``, in tasks of bounded size."""
+    starting: Offsets = {}
+    ending: Offsets = {}
+    for item in ranges:
+        queue = item.queue
+        starting.setdefault(queue.topic, {}).setdefault(queue.broker, {})[queue.queue_id] = item.start
+        ending.setdefault(queue.topic, {}).setdefault(queue.broker, {})[queue.queue_id] = item.end
+    tasks = sum(-(-item.rows // FILE_ROWS) for item in ranges)
+    return {
+        "startingOffsets": msgspec.json.encode(starting).decode(),
+        "endingOffsets": msgspec.json.encode(ending).decode(),
+        "minPartitions": str(max(tasks, 1)),
+    }
+
+
+@contextmanager
+def _session(given: SparkSession | None) -> Iterator[SparkSession]:
+    from pyspark.sql import SparkSession
+
+    ours = given is None and SparkSession.getActiveSession() is None
+    running = session() if given is None else given
+    try:
+        register(running)
+        yield running
+    finally:
+        if ours:
+            running.stop()
+
+
+def _write(spark: SparkSession, options: dict[str, str], folder: Path, progress: Progress | None) -> None:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    group = f"gantrymq-export-{uuid4()}"
+    spark.sparkContext.setJobGroup(group, f"export of {options['topic']}", interruptOnCancel=True)
+    done = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(spark, group, done, progress), daemon=True)
+    if progress is not None:
+        watcher.start()
+    try:
+        frame = spark.read.format("gantrymq").options(**options).load()
+        frame.write.mode("append").option("compression", "zstd").parquet(folder.as_uri())
+    except (PySparkException, Py4JError) as error:
+        raise SparkError(_reason(str(error))) from error
+    finally:
+        done.set()
+        if watcher.is_alive():
+            watcher.join()
+
+
+def _watch(spark: SparkSession, group: str, done: threading.Event, progress: Progress) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not done.wait(POLL_SECONDS):
+        stages = [
+            stage
+            for job_id in tracker.getJobIdsForGroup(group)
+            if (job := tracker.getJobInfo(job_id)) is not None
+            for stage_id in job.stageIds
+            if (stage := tracker.getStageInfo(stage_id)) is not None
+        ]
+        if stages:
+            progress(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+
+
+def _reason(text: str) -> str:
+    """The one line that matters of what a failed job prints: our own error, else Spark's first line."""
+    own = re.findall(r"gantrymq\.spark\.errors\.\w+: (.+)", text)
+    return str(own[-1]) if own else next(iter(text.strip().splitlines()), "Spark failed without a word")
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    try:
+        names = sorted(item.name for item in folder.iterdir()) if folder.exists() else []
+    except NotADirectoryError:
+        raise FolderInUse(f"{folder} is a file, not a folder") from None
+    except OSError as error:
+        raise SparkError(f"cannot read {folder}: {error.strerror}") from None
+    foreign = [name for name in names if not _EXPORTED.fullmatch(name)]
+    if foreign and overwrite:
+        raise FolderInUse(f"{folder} holds {foreign[0]!r}, which no export wrote: it will not be overwritten")
+    if names and not overwrite:
+        raise FolderInUse(f"{folder} is not empty: name another folder, or allow to overwrite an earlier export")
+
+
+def _make_partial(folder: Path) -> Path:
+    """A hidden folder inside ``folder``, so that moving files out of it is a rename even where that is a mount."""
+    partial = folder / f".partial-{uuid4()}"
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise SparkError(f"cannot write to {folder}: {error.strerror}") from None
+    return partial
+
+
+def _drop_partial(folder: Path, partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):  # it holds an export, new or old
+        folder.rmdir()
+
+
+def _measure(folder: Path) -> tuple[int, int, int]:
+    """Rows, bytes and number of the Parquet files, from their footers."""
+    import pyarrow.parquet as pq
+
+    files = sorted(folder.glob("*.parquet"))
+    return (
+        sum(pq.read_metadata(file).num_rows for file in files),
+        sum(file.stat().st_size for file in files),
+        len(files),
+    )
+
+
+def _replace(folder: Path, partial: Path) -> None:
+    """Put the new files in an earlier export's place; _SUCCESS, the mark of a whole one, goes first and comes last."""
+    (folder / _SUCCESS).unlink(missing_ok=True)
+    for old in folder.iterdir():
+        if _EXPORTED.fullmatch(old.name):
+            old.unlink()
+    for new in sorted(partial.iterdir(), key=lambda file: file.name == _SUCCESS):
+        new.rename(folder / new.name)

@@ -1,0 +1,109 @@
+"""From options to queue ranges: which messages a batch read covers, settled once, before anything is read."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import structlog
+
+from gantrymq.spark.errors import DataLoss, WrongOption
+from gantrymq.spark.options import EARLIEST, LATEST, Offsets, SourceOptions
+from gantrymq.spark.wire import Queue, Wire
+
+log = structlog.get_logger()
+
+
+@attrs.frozen
+class QueueRange:
+    """The messages ``start <= offset < end`` of one queue: what one Spark task reads."""
+
+    queue: Queue
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """How many messages the range spans."""
+        return self.end - self.start
+
+
+def plan_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
+    """The ranges of :func:`settle_ranges` that are not empty, split into about ``min_partitions``."""
+    ranges = [item for item in settle_ranges(options, wire) if item.rows]
+    return split_ranges(ranges, options.min_partitions)
+
+
+def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
+    """One range, possibly empty, for every queue of the topics, with what ``options`` ask for in numbers.
+
+    A queue that the offsets do not name is read from its first message, and to its last one. Raises
+    :class:`WrongOption` for a broker, queue or offset that does not exist, :class:`DataLoss` for a start below the
+    first message that is still there, and what :class:`Wire` raises.
+    """
+    queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
+    _check_names("startingOffsets", options.starting, queues)
+    _check_names("endingOffsets", options.ending, queues)
+    return [_settle(options, queue, *wire.find_bounds(queue)) for queue in queues]
+
+
+def _settle(options: SourceOptions, queue: Queue, lowest: int, highest: int) -> QueueRange:
+    start = _wanted(options.starting, queue, EARLIEST)
+    end = _wanted(options.ending, queue, LATEST)
+    for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
+        if offset > highest:
+            raise WrongOption(f"{name}: {queue} ends at offset {highest}, {offset} lies behind its last message")
+    if start > end >= 0:
+        raise WrongOption(f"{queue}: startingOffsets ({start}) lies behind endingOffsets ({end})")
+    end = highest if end == LATEST else end
+    if 0 <= start < min(lowest, end):
+        report_loss(queue, start, lowest, min(lowest, end) - start, options.fail_on_data_loss)
+    start = max(start, lowest)
+    return QueueRange(queue, start, max(start, end))
+
+
+def split_ranges(ranges: list[QueueRange], at_least: int) -> list[QueueRange]:
+    """The same messages in about ``at_least`` ranges, or as they are where there are as many already.
+
+    A range gets pieces in proportion to its share of all messages, of even size, and never an empty one.
+    """
+    total = sum(item.rows for item in ranges)
+    if len(ranges) >= at_least or total == 0:
+        return ranges
+    pieces: list[QueueRange] = []
+    for item in ranges:
+        count = min(max(1, round(at_least * item.rows / total)), item.rows)
+        edges = [item.start + item.rows * number // count for number in range(count + 1)]
+        pieces += [QueueRange(item.queue, start, end) for start, end in itertools.pairwise(edges)]
+    return pieces
+
+
+def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) -> None:
+    """Messages from ``wanted`` on are gone: raise :class:`DataLoss`, or log how many when ``fail`` is off."""
+    if fail:
+        raise DataLoss(
+            f"{queue}: offset {wanted} is wanted, but {count} messages from there on are gone; the first that is left "
+            f"is {lowest}. Start there, or set failOnDataLoss to false to read what is left"
+        )
+    log.warning(
+        "messages lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=wanted,
+        min_offset=lowest, lost=count,
+    )  # fmt: skip
+
+
+def _wanted(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:
+    if isinstance(offsets, int):
+        return offsets
+    return offsets.get(queue.topic, {}).get(queue.broker, {}).get(queue.queue_id, otherwise)
+
+
+def _check_names(name: str, offsets: int | Offsets, queues: list[Queue]) -> None:
+    if isinstance(offsets, int):
+        return
+    known = {(queue.topic, queue.broker, queue.queue_id) for queue in queues}
+    for topic, brokers in offsets.items():
+        for broker, ids in brokers.items():
+            for queue_id in ids:
+                if (topic, broker, queue_id) not in known:
+                    there = ", ".join(sorted({queue.broker for queue in queues if queue.topic == topic}))
+                    raise WrongOption(f"{name}: {topic} has no queue {queue_id} on {broker!r}; its brokers: {there}")

@@ -1,0 +1,151 @@
+"""A local Spark that is set up for the data source, and whether one can run here at all."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.spark.errors import SparkMissing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+"""Spark 4 runs on nothing older."""
+PYSPARK_MIN = (4, 2)
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} spark %p %c{1}: %m%n
+"""
+
+
+@attrs.frozen
+class SparkStatus:
+    """Whether Spark can run here: true in a condition when it can; ``reason`` says what was found, or what to do."""
+
+    available: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.available
+
+
+def java_available() -> SparkStatus:
+    """Whether there is a Java that Spark can use: ``$JAVA_HOME/bin/java``, else ``java`` on the path, as Spark looks.
+
+    Starts ``java -version``, which takes a tenth of a second.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = f"install a JDK or JRE of version {JAVA_MIN} or later, or point JAVA_HOME to one"
+    if java is None:
+        return SparkStatus(False, f"no Java was found: {advice}")
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return SparkStatus(False, f"{java} does not run ({error}): {advice}")
+    text = done.stderr + done.stdout
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    if done.returncode != 0 or found is None:
+        return SparkStatus(False, f"{java} does not tell its version: {advice}")
+    if int(found[1]) < JAVA_MIN:
+        return SparkStatus(False, f"{java} is Java {found[1]}: {advice}")
+    return SparkStatus(True, f"Java {found[1]} ({java})")
+
+
+def spark_status() -> SparkStatus:
+    """Whether :func:`session` can start: pyspark, pyarrow and Java are there."""
+    advice = "pip install 'gantrymq[spark]'"
+    for name in ("pyspark", "pyarrow"):
+        if importlib.util.find_spec(name) is None:
+            return SparkStatus(False, f"{name} is not installed: {advice}")
+    version = metadata.version("pyspark")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PYSPARK_MIN:
+        return SparkStatus(False, f"pyspark {version} is too old: {advice}")
+    java = java_available()
+    return SparkStatus(True, f"pyspark {version}, {java.reason}") if java else java
+
+
+def session(
+    app_name: str = "gantrymq",
+    *,
+    cores: int | None = None,
+    memory: str = "1g",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A local Spark session in which the format ``gantrymq`` is registered; the one that runs already, if any does.
+
+    It stays on this machine: loopback only, no web page, nothing downloaded. ``cores`` are the tasks at one time (all
+    cores by default), ``memory`` is the JVM's heap, ``config`` adds settings of Spark or overrides ours. Spark's Python
+    workers run in this interpreter, whatever ``python3`` on the path is; for that the variables ``PYSPARK_PYTHON`` and
+    ``PYSPARK_DRIVER_PYTHON`` of this process are set. Starting takes about five seconds. The caller stops it.
+
+    Raises :class:`SparkMissing` where Spark cannot run.
+    """
+    status = spark_status()
+    if not status:
+        raise SparkMissing(status.reason)
+    from pyspark.sql import SparkSession
+
+    running = SparkSession.getActiveSession()
+    if running is None:
+        running = _start(app_name, cores, memory, config or {})
+    register(running)
+    return running
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``spark.read.format("gantrymq")`` known in ``spark``."""
+    from gantrymq.spark.source import GantryDataSource
+
+    spark.dataSource.register(GantryDataSource)
+
+
+def _start(app_name: str, cores: int | None, memory: str, config: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Made for the life of this process: the JVM outlives the session, and its files with it.
+    folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "log4j2.properties").write_text(_LOG4J, encoding="ascii")
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={(folder / 'log4j2.properties').as_uri()}",
+        "spark.pyspark.python": sys.executable,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(folder),
+        "spark.sql.warehouse.dir": (folder / "warehouse").as_uri(),
+        "spark.sql.session.timeZone": "UTC",
+        # Spark's default, INT96, is understood by few other readers of Parquet.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **config,
+    }
+    builder = SparkSession.builder.master(f"local[{cores or '*'}]").appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()

@@ -1,0 +1,88 @@
+"""The data source ``gantrymq`` as Spark sees it. The only module here, besides ``session``, that imports pyspark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from gantrymq.spark.columns import COLUMNS
+from gantrymq.spark.errors import WrongOption
+from gantrymq.spark.options import SourceOptions, read_options
+from gantrymq.spark.ranges import plan_ranges
+from gantrymq.spark.reader import read_range
+from gantrymq.spark.wire import Wire
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "binary": BinaryType(),
+    "timestamp": TimestampType(),
+    "map<string,string>": MapType(StringType(), StringType()),
+}
+
+
+class GantryDataSource(DataSource):
+    """``spark.read.format("gantrymq")``: a batch read of topics over the wire, from any RocketMQ-speaking cluster.
+
+    Options are those of :mod:`gantrymq.spark.options`. A schema given by the user may name some of the columns, in any
+    order; only those are built.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format``."""
+        return "gantrymq"
+
+    def schema(self) -> StructType:
+        """All columns, each nullable."""
+        schema = StructType()
+        for name, kind in COLUMNS.items():
+            schema.add(name, _TYPES[kind])
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of the columns that ``schema`` names."""
+        for field in schema.fields:
+            kind = COLUMNS.get(field.name)
+            if kind is None or _TYPES[kind] != field.dataType:
+                raise WrongOption(
+                    f"column {field.name!r} of type {field.dataType.simpleString()} cannot be read; there are "
+                    + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                )
+        return GantryReader(read_options(self.options), schema.fieldNames())
+
+
+class GantryReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks; holds the checked options and nothing else, so that it pickles."""
+
+    def __init__(self, options: SourceOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = tuple(names)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One partition a queue range, settled now: what arrives later is not read."""
+        with Wire() as wire:
+            return [InputPartition(item) for item in plan_ranges(self._options, wire)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one partition as Arrow batches."""
+        if partition.value is None:  # Spark's own, when there is no range at all
+            return
+        with Wire() as wire:
+            yield from read_range(wire, partition.value, self._options, self._names)

@@ -1,0 +1,252 @@
+"""A small blocking client of the protocol: what a Spark task needs, and nothing that outlives it.
+
+Spark tasks are plain blocking functions in processes of their own, so the client is too: one socket an address, one
+request at a time, closed when the task ends. It opens no group and commits no offset: lag tools do not see it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from types import TracebackType
+
+import attrs
+
+from gantrymq.remoting.bodies import TopicRouteData
+from gantrymq.remoting.codes import PERM_READ, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.headers import (
+    OffsetResponse,
+    PullMessageHeader,
+    PullMessageResponse,
+    QueueHeader,
+    RouteHeader,
+    read_header,
+)
+from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable, WrongOption
+from gantrymq.spark.options import Address, read_address
+
+GROUP = "CID_GANTRYMQ_SPARK"
+"""The group name that pulls carry; the protocol wants one, no offset is ever kept under it."""
+SUBSCRIPTION_INLINE = 4
+PULL_ROWS = 1024
+"""Messages asked for in one pull; a Java broker answers at most 32 (``maxTransferCountOnMessageInMemory``)."""
+TIMEOUT_SECONDS = 10.0
+"""How long a server may stay silent, while connecting and between two pieces of an answer."""
+BUSY_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Pauses before a request is repeated to a broker that answers SYSTEM_BUSY."""
+_RECEIVE_BYTES = 256 * 1024
+
+
+@attrs.frozen
+class Queue:
+    """One queue of a topic and where it is read."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.broker} queue {self.queue_id}"
+
+
+@attrs.frozen
+class Pulled:
+    """An answer to a pull: the response code (0, 19, 20 or 21), where to go on, the queue's bounds, raw records."""
+
+    code: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    records: bytes
+
+
+class Wire:
+    """Requests to any number of servers; use it in a ``with`` block, which closes every socket."""
+
+    def __init__(self, timeout: float = TIMEOUT_SECONDS) -> None:
+        self._timeout = timeout
+        self._connections: dict[Address, _Connection] = {}
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every socket; twice does no harm."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def find_queues(self, nameservers: tuple[Address, ...], topic: str) -> list[Queue]:
+        """Every readable queue of ``topic``, by broker name and queue id, from the first nameserver that answers.
+
+        Raises :class:`UnknownTopic`, :class:`Unreachable` with what each nameserver did, :class:`Refused`.
+        """
+        failures: list[str] = []
+        for address in nameservers:
+            header = RouteHeader(topic=topic, accept_standard_json_only=True)
+            request = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, header.to_ext())
+            try:
+                answer = self.call(address, request)
+            except Unreachable as error:
+                failures.append(str(error))
+                continue
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise UnknownTopic(f"topic {topic!r} is not known to the nameserver {_text(address)}")
+            if answer.code != ResponseCode.SUCCESS:
+                raise Refused(_text(address), f"the route of {topic!r}", answer.code, answer.remark)
+            return _read_queues(topic, _text(address), answer.body)
+        raise Unreachable("no nameserver answers: " + "; ".join(failures))
+
+    def find_bounds(self, queue: Queue) -> tuple[int, int]:
+        """The first offset that can be read and the one after the last; (0, 0) of a queue never written."""
+        ext = QueueHeader(topic=queue.topic, queue_id=queue.queue_id).to_ext()
+        # The minimum first: it only grows, so a bound taken later never lies below one taken earlier.
+        lowest = self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, ext)
+        highest = self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, ext)
+        return max(lowest, 0), max(highest, 0)
+
+    def pull(self, queue: Queue, offset: int) -> Pulled:
+        """What the broker has from ``offset`` on, at once: it is never asked to wait for a message to come."""
+        header = PullMessageHeader(
+            consumer_group=GROUP,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            max_msg_nums=PULL_ROWS,
+            sys_flag=SUBSCRIPTION_INLINE,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription="*",
+            sub_version=0,
+            expression_type="TAG",
+        )
+        answer = self._call_broker(queue, Command(RequestCode.PULL_MESSAGE, header.to_ext()))
+        if answer.code not in (
+            ResponseCode.SUCCESS,
+            ResponseCode.PULL_NOT_FOUND,
+            ResponseCode.PULL_RETRY_IMMEDIATELY,
+            ResponseCode.PULL_OFFSET_MOVED,
+        ):
+            raise Refused(queue.address, f"a pull of {queue} at {offset}", answer.code, answer.remark)
+        try:
+            bounds = read_header(PullMessageResponse, answer.ext)
+        except RemoteFault as error:
+            raise Unreachable(f"{queue.address} does not speak the protocol: {error.remark}") from None
+        records = answer.body if answer.code == ResponseCode.SUCCESS else b""
+        return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, records)
+
+    def call(self, address: Address, request: Command) -> Command:
+        """The answer to one request, whatever its code. Raises :class:`Unreachable`.
+
+        A socket that broke since its last use is opened anew once: every request here only reads.
+        """
+        known = self._connections.get(address)
+        if known is not None:
+            try:
+                return known.call(request)
+            except (OSError, FatalRemoteFault):
+                known.close()
+                del self._connections[address]
+        try:
+            fresh = _Connection(address, self._timeout)
+        except OSError as error:
+            raise Unreachable(f"cannot connect to {_text(address)}: {_reason(error)}") from None
+        try:
+            answer = fresh.call(request)
+        except (OSError, FatalRemoteFault) as error:
+            fresh.close()
+            raise Unreachable(f"no answer from {_text(address)}: {_reason(error)}") from None
+        self._connections[address] = fresh
+        return answer
+
+    def _ask_offset(self, queue: Queue, code: RequestCode, ext: dict[str, str]) -> int:
+        answer = self._call_broker(queue, Command(code, ext))
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(queue.address, f"{code.name} of {queue}", answer.code, answer.remark)
+        try:
+            return read_header(OffsetResponse, answer.ext).offset
+        except RemoteFault as error:
+            raise Unreachable(f"{queue.address} does not speak the protocol: {error.remark}") from None
+
+    def _call_broker(self, queue: Queue, request: Command) -> Command:
+        try:
+            address = read_address(queue.address)
+        except WrongOption:
+            raise Unreachable(f"broker {queue.broker} is registered with {queue.address!r}, no address") from None
+        for pause in BUSY_PAUSES_SECONDS:
+            answer = self.call(address, request)
+            if answer.code != ResponseCode.SYSTEM_BUSY:
+                return answer
+            time.sleep(pause)
+        return self.call(address, request)
+
+
+class _Connection:
+    """One socket and the bytes that have come but are no whole frame yet."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._socket = socket.create_connection(address, timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray()
+        self._opaque = itertools.count(1)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def call(self, request: Command) -> Command:
+        request.opaque = next(self._opaque) & 0x7FFFFFFF
+        self._socket.sendall(encode(request))
+        while True:
+            frames, taken = cut_frames(self._buffer)
+            del self._buffer[:taken]
+            for frame in frames:
+                answer = decode(frame)
+                # A server may send requests of its own (a group's members changed); none concerns a reader.
+                if answer.is_response and answer.opaque == request.opaque:
+                    return answer
+            piece = self._socket.recv(_RECEIVE_BYTES)
+            if not piece:
+                raise ConnectionResetError("the server closed the connection")
+            self._buffer += piece
+
+
+def _read_queues(topic: str, nameserver: str, body: bytes) -> list[Queue]:
+    try:
+        route = TopicRouteData.from_bytes(body)
+    except RemoteFault as error:
+        raise Unreachable(f"{nameserver} answers with a route that cannot be read: {error.remark}") from None
+    brokers = {broker.broker_name: broker.broker_addrs for broker in route.broker_datas}
+    queues: list[Queue] = []
+    for row in sorted(route.queue_datas, key=lambda row: row.broker_name):
+        addresses = brokers.get(row.broker_name)
+        if not addresses or not row.perm & PERM_READ:
+            continue
+        # The master (id 0) where there is one, else the slave with the smallest id: both answer pulls.
+        address = addresses[min(addresses)]
+        queues += [Queue(topic, row.broker_name, queue_id, address) for queue_id in range(row.read_queue_nums)]
+    if not queues:
+        raise UnknownTopic(f"topic {topic!r} has no queue that may be read (nameserver {nameserver})")
+    return queues
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it stays silent"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)
