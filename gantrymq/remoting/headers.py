@@ -27,11 +27,11 @@ class Header(msgspec.Struct, rename="camel"):
     def to_ext(self) -> dict[str, str]:
         """The fields as they travel; those that are None stay out."""
         ext: dict[str, str] = {}
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
+        for name, wire_name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
             if value is None:
                 continue
-            ext[field.encode_name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
+            ext[wire_name] = ("true" if value else "false") if isinstance(value, bool) else str(value)
         return ext
 
 
