@@ -14,7 +14,6 @@ from uuid import uuid4
 
 import attrs
 import msgspec
-import structlog
 
 from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
 from gantrymq.spark.options import Offsets, read_options
@@ -34,8 +33,6 @@ POLL_SECONDS = 0.2
 
 Progress = Callable[[int, int], None]
 """Called with the tasks that are done, and all of them; one task is one file."""
-
-log = structlog.get_logger()
 
 
 @attrs.frozen
@@ -99,9 +96,7 @@ def export(
         raise SparkError(f"cannot write to {folder}: {error.strerror or error}") from None
     finally:
         _drop_partial(folder, partial)
-    result = ExportResult(rows, size, files, time.monotonic() - started, folder)
-    log.info("exported", topic=topic, folder=str(folder), rows=rows, bytes=size, files=files)
-    return result
+    return ExportResult(rows, size, files, time.monotonic() - started, folder)
 
 
 def _settled(ranges: list[QueueRange]) -> dict[str, str]:

@@ -28,6 +28,9 @@ PYSPARK_MIN = (4, 2)
 
 _LOG4J = """\
 rootLogger.level = error
+# Spark sets the root's level to this logger's, and says so, where the two differ.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
