@@ -2,8 +2,8 @@
 
 Kinds of hook, written at each: **once** (during start), **rare** (an event), **sweep** (hot: one call for all that one
 sweep of the sockets brought, one argument, never blocking and never awaiting). The tense of a name is its contract:
-``before_x`` may change or refuse, ``register_x`` and ``make_x`` hand over objects that the hot path then calls directly,
-a past participle or a plain event only observes.
+``before_x`` may change or refuse, ``register_x`` and ``make_x`` hand over objects that the hot path then calls
+directly, a past participle or a plain event only observes.
 
 Order: plugins are called in the order of the configuration; ``tryfirst`` is the band for checks, ``trylast`` the band
 for finishing. An exception in a ``once`` hook stops the start, in ``before_append`` and ``dispatch`` it stops the

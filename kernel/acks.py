@@ -1,0 +1,73 @@
+"""Let replies go when every gate has passed their end offset.
+
+One mechanism for every guarantee: a gate is a watermark in the log. A batch is done when the slowest gate has passed
+its end; a late one is done with the gate's code ("stored, but not promised"). Group commit falls out of it: whatever
+arrived while one flush ran is released by the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from gantrymq.kernel.batch import AppendBatch
+
+
+class AckGate(Protocol):
+    """A guarantee that an acknowledgement waits for. ``timeout_s`` seconds late, the sender gets ``late_code``."""
+
+    timeout_s: float
+    late_code: int
+    late_remark: str
+
+    @property
+    def watermark(self) -> int:
+        """The log offset up to which the guarantee holds; never falls."""
+
+
+class Acks:
+    """The batches that wait for the gates, in log order."""
+
+    def __init__(self, gates: list[AckGate]) -> None:
+        self._gates = gates
+        self._waiting: deque[tuple[float, AppendBatch]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def committed(self, log_end: int) -> int:
+        """The end of what every gate has passed; without gates, the log's end."""
+        return min((gate.watermark for gate in self._gates), default=log_end)
+
+    def add(self, batch: AppendBatch, now: float) -> None:
+        """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""
+        if not self._gates or batch.refused == len(batch) or not any(batch.waits):
+            _finish(batch)
+        else:
+            self._waiting.append((now, batch))
+
+    def release(self, committed: int) -> None:
+        """Finish every batch that ends at or below ``committed``."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].end <= committed:
+            _finish(waiting.popleft()[1])
+
+    def expire(self, now: float) -> None:
+        """Finish the batches that a gate kept too long, with that gate's code in the rows that wait."""
+        while self._waiting:
+            since, batch = self._waiting[0]
+            late = [gate for gate in self._gates if gate.watermark < batch.end and now - since >= gate.timeout_s]
+            if not late:
+                return
+            self._waiting.popleft()
+            for row in batch.live:
+                if batch.waits[row]:
+                    batch.statuses[row] = late[0].late_code
+                    batch.remarks[row] = late[0].late_remark
+            _finish(batch)
+
+
+def _finish(batch: AppendBatch) -> None:
+    done, batch.done = batch.done, None
+    if done is not None:
+        done(batch)

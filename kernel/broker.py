@@ -1,0 +1,269 @@
+"""The composition root: puts store, plugins and sockets together and opens and closes them in order.
+
+It has no behaviour of its own. The nesting of :meth:`Broker.run` is the order of the shutdown: the sockets' tasks end
+first, then the services, then the tables are written and the store is closed.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import Any
+
+import structlog
+import trio
+
+from gantrymq.kernel.acks import Acks
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
+from gantrymq.kernel.config import Config
+from gantrymq.kernel.connection import Connection, ConnectionsBatch, encode_host
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.filters import FilterCompiler
+from gantrymq.kernel.flushing import FlushStrategy
+from gantrymq.kernel.housekeeping import housekeeping
+from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.queues import ConsumeQueues
+from gantrymq.kernel.requests import RequestTable
+from gantrymq.kernel.services import Service, Services
+from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.kernel.sweep import Sweep
+from gantrymq.remoting.address import format_address, parse_address
+
+log = structlog.get_logger("gantrymq.broker")
+
+DRAIN_S = 5.0
+"""How long a stopping broker waits for its last acknowledgements."""
+
+
+class Broker:
+    """One broker: ``await broker.run()`` is its whole life, ``broker.stop()`` asks it to end.
+
+    What a plugin uses: ``config``, ``env``, ``root`` (the store folder), ``name``, ``cluster``, ``broker_id``,
+    ``address`` (advertised, ``host:port``), ``services``, ``filters``, ``append``; and from ``make_flush_strategy`` on
+    ``store``, ``log`` and ``queues``.
+    """
+
+    store: Store
+    address: str
+    listening: str
+
+    def __init__(self, config: Config, manager: PluginManager, env: Env) -> None:
+        self.config = config
+        self.manager = manager
+        self.env = env
+        self.root = config.broker.data
+        self.name = config.broker.name
+        self.cluster = config.broker.cluster
+        self.broker_id = config.broker.id
+        self.services = Services()
+        self.filters: dict[str, FilterCompiler] = {}
+        self.sweep = Sweep(env, config.limits, self._handle, self._connections_changed, self.progress)
+        self._hook = manager.hook
+        self._has_before_append = manager.has("before_append")
+        self._has_dispatch = manager.has("dispatch")
+        self._has_connections_changed = manager.has("connections_changed")
+        self._stop = trio.Event()
+        self._drained = trio.Event()
+        self._draining = False
+
+    @property
+    def log(self) -> CommitLog:
+        """The commit log."""
+        return self.store.log
+
+    @property
+    def queues(self) -> ConsumeQueues:
+        """The consume queues."""
+        return self.store.queues
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections."""
+        return self.sweep.connections
+
+    # ------------------------------------------------------------------------------------------------- the paths
+
+    def append(self, batch: AppendBatch) -> None:
+        """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
+        if self._has_before_append:
+            try:
+                self._hook.before_append(batch=batch)
+            except Exception as error:
+                raise PluginError(f"before_append failed: {error!r}") from error
+        if batch.refused < len(batch):
+            self.store.append(batch)
+            if batch.refused < len(batch):
+                self._strategy.appended(batch.end)
+        self._acks.add(batch, self.env.monotonic())
+
+    def progress(self) -> None:
+        """Dispatch what every gate has passed, then let its replies go: who has an answer finds the message."""
+        committed = self._acks.committed(self.log.end)
+        if committed > self.store.dispatched:
+            for batch in self.store.dispatch(committed):
+                self._dispatch(batch)
+        self._acks.release(committed)
+        if self._draining and not len(self._acks):
+            self._drained.set()
+
+    def wake(self) -> None:
+        """Run the next turn soon (a watermark moved); safe to call from any thread."""
+        self.sweep.wake()
+
+    def stop(self) -> None:
+        """Ask the broker to drain and end."""
+        self._stop.set()
+
+    # ---------------------------------------------------------------------------------------------------- a life
+
+    async def run(self, *, task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED) -> None:
+        """Start, report when the sockets listen, serve until :meth:`stop` or cancellation, close cleanly.
+
+        Raises :class:`StartError` for what the user can mend, ``LogPoisoned`` when the disk failed.
+        """
+        self._bind()
+        self.store = Store(self.env, self.root, self._store_config())
+        try:
+            self.store.open()
+            clean = False
+            try:
+                self._hook.configure(broker=self, config=self.config)
+                self.recovery = self.store.recover(self._dispatch, None)
+                await self._serve(task_status)
+                clean = True
+            except (LogPoisoned, PluginError):
+                raise
+            except BaseException:
+                # Cancelled, or something failed that has nothing to do with the log: it is closed like at any stop.
+                clean = True
+                raise
+            finally:
+                if clean:
+                    self.persist()
+                    self.store.close()
+                else:
+                    self.store.abandon()
+        finally:
+            self.sweep.close()
+
+    async def _serve(self, task_status: trio.TaskStatus[Broker]) -> None:
+        self._register()
+        async with trio.open_nursery() as services:
+            services.start_soon(self._strategy.run)
+            services.start_soon(housekeeping, self, self.sweep, self._acks)
+            for service in self._services:
+                services.start_soon(partial(_run_service, service))
+            async with trio.open_nursery() as handlers:
+                self._handlers = handlers
+                self.sweep.listen()
+                handlers.start_soon(self.sweep.run, self._is_full)
+                self._hook.started(broker=self)
+                task_status.started(self)
+                await self._stop.wait()
+                await self._drain()
+                handlers.cancel_scope.cancel()
+            services.cancel_scope.cancel()
+
+    def _register(self) -> None:
+        hook = self._hook
+        strategy: FlushStrategy | None = hook.make_flush_strategy(log=self.log, config=self.config)
+        if strategy is None:
+            raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
+        self._strategy = strategy
+        self._acks = Acks([gate for gates in hook.register_ack_gates(broker=self) for gate in gates])
+        for info, compilers in self.manager.by_plugin("register_filters", broker=self):
+            for kind, compiler in compilers.items():
+                if kind in self.filters:
+                    raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
+                self.filters[kind] = compiler
+        self.requests = RequestTable(self.manager, self, self._spawn)
+        self._services: list[Service] = [
+            service for _, services in self.manager.by_plugin("register_services", broker=self) for service in services
+        ]
+
+    def _bind(self) -> None:
+        host, port = parse_address(self.config.broker.listen, any_port=True)
+        bound_host, bound_port = self.sweep.bind(host, port)
+        self.listening = format_address(bound_host, bound_port)
+        self.address = self.config.broker.advertise or format_address(_reachable(bound_host), bound_port)
+
+    def _store_config(self) -> StoreConfig:
+        section = self.config.store
+        host, port = parse_address(self.address)
+        try:
+            numeric = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+        except OSError as error:
+            raise StartError(f"broker.advertise: cannot resolve {host!r}: {error}") from None
+        return StoreConfig(
+            commit_log_file_bytes=section.commit_log_file_bytes,
+            queue_file_units=section.queue_file_units,
+            max_message_bytes=section.max_message_bytes,
+            store_host=encode_host(str(numeric), port),
+        )
+
+    # ---------------------------------------------------------------------------------------------------- pieces
+
+    def _handle(self, requests: list[Any]) -> None:
+        self.requests.handle(requests)
+
+    def _spawn(self, function: Any, request: Any) -> None:
+        self._handlers.start_soon(function, request)
+
+    def _connections_changed(self, batch: ConnectionsBatch) -> None:
+        if self._has_connections_changed:
+            self._hook.connections_changed(batch=batch)
+
+    def _dispatch(self, batch: DispatchBatch) -> None:
+        if self._has_dispatch:
+            try:
+                self._hook.dispatch(batch=batch)
+            except Exception as error:
+                raise PluginError(f"dispatch failed: {error!r}") from error
+
+    def _is_full(self) -> bool:
+        return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes
+
+    async def _drain(self) -> None:
+        """Take nothing new, let plugins give back what they hold, wait a while for the last acknowledgements."""
+        self.sweep.stop_listening()
+        for info in reversed(self.manager.plugins):
+            if "stopping" in info.hooks:
+                try:
+                    info.plugin.stopping(broker=self)
+                except Exception:
+                    log.exception("stopping failed", plugin=info.name)
+        self._draining = True
+        self.wake()
+        with trio.move_on_after(DRAIN_S):
+            await self._drained.wait()
+
+    def persist(self) -> None:
+        """Let every plugin write its tables; a failure is logged and the next round tries again."""
+        for info in self.manager.plugins:
+            if "persist" in info.hooks:
+                try:
+                    info.plugin.persist(broker=self)
+                except Exception:
+                    log.exception("persist failed", plugin=info.name)
+
+
+async def _run_service(service: Service) -> None:
+    try:
+        await service.run()
+    except Exception:
+        log.exception("service failed", service=service.name)
+        raise
+
+
+def _reachable(host: str) -> str:
+    """What to advertise for a wildcard address: this machine's own, else loopback."""
+    if host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; asks the routing table
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

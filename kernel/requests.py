@@ -1,0 +1,100 @@
+"""Which processor answers which request code, and what becomes of what they raise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import structlog
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.processors import BatchProcessor, Handler, Request
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+
+log = structlog.get_logger("gantrymq.requests")
+
+Spawn = Callable[[Callable[[Request], Awaitable[None]], Request], None]
+
+
+class RequestTable:
+    """The request codes and their processors; one call takes all requests of a sweep."""
+
+    def __init__(self, manager: PluginManager, broker: object, spawn: Spawn) -> None:
+        """``spawn(function, request)`` starts a task for an async handler."""
+        self._spawn = spawn
+        self._batch: dict[int, BatchProcessor] = {}
+        self._plain: dict[int, Handler] = {}
+        self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
+        owners: dict[int, str] = {}
+        for info, processors in manager.by_plugin("register_processors", broker=broker):
+            for code, processor in processors.items():
+                if code in owners:
+                    raise StartError(f"request code {code} is taken by plugins {owners[code]!r} and {info.name!r}")
+                owners[code] = info.name
+                self._add(int(code), processor)
+
+    @property
+    def codes(self) -> list[int]:
+        """The codes that are answered, in order."""
+        return sorted({*self._batch, *self._plain, *self._async})
+
+    def handle(self, requests: list[Request]) -> None:
+        """Answer all of them, or start what will. Requests of one batch processor go to it in one call."""
+        groups: dict[int, list[Request]] = {}
+        for request in requests:
+            code = request.command.code
+            processor = self._batch.get(code)
+            if processor is not None:
+                groups.setdefault(id(processor), []).append(request)
+            elif code in self._plain:
+                self._answer_plain(self._plain[code], request)
+            elif code in self._async:
+                self._spawn(self._async[code], request)
+            else:
+                request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
+        for rows in groups.values():
+            self._batch[rows[0].command.code].handle(rows)
+
+    def _add(self, code: int, processor: Any) -> None:
+        if hasattr(processor, "handle"):
+            self._batch[code] = processor
+        elif inspect.iscoroutinefunction(processor):
+            self._async[code] = _guarded(processor)
+        else:
+            self._plain[code] = processor
+
+    def _answer_plain(self, handler: Handler, request: Request) -> None:
+        try:
+            answer = cast("Command | None", handler(request))
+        except RemoteFault as fault:
+            request.answer(fault.code, fault.remark)
+        except Exception as error:
+            answer_bug(request, error)
+        else:
+            if answer is not None and not request.command.is_oneway:
+                request.connection.send(answer)
+
+
+def answer_bug(request: Request, error: Exception) -> None:
+    """A processor raised what it should not: the sender learns its kind, the log gets the traceback."""
+    log.exception("processor failed", code=request.command.code, peer=request.connection.address)
+    request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _guarded(handler: Callable[[Request], Awaitable[Command | None]]) -> Callable[[Request], Awaitable[None]]:
+    async def run(request: Request) -> None:
+        try:
+            answer = await handler(request)
+        except RemoteFault as fault:
+            request.answer(fault.code, fault.remark)
+        except Exception as error:
+            answer_bug(request, error)
+        else:
+            if answer is not None and not request.command.is_oneway:
+                request.connection.send(answer)
+
+    return run

@@ -1,0 +1,303 @@
+"""The one task that owns all broker connections.
+
+All sockets sit in one ``epoll``; the task waits for the epoll's own descriptor and then takes every ready socket:
+receive, cut frames, decode headers, hand all requests over in one call, write every answer with one ``send`` a
+connection. A task per connection would cost more than the work itself. A turn is bounded in bytes and rows; what is
+left stays ready in the epoll (level triggered) and the kernel rotates its ready list, so connections take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from gantrymq.kernel.config import LimitsSection
+from gantrymq.kernel.connection import Connection, ConnectionsBatch
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.processors import Request
+from gantrymq.remoting.command import decode
+from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.frame import cut_frames
+
+log = structlog.get_logger("gantrymq.sweep")
+
+RECEIVE_BYTES = 256 * 1024
+EVENTS_A_TURN = 512
+ACCEPTS_A_TURN = 128
+TURNS_WITHOUT_CHECKPOINT = 8
+"""Under load the next turn's events are there already: going through the scheduler each time costs more than a small
+turn. Bounded, so that other tasks run."""
+
+_GONE = select.EPOLLHUP | select.EPOLLERR
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Sweep:
+    """Sockets in, requests out; answers back. ``handle`` takes all requests of a turn, ``progress`` runs after it."""
+
+    def __init__(
+        self,
+        env: Env,
+        limits: LimitsSection,
+        handle: Callable[[list[Request]], None],
+        connections_changed: Callable[[ConnectionsBatch], None],
+        progress: Callable[[], None],
+    ) -> None:
+        self._env = env
+        self._limits = limits
+        self._handle = handle
+        self._connections_changed = connections_changed
+        self._progress = progress
+        self._epoll = select.epoll()
+        self._waker = env.waker()
+        self._epoll.register(self._waker.fileno(), select.EPOLLIN)
+        self._listener: socket.socket | None = None
+        self._accepting = False
+        self._connections: dict[int, Connection] = {}
+        self._dirty: dict[Connection, None] = {}
+        self._changes = ConnectionsBatch()
+        self._numbers = 0
+        self._in_turn = False
+
+    # ------------------------------------------------------------------------------------------------- listening
+
+    def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Take the address (port 0: any) without accepting yet; returns what was taken."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            listener.close()
+            raise StartError(
+                f"cannot listen on {host}:{port}: {error}; choose another address with --listen HOST:PORT"
+            ) from None
+        listener.setblocking(False)
+        self._listener = listener
+        name = listener.getsockname()
+        return str(name[0]), int(name[1])
+
+    def listen(self) -> None:
+        """Accept connections from now on."""
+        if self._listener is None:
+            raise RuntimeError("bind first")
+        self._listener.listen(1024)
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._accepting = True
+
+    def stop_listening(self) -> None:
+        """Take no new connection; those that are open go on."""
+        if self._listener is not None:
+            if self._accepting:
+                self._epoll.unregister(self._listener.fileno())
+            self._accepting = False
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.stop_listening()
+        for connection in list(self._connections.values()):
+            self._flush(connection)
+            self.drop(connection, "the broker stops")
+        self._report_changes()
+        self._epoll.close()
+        self._waker.close()
+
+    # --------------------------------------------------------------------------------------------------- running
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections."""
+        return list(self._connections.values())
+
+    def wake(self) -> None:
+        """Let the next turn come soon; safe to call from any thread."""
+        self._waker.wake()
+
+    async def run(self, is_full: Callable[[], bool]) -> None:
+        """Turn until cancelled. While ``is_full()`` nothing is received: only the waker brings the next turn."""
+        while True:
+            if is_full():
+                await trio.lowlevel.wait_readable(self._waker.fileno())
+            else:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+            for _ in range(TURNS_WITHOUT_CHECKPOINT):
+                if not self.turn(receive=not is_full()):
+                    break
+
+    def turn(self, *, receive: bool = True) -> bool:
+        """Do all that is ready now; returns whether anything was."""
+        events = self._epoll.poll(0, EVENTS_A_TURN)
+        if not events:
+            return False
+        self._in_turn = True
+        now = self._env.monotonic()
+        requests: list[Request] = []
+        budget = self._limits.sweep_bytes if receive else 0
+        waker = self._waker.fileno()
+        listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
+        for descriptor, event in events:
+            if descriptor == waker:
+                self._waker.drain()
+            elif descriptor == listener:
+                self._accept(now)
+            else:
+                connection = self._connections.get(descriptor)
+                if connection is None:
+                    continue
+                if event & select.EPOLLOUT:
+                    self._dirty[connection] = None
+                if event & (select.EPOLLIN | _GONE) and budget > 0 and len(requests) < self._limits.sweep_rows:
+                    budget -= self._receive(connection, requests, now)
+        if requests:
+            self._handle(requests)
+        self._progress()
+        self._report_changes()
+        self._in_turn = False
+        self._flush_dirty()
+        return receive
+
+    def touch(self, connection: Connection) -> None:
+        """The connection has something to send."""
+        self._dirty[connection] = None
+        if not self._in_turn:
+            self._flush_dirty()
+
+    def drop(self, connection: Connection, reason: str) -> None:
+        """Close ``connection``; its share of the next ``connections_changed`` follows with the turn."""
+        if connection.closed:
+            return
+        connection.closed = True
+        descriptor = connection.sock.fileno()
+        self._connections.pop(descriptor, None)
+        self._dirty.pop(connection, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+        connection.sock.close()
+        connection.outbound.clear()
+        connection.inbound.clear()
+        log.debug("connection closed", peer=connection.address, reason=reason)
+        self._changes.closed.append(connection)
+        if not self._in_turn:
+            self._waker.wake()
+
+    def check_deadlines(self) -> None:
+        """Close who is idle for too long or takes too long over one frame; accept again after a shortage."""
+        now = self._env.monotonic()
+        for connection in list(self._connections.values()):
+            if now - connection.active_at > self._limits.idle:
+                self.drop(connection, "idle")
+            elif connection.partial_since is not None and now - connection.partial_since > self._limits.frame_deadline:
+                self.drop(connection, "a frame took too long")
+        if self._listener is not None and not self._accepting:
+            self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+            self._accepting = True
+
+    # ---------------------------------------------------------------------------------------------------- pieces
+
+    def _accept(self, now: float) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    log.warning("cannot accept, pausing", error=str(error), connections=len(self._connections))
+                    self._epoll.unregister(self._listener.fileno())
+                    self._accepting = False
+                    return
+                continue
+            if len(self._connections) >= self._limits.connections:
+                log.warning("connection refused", peer=peer[0], limit=self._limits.connections)
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._numbers += 1
+            connection = Connection(self, sock, self._numbers, (str(peer[0]), int(peer[1])), now)
+            self._connections[sock.fileno()] = connection
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+            self._changes.opened.append(connection)
+
+    def _receive(self, connection: Connection, requests: list[Request], now: float) -> int:
+        try:
+            data = connection.sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.drop(connection, str(error))
+            return 0
+        if not data:
+            self.drop(connection, "closed by the peer")
+            return 0
+        connection.active_at = now
+        inbound = connection.inbound
+        if inbound:
+            inbound += data
+        try:
+            frames, taken = cut_frames(inbound or data, self._limits.frame_bytes)
+            commands = [decode(frame) for frame in frames]
+        except FatalRemoteFault as error:
+            log.warning("unreadable bytes, connection closed", peer=connection.address, error=str(error))
+            self.drop(connection, str(error))
+            return len(data)
+        if inbound:
+            del inbound[:taken]
+        elif taken < len(data):
+            inbound += data[taken:]
+        if not inbound:
+            connection.partial_since = None
+        elif taken or connection.partial_since is None:
+            connection.partial_since = now
+        # A response would answer a request of ours; requests of ours are oneway, so there is nothing to match.
+        requests.extend([Request(connection, command) for command in commands if not command.is_response])
+        return len(data)
+
+    def _report_changes(self) -> None:
+        changes = self._changes
+        if changes.opened or changes.closed:
+            self._changes = ConnectionsBatch()
+            self._connections_changed(changes)
+
+    def _flush_dirty(self) -> None:
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for connection in dirty:
+                self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        outbound = connection.outbound
+        if connection.closed:
+            return
+        if outbound:
+            data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
+            outbound.clear()
+            try:
+                sent = connection.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self.drop(connection, str(error))
+                return
+            connection.outbound_bytes = len(data) - sent
+            if sent < len(data):
+                outbound.append(data[sent:] if sent else data)
+                if connection.outbound_bytes > self._limits.write_buffer_bytes:
+                    log.warning("peer does not read, connection closed", peer=connection.address)
+                    self.drop(connection, "the peer does not read its answers")
+                    return
+        wants = bool(outbound)
+        if wants != connection.wants_write:
+            connection.wants_write = wants
+            self._epoll.modify(connection.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wants else 0))

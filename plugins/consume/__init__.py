@@ -1,0 +1,56 @@
+"""Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+
+Slot: none; essential.
+Hooks: config_section, configure, register_processors.
+Config ``[plugin.consume]``: ``max_messages`` and ``max_bytes`` of one answer, ``scan_entries`` (queue entries looked at
+for one answer when a filter drops most).
+Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
+
+A pull that finds nothing and may wait goes to the hook ``hold_pulls``; without a holder it is answered "not found".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config import size
+from gantrymq.plugins.consume.pull import PullProcessor
+from gantrymq.remoting.codes import RequestCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.processors import Processor
+
+
+@attrs.frozen
+class ConsumeConfig:
+    """``[plugin.consume]``."""
+
+    max_messages: int = attrs.field(default=1024, validator=[attrs.validators.ge(1), attrs.validators.le(65536)])
+    max_bytes: int = size(default="1 MiB")
+    scan_entries: int = attrs.field(default=4096, validator=[attrs.validators.ge(32), attrs.validators.le(300_000)])
+
+
+class ConsumePlugin:
+    """Answers pulls."""
+
+    name = "consume"
+    essential = True
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[ConsumeConfig]]:
+        return "consume", ConsumeConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        self._config = config.section(ConsumeConfig)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        config = self._config
+        processor = PullProcessor(broker, config.max_messages, config.max_bytes, config.scan_entries)
+        return {RequestCode.PULL_MESSAGE: processor, RequestCode.LITE_PULL_MESSAGE: processor}

@@ -1,0 +1,131 @@
+"""Read one queue from an offset: what is found, or why nothing is, and where to go on.
+
+The statuses and their order are those of ``DefaultMessageStore.getMessage`` of RocketMQ 4.9.7; their names travel
+as the answer's remark.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum, auto
+
+import attrs
+import structlog
+
+from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.filters import MessageFilter
+from gantrymq.kernel.queues import ConsumeQueue
+from gantrymq.remoting.codes import ResponseCode
+
+log = structlog.get_logger("gantrymq.consume")
+
+_ENTRY = struct.Struct(">qiq")
+
+
+class PullStatus(Enum):
+    """The outcome of a read; ``CODES`` says which response code it means."""
+
+    FOUND = auto()
+    NO_MATCHED_MESSAGE = auto()
+    MESSAGE_WAS_REMOVING = auto()
+    NO_MATCHED_LOGIC_QUEUE = auto()
+    NO_MESSAGE_IN_QUEUE = auto()
+    OFFSET_FOUND_NULL = auto()
+    OFFSET_OVERFLOW_ONE = auto()
+    OFFSET_OVERFLOW_BADLY = auto()
+    OFFSET_TOO_SMALL = auto()
+
+
+CODES = {
+    PullStatus.FOUND: ResponseCode.SUCCESS,
+    PullStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    PullStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    PullStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    PullStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+@attrs.frozen
+class PullResult:
+    """``body`` are whole records one after the other, as stored; ``next_offset`` is where to pull next."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytes = b""
+
+    def code(self, asked: int) -> int:
+        """The response code. In a queue without messages only offset 0 is right: any other one has moved."""
+        if self.status in (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE) and asked != 0:
+            return ResponseCode.PULL_OFFSET_MOVED
+        return CODES[self.status]
+
+
+def read_queue(
+    commit_log: CommitLog,
+    queue: ConsumeQueue | None,
+    offset: int,
+    limit: int,
+    max_bytes: int,
+    scan_entries: int,
+    wanted: MessageFilter,
+) -> PullResult:
+    """At most ``limit`` records and ``max_bytes`` bytes (the first record always) of ``queue`` from ``offset`` on."""
+    if queue is None:
+        return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+    low, high = queue.min_offset, queue.max_offset
+    if high == 0:
+        return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    if offset > high:
+        return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    entries = queue.entries(offset, limit if wanted.matches_all else max(limit, scan_entries))
+    if not entries:
+        return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
+    return _gather(commit_log, entries, offset, (low, high), limit, max_bytes, wanted)
+
+
+def _gather(
+    commit_log: CommitLog,
+    entries: bytes | memoryview,
+    offset: int,
+    bounds: tuple[int, int],
+    limit: int,
+    max_bytes: int,
+    wanted: MessageFilter,
+) -> PullResult:
+    parts: list[bytes | memoryview] = []
+    total = 0
+    scanned = 0
+    removed = False
+    oldest = commit_log.min_offset
+    everything = wanted.matches_all
+    for at, record_bytes, tag_code in _ENTRY.iter_unpack(entries):
+        if len(parts) >= limit or (parts and total + record_bytes > max_bytes):
+            break
+        scanned += 1
+        if at < oldest:
+            removed = True
+            continue
+        if not everything and not wanted.matches(tag_code):
+            continue
+        try:
+            parts.append(commit_log.view(at, record_bytes))
+        except (OSError, ValueError) as error:
+            # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
+            log.error("record cannot be read, skipped", offset=at, size=record_bytes, error=str(error))
+            continue
+        total += record_bytes
+    low, high = bounds
+    if parts:
+        return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts))
+    status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
+    return PullResult(status, offset + scanned, low, high)

@@ -1,0 +1,72 @@
+"""When appended bytes become durable: group commit (the default) or by interval.
+
+Slot: flush.
+Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
+Config ``[plugin.flush]``: ``mode`` ("sync": a reply waits for fdatasync, all that arrives while one runs shares the
+next; "async": replies do not wait, a power cut may lose the last ``interval`` plus what ``least_bytes`` holds back),
+``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync: after it the sender gets FLUSH_DISK_TIMEOUT).
+Files: none. Answers for RocketMQ's ``GroupCommitService`` and ``FlushRealTimeService``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config import duration, size
+from gantrymq.plugins.flush.interval import IntervalFlush
+from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.acks import AckGate
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.commitlog import CommitLog
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.flushing import FlushStrategy
+
+log = structlog.get_logger("gantrymq.flush")
+
+
+@attrs.frozen
+class FlushConfig:
+    """``[plugin.flush]``."""
+
+    mode: str = attrs.field(default="sync", validator=attrs.validators.in_(("sync", "async")))
+    interval: float = duration(default="500ms")
+    least_bytes: int = size(default="16 KiB")
+    thorough_interval: float = duration(default="10s")
+    timeout: float = duration(default="5s")
+
+
+class FlushPlugin:
+    """Holds the slot ``flush``."""
+
+    name = "flush"
+    slot = "flush"
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[FlushConfig]]:
+        return "flush", FlushConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        self._broker = broker
+        self._config = config.section(FlushConfig)
+
+    @hookimpl
+    def make_flush_strategy(self, log: CommitLog) -> FlushStrategy:
+        if self._config.mode == "sync":
+            return GroupCommit(log, self._broker.wake)
+        _warn(self._config)
+        return IntervalFlush(log, self._config.interval, self._config.least_bytes, self._config.thorough_interval)
+
+    @hookimpl
+    def register_ack_gates(self, broker: Broker) -> list[AckGate]:
+        return [DurableGate(broker.log, self._config.timeout)] if self._config.mode == "sync" else []
+
+
+def _warn(config: FlushConfig) -> None:
+    log.warning("flush mode async: a crash of the machine may lose acknowledged messages", window_s=config.interval)

@@ -1,0 +1,36 @@
+"""Flush by interval: replies do not wait, the disk works in larger steps."""
+
+from __future__ import annotations
+
+import trio
+
+from gantrymq.kernel.commitlog import CommitLog
+
+
+class IntervalFlush:
+    """Each ``interval_s`` seconds flush if ``least_bytes`` wait, after ``thorough_s`` seconds whatever waits."""
+
+    def __init__(self, log: CommitLog, interval_s: float, least_bytes: int, thorough_s: float) -> None:
+        self._log = log
+        self._interval_s = interval_s
+        self._least_bytes = least_bytes
+        self._thorough_s = thorough_s
+
+    def appended(self, end: int) -> None:
+        """Nothing: the interval decides."""
+
+    async def run(self) -> None:
+        """Flush until cancelled, and once more then."""
+        log = self._log
+        last = trio.current_time()
+        try:
+            while True:
+                await trio.sleep(self._interval_s)
+                waiting = log.end - log.durable
+                now = trio.current_time()
+                if waiting >= self._least_bytes or (waiting and now - last >= self._thorough_s):
+                    await trio.to_thread.run_sync(log.flush)
+                    last = now
+        finally:
+            if log.durable < log.end:
+                log.flush()

@@ -1,0 +1,62 @@
+"""Group commit: one thread flushes, everything that arrived while one flush ran is covered by the next."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import trio
+
+from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.remoting.codes import ResponseCode
+
+
+class GroupCommit:
+    """Flushes as soon as there is something to flush; ``wake`` tells the sweep that the watermark moved."""
+
+    def __init__(self, log: CommitLog, wake: Callable[[], None]) -> None:
+        self._log = log
+        self._wake = wake
+        self._work = threading.Event()
+        self._stopping = False
+
+    def appended(self, end: int) -> None:
+        """Wake the flusher; it looks at the log's end itself."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Flush until cancelled; the thread's last round covers all that was appended."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, self._flush_all)
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._stopping = True
+                self._work.set()
+
+    def _flush_all(self) -> None:
+        log = self._log
+        while True:
+            self._work.wait()
+            self._work.clear()
+            while log.durable < log.end:
+                log.flush()
+                self._wake()
+            if self._stopping:
+                return
+
+
+class DurableGate:
+    """What is durable may be acknowledged and read."""
+
+    late_code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+    late_remark = "the disk did not flush in time; the message is stored but not promised"
+
+    def __init__(self, log: CommitLog, timeout_s: float) -> None:
+        self._log = log
+        self.timeout_s = timeout_s
+
+    @property
+    def watermark(self) -> int:
+        """The log's durable end."""
+        return self._log.durable

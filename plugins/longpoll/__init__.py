@@ -1,0 +1,87 @@
+"""Hold pulls that found nothing, and answer them when something arrives or their time is up.
+
+Slot: none.
+Hooks: config_section, configure, connections_changed, dispatch, hold_pulls, register_services, stopping.
+Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once),
+``max_wait`` (the longest a pull is held, whatever it asks for).
+Files: none. Answers for RocketMQ's ``PullRequestHoldService``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import DispatchBatch, PullBatch
+from gantrymq.kernel.config import duration
+from gantrymq.kernel.services import Service
+from gantrymq.plugins.longpoll.hold import HeldPulls
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.connection import ConnectionsBatch
+
+SCAN_S = 0.2
+"""How late a pull's time-out may be answered; RocketMQ looks each 5 s."""
+
+
+@attrs.frozen
+class LongPollConfig:
+    """``[plugin.longpoll]``."""
+
+    max_held: int = attrs.field(default=100_000, validator=[attrs.validators.ge(0), attrs.validators.le(10_000_000)])
+    max_wait: float = duration(default="60s")
+
+
+class LongPollPlugin:
+    """Owns the pulls that wait."""
+
+    name = "longpoll"
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[LongPollConfig]]:
+        return "longpoll", LongPollConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        section = config.section(LongPollConfig)
+        self._broker = broker
+        self._held = HeldPulls(section.max_held, section.max_wait)
+        self._stopping = False
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        return [Service("longpoll", self._answer_expired)]
+
+    @hookimpl
+    def hold_pulls(self, batch: PullBatch) -> bool | None:
+        if self._stopping:
+            return None
+        refused = self._held.hold(batch, self._broker.env.monotonic())
+        if refused:
+            batch.resume(refused)
+        return True
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        if len(self._held) and not batch.replay:
+            self._held.resume_arrived(batch)
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        if len(self._held) and batch.closed:
+            self._held.forget(batch.closed)
+
+    @hookimpl
+    def stopping(self, broker: Broker) -> None:
+        self._stopping = True
+        self._held.resume_all()
+
+    async def _answer_expired(self) -> None:
+        while True:
+            await trio.sleep(SCAN_S)
+            self._held.resume_expired(self._broker.env.monotonic())

@@ -1,0 +1,97 @@
+"""The table of pulls that wait, by queue and by deadline. No clock, no task."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
+from gantrymq.kernel.connection import Connection
+
+Resume = Callable[[list[Pull]], None]
+
+COMPACT_ABOVE = 4096
+"""Deadlines of pulls that were answered stay in the heap until this many pile up."""
+
+
+class HeldPulls:
+    """At most ``limit`` pulls, none held longer than ``longest_s`` seconds."""
+
+    def __init__(self, limit: int, longest_s: float) -> None:
+        self._limit = limit
+        self._longest_s = longest_s
+        self._by_queue: dict[tuple[str, int], dict[Pull, Resume]] = {}
+        self._deadlines: list[tuple[float, int, Pull]] = []
+        self._order = count()
+        self._held = 0
+
+    def __len__(self) -> int:
+        return self._held
+
+    def hold(self, batch: PullBatch, now: float) -> list[Pull]:
+        """Keep the rows; returns those for which there is no room."""
+        room = max(0, self._limit - self._held)
+        for pull in batch.rows[:room]:
+            self._by_queue.setdefault((pull.topic, pull.queue_id), {})[pull] = batch.resume
+            heapq.heappush(self._deadlines, (min(pull.deadline, now + self._longest_s), next(self._order), pull))
+            self._held += 1
+        if len(self._deadlines) > 2 * self._held + COMPACT_ABOVE:
+            self._deadlines = [entry for entry in self._deadlines if self._holds(entry[2])]
+            heapq.heapify(self._deadlines)
+        return batch.rows[room:]
+
+    def resume_arrived(self, batch: DispatchBatch) -> None:
+        """Run the pulls again whose queue got an entry that their filter lets through."""
+        by_queue = self._by_queue
+        arrived: dict[tuple[str, int], set[int]] = {}
+        for topic, queue_id, tag_code in zip(batch.topics, batch.queue_ids, batch.tag_codes, strict=True):
+            key = (topic, queue_id)
+            if key in by_queue:
+                arrived.setdefault(key, set()).add(tag_code)
+        wanted = [
+            pull
+            for key, tag_codes in arrived.items()
+            for pull in by_queue[key]
+            if pull.filter.matches_all or any(pull.filter.matches(tag_code) for tag_code in tag_codes)
+        ]
+        self._resume(wanted)
+
+    def resume_expired(self, now: float) -> None:
+        """Run the pulls again whose time is up."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            pull = heapq.heappop(self._deadlines)[2]
+            if self._holds(pull):
+                expired.append(pull)
+        self._resume(expired)
+
+    def resume_all(self) -> None:
+        """Run every pull again."""
+        self._resume([pull for queue in self._by_queue.values() for pull in queue])
+
+    def forget(self, connections: Iterable[Connection]) -> None:
+        """Drop the pulls of connections that are gone."""
+        gone = set(connections)
+        for pull in [pull for queue in self._by_queue.values() for pull in queue if pull.request.connection in gone]:
+            self._take(pull)
+
+    def _holds(self, pull: Pull) -> bool:
+        return pull in self._by_queue.get((pull.topic, pull.queue_id), ())
+
+    def _resume(self, pulls: list[Pull]) -> None:
+        # Pulls of one processor go back to it in one call.
+        by_processor: dict[Resume, list[Pull]] = {}
+        for pull in pulls:
+            by_processor.setdefault(self._take(pull), []).append(pull)
+        for resume, rows in by_processor.items():
+            resume(rows)
+
+    def _take(self, pull: Pull) -> Resume:
+        key = (pull.topic, pull.queue_id)
+        queue = self._by_queue[key]
+        resume = queue.pop(pull)
+        if not queue:
+            del self._by_queue[key]
+        self._held -= 1
+        return resume

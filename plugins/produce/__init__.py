@@ -1,0 +1,67 @@
+"""Take messages: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320).
+
+Slot: none; essential.
+Hooks: before_append, configure, config_section, register_processors.
+Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), ``trace`` (TRACE_ON).
+Files: none. Answers for RocketMQ's ``SendMessageProcessor``.
+
+``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
+store such a message as an ordinary one would deliver it too early.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.produce.send import SendProcessor
+from gantrymq.plugins.produce.validate import refuse_unhandled
+from gantrymq.remoting.codes import RequestCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.processors import Processor
+
+
+@attrs.frozen
+class ProduceConfig:
+    """``[plugin.produce]``."""
+
+    region: str = "DefaultRegion"
+    trace: bool = True
+
+
+class ProducePlugin:
+    """Answers the three send requests with one processor, so that a sweep is one batch."""
+
+    name = "produce"
+    essential = True
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[ProduceConfig]]:
+        return "produce", ProduceConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        self._config = config.section(ProduceConfig)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        processor = SendProcessor(
+            broker,
+            broker.services.get(TopicTable),
+            broker.services.get(GroupTable),
+            {"MSG_REGION": self._config.region, "TRACE_ON": "true" if self._config.trace else "false"},
+        )
+        codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
+        return dict.fromkeys(codes, processor)
+
+    @hookimpl(trylast=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        if batch.traits & (Trait.DELAY | Trait.PREPARED):
+            refuse_unhandled(batch)

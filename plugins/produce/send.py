@@ -1,0 +1,183 @@
+"""From send requests to one batch, and from its outcome to the replies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.produce.validate import check_properties, check_topic, split_batch, traits_of
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import SendMessageHeader, read_send_header
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+_BORN_HOST_V6 = 0x10
+_MULTI_TAGS = 0x2
+_STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+"""With these codes the message lies in the log, and the reply says where."""
+
+
+@attrs.frozen
+class Origin:
+    """Which rows of the batch are one request's."""
+
+    request: Request
+    first: int
+    rows: int
+
+
+class SendProcessor:
+    """Batch processor of the send codes."""
+
+    def __init__(self, broker: Broker, topics: TopicTable, groups: GroupTable, reply_fields: dict[str, str]) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._groups = groups
+        self._reply_fields = reply_fields
+        self._cluster = b"CLUSTER\x01" + broker.cluster.encode()
+        self._max_bytes = broker.config.store.max_message_bytes
+        self._id_prefix = broker.store.config.store_host.hex().upper()
+
+    def handle(self, requests: list[Request]) -> None:
+        """One batch for all requests; a bad one is answered at once and harms no other."""
+        batch = AppendBatch(done=self._reply)
+        for request in requests:
+            try:
+                self._add(batch, request)
+            except RemoteFault as fault:
+                request.answer(fault.code, fault.remark, self._reply_fields)
+        if len(batch):
+            self._broker.append(batch)
+
+    def _add(self, batch: AppendBatch, request: Request) -> None:
+        command = request.command
+        header = read_send_header(command.code, command.ext)
+        config = check_topic(header, self._topics, self._groups)
+        if len(command.body) > self._max_bytes:
+            raise RemoteFault(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"message body size exceeded: {len(command.body)} bytes, at most {self._max_bytes} are taken",
+            )
+        queue_id = header.queue_id
+        if queue_id < 0:
+            queue_id = self._broker.env.random_int(max(1, config.write_queue_nums))
+        if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
+            self._add_many(batch, request, header, config, queue_id)
+        else:
+            self._add_one(batch, request, header, config, queue_id)
+
+    def _add_one(
+        self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
+    ) -> None:
+        given = (header.properties or "").encode()
+        properties, wait = self._stored(given)
+        check_properties(properties)
+        batch.traits |= traits_of(properties)
+        self._row(batch, request, header, config, queue_id, header.flag, request.command.body, properties, wait,
+                  Origin(request, len(batch), 1))  # fmt: skip
+
+    def _add_many(
+        self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
+    ) -> None:
+        given = (header.properties or "").encode()
+        common = given.rstrip(b"\x02") + b"\x02" + self._cluster if given else self._cluster
+        if traits_of(given):
+            raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor a transaction")
+        messages = []
+        for flag, body, own in split_batch(request.command.body):
+            properties = own.rstrip(b"\x02") + b"\x02" + common if own else common
+            check_properties(properties)
+            if traits_of(own):
+                raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can hold no delayed or half message")
+            messages.append((flag, body, properties))
+        if not messages:
+            raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
+        wait = b"WAIT\x01false" not in given
+        origin = Origin(request, len(batch), len(messages))
+        batch.traits |= Trait.BATCH
+        for flag, body, properties in messages:
+            self._row(batch, request, header, config, queue_id, flag, body, properties, wait, origin)
+
+    def _row(
+        self,
+        batch: AppendBatch,
+        request: Request,
+        header: SendMessageHeader,
+        config: TopicConfig,
+        queue_id: int,
+        flag: int,
+        body: bytes,
+        properties: bytes,
+        wait: bool,
+        origin: Origin,
+    ) -> None:
+        sys_flag = header.sys_flag & ~_BORN_HOST_V6
+        host = request.connection.host
+        if len(host) > 8:
+            sys_flag |= _BORN_HOST_V6
+        if config.topic_filter_type == "MULTI_TAG":
+            sys_flag |= _MULTI_TAGS
+        batch.add(
+            header.topic,
+            queue_id,
+            body,
+            properties,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=host,
+            reconsume_times=header.reconsume_times or 0,
+            wait=wait,
+            origin=origin,
+        )
+
+    def _stored(self, given: bytes) -> tuple[bytes, bool]:
+        """The properties as stored (without WAIT, with CLUSTER), and whether the sender waits for the guarantees."""
+        wait = True
+        if b"WAIT\x01" in given:
+            pieces = given.split(b"\x02")
+            wait = b"WAIT\x01false" not in pieces
+            given = b"\x02".join(piece for piece in pieces if not piece.startswith(b"WAIT\x01"))
+        if given.endswith(b"\x02"):
+            given = given.rstrip(b"\x02")
+        if b"CLUSTER\x01" in given:
+            given = b"\x02".join(piece for piece in given.split(b"\x02") if not piece.startswith(b"CLUSTER\x01"))
+        return (given + b"\x02" + self._cluster if given else self._cluster), wait
+
+    def _reply(self, batch: AppendBatch) -> None:
+        row = 0
+        while row < len(batch):
+            origin: Origin = batch.origins[row]
+            self._reply_one(batch, origin)
+            row += origin.rows
+
+    def _reply_one(self, batch: AppendBatch, origin: Origin) -> None:
+        first = origin.first
+        rows = range(first, first + origin.rows)
+        worst = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), first)
+        status = batch.statuses[worst]
+        fields = self._reply_fields
+        if status in _STORED:
+            prefix = self._id_prefix
+            ids = ",".join([f"{prefix}{batch.offsets[row]:016X}" for row in rows])
+            fields = {
+                **fields,
+                "msgId": ids,
+                "queueId": str(batch.queue_ids[first]),
+                "queueOffset": str(batch.queue_offsets[first]),
+            }
+        origin.request.answer(status, batch.remarks.get(worst), fields)

@@ -1,0 +1,98 @@
+"""What a send request must be, with the codes and in the order of RocketMQ 4.9.7 (``AbstractSendMessageProcessor``)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import SendMessageHeader
+from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
+
+_INNER = struct.Struct(">iiiii")
+
+
+def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable) -> TopicConfig:
+    """The topic of the request, created on first use where that is allowed; ``RemoteFault`` otherwise."""
+    topic = header.topic
+    config = topics.get(topic)
+    if config is None:
+        validate_topic(topic)
+    if topics.refuses_sends(topic):
+        raise RemoteFault(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+    if config is None:
+        config = topics.for_send(topic, header.default_topic, header.default_topic_queue_nums)
+    if config is None:
+        raise RemoteFault(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic[{topic}] not exist, apply first please! (gantrymq topic create {topic}, or allow creation on first "
+            "send with [plugin.topics] auto_create)",
+        )
+    queues = max(config.read_queue_nums, config.write_queue_nums)
+    if header.queue_id >= queues:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR,
+            f"request queueId[{header.queue_id}] is illegal, topic[{topic}] has {queues} queues",
+        )
+    if topic.startswith(RETRY_PREFIX) and groups.find(topic[len(RETRY_PREFIX) :]) is None:
+        raise RemoteFault(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {topic[len(RETRY_PREFIX) :]}"
+        )
+    return config
+
+
+def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Flag, body and properties of each message in a batch body; ``RemoteFault`` (13) for one that does not add up.
+
+    Per message: i32 size, i32 magic, i32 CRC, i32 flag, i32 body length, body, i16 properties length, properties
+    (``MessageDecoder.encodeMessage``). All lengths are checked before anything is cut.
+    """
+    position = 0
+    total = len(body)
+    while position < total:
+        if total - position < _INNER.size + 2:
+            raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the batch ends inside a message")
+        size, _, _, flag, length = _INNER.unpack_from(body, position)
+        end = position + size
+        properties_at = position + _INNER.size + length
+        if size < _INNER.size + 2 or end > total or length < 0 or properties_at + 2 > end:
+            raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a message of the batch has lengths that do not add up")
+        properties_length = int.from_bytes(body[properties_at : properties_at + 2], "big", signed=True)
+        if properties_length < 0 or properties_at + 2 + properties_length != end:
+            raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a message of the batch has lengths that do not add up")
+        yield flag, body[position + _INNER.size : properties_at], body[properties_at + 2 : end]
+        position = end
+
+
+def traits_of(properties: bytes) -> Trait:
+    """What the properties ask for beyond storing."""
+    traits = Trait(0)
+    if b"DELAY\x01" in properties and find_property(properties, b"DELAY") not in (None, b"0"):
+        traits |= Trait.DELAY
+    if b"TRAN_MSG\x01" in properties and (find_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
+        traits |= Trait.PREPARED
+    return traits
+
+
+def check_properties(properties: bytes) -> None:
+    """``RemoteFault`` (13) for properties that a record cannot hold."""
+    if len(properties) > PROPERTIES_MAX_BYTES:
+        raise RemoteFault(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal, maybe msg properties length limit 32k ({len(properties)} bytes)",
+        )
+
+
+def refuse_unhandled(batch: AppendBatch) -> None:
+    """Refuse the rows whose trait is still set: the plugin that would serve them is not enabled."""
+    for row in batch.live:
+        traits = traits_of(batch.properties[row]) & batch.traits
+        if traits & Trait.PREPARED:
+            batch.refuse(row, ResponseCode.NO_PERMISSION, "this broker takes no transaction messages")
+        elif traits & Trait.DELAY:
+            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "this broker takes no delayed messages")
