@@ -1,0 +1,98 @@
+"""Who may import whom, held on the source itself; the kernel stays free of features."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(
+    path for folder in ("kernel", "plugins", "gantrymq") for path in (ROOT / folder).rglob("*.py")
+    if not any(part.is_symlink() for part in path.parents)
+)  # fmt: skip
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[0] != "gantrymq":
+        parts = ("gantrymq", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            yield str(node.module), node.lineno
+
+
+def allowed(importer: str) -> tuple[str, ...] | None:
+    """The prefixes of ours that ``importer`` may import; None: all."""
+    parts = importer.split(".")
+    area = parts[1] if len(parts) > 1 else ""
+    if area == "remoting":
+        return ("gantrymq.remoting",)
+    if area == "kernel":
+        return ("gantrymq.kernel", "gantrymq.remoting", "gantrymq._version")
+    if area == "plugins":
+        own = parts[2] if len(parts) > 2 else ""
+        return (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.kernel", "gantrymq.remoting")
+    if area in ("client", "nameserver"):
+        return (f"gantrymq.{area}", "gantrymq.remoting", "gantrymq.message", "gantrymq.errors", "gantrymq._version")
+    if area in ("message", "sync"):
+        return ("gantrymq.message", "gantrymq.client", "gantrymq.remoting")
+    if area == "spark":
+        return ("gantrymq.spark", "gantrymq.client", "gantrymq.remoting", "gantrymq.message")
+    return None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
+    prefixes = allowed(module_of(path))
+    for name, line in imports_of(path):
+        assert name.partition(".")[0] not in ("kernel", "plugins"), f"{path}:{line}: say gantrymq.{name}"
+        if prefixes is not None and name.partition(".")[0] == "gantrymq":
+            assert any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes), f"{path}:{line}: {name}"
+
+
+SYSTEM_MODULES = {"os", "time", "random", "io", "pathlib", "shutil", "tempfile", "subprocess", "mmap", "fcntl"}
+SYSTEM_CALLS = {"open", "eval", "exec", "input", "print", "__import__"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if module_of(path).startswith(("gantrymq.kernel", "gantrymq.plugins"))],
+    ids=module_of,
+)
+def test_only_the_environment_touches_the_operating_system(path: Path) -> None:
+    if module_of(path) == "gantrymq.kernel.env":
+        return
+    for name, line in imports_of(path):
+        assert name.partition(".")[0] not in SYSTEM_MODULES, f"{path}:{line}: {name}; ask kernel/env.py"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in SYSTEM_CALLS, f"{path}:{node.lineno}: {node.func.id}(); ask kernel/env.py"
+
+
+FEATURES = ("delay", "slave", "half", "retry", "transaction")
+
+
+def test_the_kernel_knows_no_feature() -> None:
+    """Flag constants and prose may name one; identifiers and code may not."""
+    for path in SOURCES:
+        if not module_of(path).startswith("gantrymq.kernel"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                name = node.name
+            lowered = name.lower()
+            assert name.isupper() or not any(feature in lowered for feature in FEATURES), (
+                f"{path}:{node.lineno}: {name}"
+            )
