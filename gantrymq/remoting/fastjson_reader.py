@@ -6,6 +6,7 @@ leading zeros. Source: fastjson 1.2.69 ``DefaultJSONParser``, ``SerialContext`` 
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -92,8 +93,11 @@ class Reader:
         text = match.group()
         if len(text) > _NUMBER_MAX_LENGTH:
             raise self._error(f"a number of {len(text)} characters")
+        value = float(text) if match.group(1) or match.group(2) else int(text)
+        if value in (math.inf, -math.inf):
+            raise self._error("a number that no float can hold")
         self.at = match.end()
-        return float(text) if match.group(1) or match.group(2) else int(text)
+        return value
 
     def _enter(self, container: Any) -> None:
         if len(self.open) >= DEPTH_MAX:

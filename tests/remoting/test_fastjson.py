@@ -1,0 +1,232 @@
+"""The fastjson dialect: what it writes, what it accepts, and that bad text ends in a ValueError and in nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.remoting import fastjson
+from gantrymq.remoting.fastjson import DEPTH_MAX, ObjectMap, dumps, loads
+
+
+class Queue(msgspec.Struct, rename="camel", frozen=True):
+    topic: str
+    queue_id: int
+    broker_name: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a":1}', {"a": 1}),
+        ('{0:"x",1:"y"}', {0: "x", 1: "y"}),
+        ('{ -3 : "x" }', {-3: "x"}),
+        ("{'a':'it\"s',}", {"a": 'it"s'}),
+        ("{a:true,b:false,c:null}", {"a": True, "b": False, "c": None}),
+        ("[1,,2,]", [1, 2]),
+        ("[]", []),
+        ("[ ]", []),
+        ("{}", {}),
+        ("{,}", {}),
+        ("[-1,1.5,1e3,01]", [-1, 1.5, 1000.0, 1]),
+        (r"'\x41\u00e4\/\v\0\''", "A\u00e4/\v\0'"),
+        (r"['\ud83d\ude00']", ["\U0001f600"]),
+        ('\ufeff{"a":1}', {"a": 1}),
+        ("NaN", None),
+    ],
+)
+def test_the_dialect_is_read(text: str, value: Any) -> None:
+    assert loads(text) == value
+    assert loads(text.encode()) == value
+
+
+def test_whole_objects_as_keys_become_pairs() -> None:
+    value = loads('{{"brokerName":"b","queueId":3,"topic":"T"}:{"n":1},{"brokerName":"b","queueId":4,"topic":"T"}:2}')
+    assert isinstance(value, ObjectMap)
+    assert value == [
+        ({"brokerName": "b", "queueId": 3, "topic": "T"}, {"n": 1}),
+        ({"brokerName": "b", "queueId": 4, "topic": "T"}, 2),
+    ]
+    typed = msgspec.convert(loads('{{"queueId":3,"topic":"T"}:7}'), list[tuple[Queue, int]])
+    assert typed == [(Queue("T", 3), 7)]
+
+
+def test_plain_keys_beside_whole_objects_are_kept() -> None:
+    assert loads('{"a":1,{"b":2}:3}') == [("a", 1), ({"b": 2}, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a":{"x":[1]},"b":{"$ref":"$.a"}}', {"a": {"x": [1]}, "b": {"x": [1]}}),
+        ('{"a":{"x":[1]},"b":[{"$ref":"$.a.x"}]}', {"a": {"x": [1]}, "b": [[1]]}),
+        ('[{"v":1},{"$ref":"$[0]"}]', [{"v": 1}, {"v": 1}]),
+        ('{"t":{0:{"v":1},1:{"$ref":"$.t.0"}}}', {"t": {0: {"v": 1}, 1: {"v": 1}}}),
+        ('{"t":{0:{"v":1},1:{"$ref":"$.t[0]"}}}', {"t": {0: {"v": 1}, 1: {"v": 1}}}),
+        (r'{"T-a.b":{"v":1},"c":{"$ref":"$.T\\-a\\.b"}}', {"T-a.b": {"v": 1}, "c": {"v": 1}}),
+        ('{"list":[{"d":{"v":1}},{"d":{"$ref":"$.list[0].d"}}]}', {"list": [{"d": {"v": 1}}, {"d": {"v": 1}}]}),
+    ],
+)
+def test_references_are_resolved(text: str, value: Any) -> None:
+    assert loads(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":{"$ref":"$"}}',
+        '{"a":{"b":{"$ref":"$.a"}}}',
+        '{"a":{"b":{"$ref":".."}}}',
+        '{"a":{"$ref":"@"}}',
+        '{"a":{"$ref":"$.b"},"b":{"x":1}}',
+        '{"a":[1],"b":{"$ref":"$.a[1]"}}',
+        '{"a":[1],"b":{"$ref":"$.a[-1]"}}',
+        '{"a":{"x":1},"b":{"$ref":"$.a.x.y"}}',
+        '{"$ref":"$"}',
+        '{"a":{"x":1},"b":{"$ref":"$.."}}',
+    ],
+)
+def test_a_reference_into_itself_or_nowhere_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="reference"):
+        loads(text)
+
+
+def test_references_cannot_blow_a_small_text_up() -> None:
+    doubled = "".join(f',"a{n + 1}":[{{"$ref":"$.a{n}"}},{{"$ref":"$.a{n}"}}]' for n in range(30))
+    with pytest.raises(ValueError, match="references repeat"):
+        loads('{"a0":[1,2,3]' + doubled + "}")
+    deep = "".join(f',"a{n + 1}":[{{"$ref":"$.a{n}"}}]' for n in range(DEPTH_MAX + 1))
+    with pytest.raises(ValueError, match="levels"):
+        loads('{"a0":[1]' + deep + "}")
+
+
+@pytest.mark.parametrize("form", ["[{}]", '{{"a":{}}}', "{{a:{}}}", "['x',{}]"])
+def test_depth_is_limited_in_every_form(form: str) -> None:
+    text = "1"
+    for _ in range(DEPTH_MAX):
+        text = form.format(text)
+    loads(text)
+    with pytest.raises(ValueError, match="levels"):
+        loads(form.format(text))
+
+
+@pytest.mark.parametrize("opening", ["[", "{a:", '{"a":', "{{", "{{{"])
+def test_endless_nesting_is_a_value_error(opening: str) -> None:
+    with pytest.raises(ValueError, match="levels"):
+        loads(opening * 100_000)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b" ", b"{", b"[", b'"', b"'", b"{a", b"{a:", b"{a:1", b"{a 1}", b"{:1}", b"[1 2]", b"{a:1 b:2}", b"1 2",
+        b"nul", b"undefined", b'"\\u12"', b'"\\uzzzz"', b'"\\u+123"', b'"\\q"', b'"\\', b"'\\ud800'", b"\xff",
+        b'"\xff"',
+        b'{"a":1}}', b"-", b"+1", b"[1e999]", b"[1e999,]", b"{{a:1}}", b"{1.5:2}", b"[" + b"1" * 5000 + b"]", b"{" + b"1" * 30 + b":1}",
+    ],
+)  # fmt: skip
+def test_bad_text_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        loads(data)
+
+
+def test_a_text_beyond_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastjson, "SIZE_MAX", 4)
+    assert loads(b"[12]") == [12]
+    with pytest.raises(ValueError, match="at most"):
+        loads(b"[123]")
+
+
+def test_legacy_form_has_bare_integer_keys_and_no_whitespace() -> None:
+    value = {"b": {1: "1.2.3.4:5", 0: "x"}, "a": [1, True, None, 1.5, "\u00e4"], "n": None}
+    assert dumps(value) == '{"b":{1:"1.2.3.4:5",0:"x"},"a":[1,true,null,1.5,"\u00e4"]}'.encode()
+
+
+def test_strict_form_is_json_with_sorted_keys_in_ascii() -> None:
+    value = {"b": {10: "x", 9: "y"}, "a": "\u00e4\U0001f600"}
+    data = dumps(value, quoted_keys=True)
+    assert data == b'{"a":"\\u00e4\\ud83d\\ude00","b":{"9":"y","10":"x"}}'
+    assert json.loads(data) == {"a": "\u00e4\U0001f600", "b": {"10": "x", "9": "y"}}
+
+
+def test_struct_keys_are_alphabetical_and_none_is_left_out() -> None:
+    assert dumps(Queue("T", 3)) == b'{"queueId":3,"topic":"T"}'
+    assert dumps({Queue("T", 3, "b"): 7}) == b'{{"brokerName":"b","queueId":3,"topic":"T"}:7}'
+    assert dumps(ObjectMap([({"queueId": 3}, 7)])) == b'{{"queueId":3}:7}'
+    assert dumps({}) == b"{}"
+    assert dumps({"a": None}) == b"{}"
+    assert (
+        dumps({"s": {"c", "a", "b"}, "f": float("nan"), "i": float("inf")}) == b'{"s":["a","b","c"],"f":null,"i":null}'
+    )
+
+
+def test_what_cannot_be_written_is_refused() -> None:
+    with pytest.raises(TypeError, match="bytes"):
+        dumps(b"x")
+    with pytest.raises(ValueError, match="UTF-8"):
+        dumps("\ud800")
+    with pytest.raises(ValueError, match="strict"):
+        dumps({Queue("T", 1): 1}, quoted_keys=True)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="levels"):
+        dumps(endless)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | texts
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts.filter(lambda key: key != "$ref"), inner, max_size=4)
+        | st.dictionaries(st.integers(-(2**63), 2**63 - 1), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def without_nones(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_nones(item) for key, item in value.items() if item is not None}
+    return [without_nones(item) for item in value] if isinstance(value, list) else value
+
+
+@given(values)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    assert loads(dumps(value)) == without_nones(value)
+
+
+@given(values)
+def test_the_strict_form_is_read_by_any_json_reader(value: Any) -> None:
+    data = dumps(value, quoted_keys=True)
+    assert data.isascii()
+    assert json.loads(data) == loads(data)
+
+
+@given(st.text(alphabet="{}[]:,\"'\\ \n01-e.truefalsn$ab\u00e4"))
+def test_any_text_gives_a_value_that_can_be_written_or_a_value_error(text: str) -> None:
+    try:
+        value = loads(text)
+    except ValueError:
+        return
+    assert dumps(value)
+
+
+@given(values, st.data())
+def test_a_cut_text_never_passes_for_the_whole(value: Any, data: st.DataObject) -> None:
+    text = dumps([value])
+    cut = data.draw(st.integers(0, len(text) - 1))
+    with pytest.raises(ValueError, match="JSON"):
+        loads(text[:cut])
