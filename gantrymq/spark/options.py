@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import attrs
 import msgspec
 
+from gantrymq.remoting.address import parse_address
 from gantrymq.spark.errors import WrongOption
 
 EARLIEST = -2
@@ -75,18 +76,13 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
 
 def read_addresses(text: str) -> tuple[Address, ...]:
     """The addresses in ``host:port;host:port``; an IPv6 host stands in brackets. Raises :class:`WrongOption`."""
-    addresses = tuple(read_address(part.strip()) for part in text.split(";") if part.strip())
+    try:
+        addresses = tuple(parse_address(part) for part in text.split(";") if part.strip())
+    except ValueError as error:
+        raise WrongOption(f"option nameserver: {error}") from None
     if not addresses:
         raise WrongOption("option nameserver is empty, write host:port or host:port;host:port")
     return addresses
-
-
-def read_address(text: str) -> Address:
-    """The address in ``host:port``. Raises :class:`WrongOption`."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise WrongOption(f"{text!r} is no address, write host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _read_offsets(name: str, text: str, topics: tuple[str, ...]) -> int | Offsets:

@@ -13,6 +13,7 @@ from types import TracebackType
 
 import attrs
 
+from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies import TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
@@ -26,8 +27,8 @@ from gantrymq.remoting.headers import (
     RouteHeader,
     read_header,
 )
-from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable, WrongOption
-from gantrymq.spark.options import Address, read_address
+from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
+from gantrymq.spark.options import Address
 
 GROUP = "CID_GANTRYMQ_SPARK"
 """The group name that pulls carry; the protocol wants one, no offset is ever kept under it."""
@@ -101,10 +102,10 @@ class Wire:
                 failures.append(str(error))
                 continue
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise UnknownTopic(f"topic {topic!r} is not known to the nameserver {_text(address)}")
+                raise UnknownTopic(f"topic {topic!r} is not known to the nameserver {format_address(*address)}")
             if answer.code != ResponseCode.SUCCESS:
-                raise Refused(_text(address), f"the route of {topic!r}", answer.code, answer.remark)
-            return _read_queues(topic, _text(address), answer.body)
+                raise Refused(format_address(*address), f"the route of {topic!r}", answer.code, answer.remark)
+            return _read_queues(topic, format_address(*address), answer.body)
         raise Unreachable("no nameserver answers: " + "; ".join(failures))
 
     def find_bounds(self, queue: Queue) -> tuple[int, int]:
@@ -160,12 +161,12 @@ class Wire:
         try:
             fresh = _Connection(address, self._timeout)
         except OSError as error:
-            raise Unreachable(f"cannot connect to {_text(address)}: {_reason(error)}") from None
+            raise Unreachable(f"cannot connect to {format_address(*address)}: {_reason(error)}") from None
         try:
             answer = fresh.call(request)
         except (OSError, FatalRemoteFault) as error:
             fresh.close()
-            raise Unreachable(f"no answer from {_text(address)}: {_reason(error)}") from None
+            raise Unreachable(f"no answer from {format_address(*address)}: {_reason(error)}") from None
         self._connections[address] = fresh
         return answer
 
@@ -180,8 +181,8 @@ class Wire:
 
     def _call_broker(self, queue: Queue, request: Command) -> Command:
         try:
-            address = read_address(queue.address)
-        except WrongOption:
+            address = parse_address(queue.address)
+        except ValueError:
             raise Unreachable(f"broker {queue.broker} is registered with {queue.address!r}, no address") from None
         for pause in BUSY_PAUSES_SECONDS:
             answer = self.call(address, request)
@@ -237,11 +238,6 @@ def _read_queues(topic: str, nameserver: str, body: bytes) -> list[Queue]:
     if not queues:
         raise UnknownTopic(f"topic {topic!r} has no queue that may be read (nameserver {nameserver})")
     return queues
-
-
-def _text(address: Address) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _reason(error: Exception) -> str:
