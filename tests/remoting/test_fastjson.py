@@ -127,7 +127,8 @@ def test_endless_nesting_is_a_value_error(opening: str) -> None:
         b"", b" ", b"{", b"[", b'"', b"'", b"{a", b"{a:", b"{a:1", b"{a 1}", b"{:1}", b"[1 2]", b"{a:1 b:2}", b"1 2",
         b"nul", b"undefined", b'"\\u12"', b'"\\uzzzz"', b'"\\u+123"', b'"\\q"', b'"\\', b"'\\ud800'", b"\xff",
         b'"\xff"',
-        b'{"a":1}}', b"-", b"+1", b"[1e999]", b"[1e999,]", b"{{a:1}}", b"{1.5:2}", b"[" + b"1" * 5000 + b"]", b"{" + b"1" * 30 + b":1}",
+        b'{"a":1}}', b"-", b"+1",
+        b"[1e999]", b"[1e999,]", b"{{a:1}}", b"{1.5:2}", b"[" + b"1" * 5000 + b"]", b"{" + b"1" * 30 + b":1}",
     ],
 )  # fmt: skip
 def test_bad_text_is_a_value_error(data: bytes) -> None:
