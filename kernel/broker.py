@@ -127,24 +127,20 @@ class Broker:
         self.store = Store(self.env, self.root, self._store_config())
         try:
             self.store.open()
-            clean = False
             try:
                 self._hook.configure(broker=self, config=self.config)
                 self.recovery = self.store.recover(self._dispatch, None)
                 await self._serve(task_status)
-                clean = True
-            except (LogPoisoned, PluginError):
-                raise
-            except BaseException:
-                # Cancelled, or something failed that has nothing to do with the log: it is closed like at any stop.
-                clean = True
-                raise
-            finally:
-                if clean:
-                    self.persist()
-                    self.store.close()
-                else:
+            except BaseException as error:
+                culprit = _fatal(error)
+                if culprit is not None:
+                    # Nothing more may be written: the next start looks at the log as after a crash.
                     self.store.abandon()
+                    raise culprit from error
+                # Cancelled, or something failed that has nothing to do with the log: closed like at any stop.
+                self._close()
+                raise
+            self._close()
         finally:
             self.sweep.close()
 
@@ -239,6 +235,10 @@ class Broker:
         with trio.move_on_after(DRAIN_S):
             await self._drained.wait()
 
+    def _close(self) -> None:
+        self.persist()
+        self.store.close()
+
     def persist(self) -> None:
         """Let every plugin write its tables; a failure is logged and the next round tries again."""
         for info in self.manager.plugins:
@@ -247,6 +247,15 @@ class Broker:
                     info.plugin.persist(broker=self)
                 except Exception:
                     log.exception("persist failed", plugin=info.name)
+
+
+def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
+    """The failure that forbids a clean close, if it is one of what came out of the tasks."""
+    if isinstance(error, LogPoisoned | PluginError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _fatal(inner)) is not None), None)
+    return None
 
 
 async def _run_service(service: Service) -> None:

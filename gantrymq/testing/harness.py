@@ -1,0 +1,137 @@
+"""A real nameserver and a real broker inside the test's process, on free loopback ports.
+
+``async with run_cluster(tmp_path) as cluster`` for trio; ``with cluster_in_thread(tmp_path) as cluster`` for everything
+else: the pair then runs in a thread of its own and speaks over real sockets.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from os import PathLike, fspath
+
+import attrs
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.config import build_config
+from gantrymq.kernel.env import Env, SystemEnv
+from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.services import Registration
+from gantrymq.kernel.settings import read_settings
+from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins import DEFAULT_PLUGINS
+
+START_S = 10.0
+
+
+@attrs.frozen
+class Cluster:
+    """Addresses (``host:port``) of the nameserver and the broker, and the broker itself."""
+
+    nameserver: str
+    address: str
+    broker: Broker
+
+
+def make_broker(
+    data: str | PathLike[str],
+    nameservers: Sequence[str] = (),
+    *,
+    settings: Mapping[str, str] | None = None,
+    enable: Sequence[str] = (),
+    disable: Sequence[str] = (),
+    env: Env | None = None,
+) -> Broker:
+    """A broker that is not running yet: any free port, the default plugins, ``settings`` as ``section.key: value``."""
+    given = {
+        "broker.data": fspath(data),
+        "broker.listen": "127.0.0.1:0",
+        "store.commit_log_file_bytes": "64 MiB",
+        **(settings or {}),
+    }
+    without = [*disable, *([] if nameservers else ["register"])]
+    read = read_settings(sets=[f"{key}={value}" for key, value in given.items()], enable=enable, disable=without)
+    manager = load_plugins(DEFAULT_PLUGINS, read.enable, read.disable)
+    config = build_config(read, manager)
+    broker_section = attrs.evolve(config.broker, nameservers=list(nameservers))
+    return Broker(attrs.evolve(config, broker=broker_section), manager, env or SystemEnv())
+
+
+@asynccontextmanager
+async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
+    """``broker`` from its first to its last breath; it drains and closes its store at the end of the block."""
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(START_S):
+            await nursery.start(_run, broker)
+        try:
+            yield broker
+        finally:
+            broker.stop()
+
+
+@asynccontextmanager
+async def run_cluster(
+    data: str | PathLike[str],
+    *,
+    settings: Mapping[str, str] | None = None,
+    enable: Sequence[str] = (),
+    disable: Sequence[str] = (),
+) -> AsyncIterator[Cluster]:
+    """A nameserver and one broker that is registered there."""
+    async with trio.open_nursery() as nursery:
+        nameserver = NameServer(NameServerConfig(port=0))
+        await nursery.start(nameserver.serve)
+        broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
+        async with run_broker(broker):
+            await broker.services.get(Registration).wait_first(START_S)
+            yield Cluster(nameserver.address, broker.address, broker)
+        nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def cluster_in_thread(
+    data: str | PathLike[str],
+    *,
+    settings: Mapping[str, str] | None = None,
+    enable: Sequence[str] = (),
+    disable: Sequence[str] = (),
+) -> Iterator[Cluster]:
+    """As :func:`run_cluster`, in a thread of its own, for tests on asyncio and for plain ones."""
+    ready = threading.Event()
+    found: list[tuple[Cluster, trio.lowlevel.TrioToken, trio.Event]] = []
+    failed: list[BaseException] = []
+
+    async def main() -> None:
+        async with run_cluster(data, settings=settings, enable=enable, disable=disable) as cluster:
+            stop = trio.Event()
+            found.append((cluster, trio.lowlevel.current_trio_token(), stop))
+            ready.set()
+            await stop.wait()
+
+    def body() -> None:
+        try:
+            trio.run(main)
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=body, name="gantrymq-cluster")
+    thread.start()
+    ready.wait()
+    try:
+        if found:
+            yield found[0][0]
+    finally:
+        if found:
+            _, token, stop = found[0]
+            token.run_sync_soon(stop.set)
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+async def _run(broker: Broker, *, task_status: trio.TaskStatus[Broker]) -> None:
+    await broker.run(task_status=task_status)

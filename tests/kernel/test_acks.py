@@ -1,0 +1,96 @@
+"""Replies wait for the slowest gate, in log order, and a late gate speaks its own code."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from gantrymq.kernel.acks import Acks
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.remoting.codes import ResponseCode
+
+
+@attrs.define
+class Gate:
+    watermark: int = 0
+    timeout_s: float = 5.0
+    late_code: int = ResponseCode.FLUSH_DISK_TIMEOUT
+    late_remark: str = "late"
+
+
+def batch(end: int, done: list[int], *, waits: tuple[bool, ...] = (True,)) -> AppendBatch:
+    made = AppendBatch(done=lambda finished: done.append(finished.end))
+    for wait in waits:
+        made.add("T", 0, b"x", b"", wait=wait)
+    made.end = end
+    return made
+
+
+def test_a_batch_is_done_when_every_gate_has_passed_its_end() -> None:
+    first, second, done = Gate(), Gate(), []
+    acks = Acks([first, second])
+    acks.add(batch(100, done), 0.0)
+    acks.add(batch(200, done), 0.0)
+    first.watermark = 200
+    acks.release(acks.committed(200))
+    assert done == []
+    second.watermark = 150
+    assert acks.committed(200) == 150
+    acks.release(150)
+    assert done == [100]
+    second.watermark = 200
+    acks.release(acks.committed(200))
+    assert done == [100, 200]
+    assert len(acks) == 0
+
+
+def test_without_gates_nothing_waits_and_all_is_committed() -> None:
+    done: list[int] = []
+    acks = Acks([])
+    acks.add(batch(100, done), 0.0)
+    assert done == [100]
+    assert acks.committed(100) == 100
+
+
+def test_a_batch_in_which_no_row_waits_is_done_at_once() -> None:
+    done: list[int] = []
+    acks = Acks([Gate()])
+    acks.add(batch(100, done, waits=(False, False)), 0.0)
+    assert done == [100]
+
+
+def test_a_batch_of_refused_rows_is_done_at_once() -> None:
+    done: list[int] = []
+    acks = Acks([Gate()])
+    refused = batch(0, done)
+    refused.refuse(0, ResponseCode.MESSAGE_ILLEGAL, "no")
+    acks.add(refused, 0.0)
+    assert done == [0]
+
+
+def test_a_late_batch_gets_the_code_of_the_gate_that_is_late_and_only_where_a_row_waits() -> None:
+    quick, slow, done = Gate(watermark=1000), Gate(late_code=ResponseCode.FLUSH_SLAVE_TIMEOUT), []
+    acks = Acks([quick, slow])
+    late = batch(100, done, waits=(True, False, True))
+    late.refuse(2, ResponseCode.MESSAGE_ILLEGAL, "no")
+    acks.add(late, 10.0)
+    acks.expire(14.9)
+    assert done == []
+    acks.expire(15.0)
+    assert done == [100]
+    assert late.statuses == [ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL]
+    slow.watermark = 1000
+    acks.release(1000)
+    assert done == [100], "done is called once"
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_first_refusal_of_a_row_stands(row: int) -> None:
+    rows = AppendBatch()
+    rows.add("T", 0, b"", b"")
+    rows.add("T", 0, b"", b"")
+    rows.refuse(row, ResponseCode.NO_PERMISSION, "first")
+    rows.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "second")
+    assert rows.statuses[row] == ResponseCode.NO_PERMISSION
+    assert rows.remarks == {row: "first"}
+    assert list(rows.live) == [1 - row]

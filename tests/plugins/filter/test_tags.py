@@ -1,0 +1,32 @@
+"""Tag expressions become sets of hashes, as RocketMQ builds them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.plugins.filter.tags import EXPRESSION_MAX_BYTES, compile_tags
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.properties import java_hash
+
+
+@pytest.mark.parametrize("expression", ["*", ""])
+def test_a_star_passes_everything(expression: str) -> None:
+    assert compile_tags(expression).matches_all
+    assert compile_tags(expression).matches(7)
+
+
+def test_tags_are_split_and_trimmed() -> None:
+    wanted = compile_tags("TagA || TagB||")
+    assert not wanted.matches_all
+    assert wanted.matches(2598919)  # "TagA", as the Java broker stores it
+    assert wanted.matches(java_hash("TagB"))
+    assert not wanted.matches(java_hash("TagC"))
+    assert not wanted.matches(0), "a message without a tag"
+
+
+@pytest.mark.parametrize("expression", ["||", " ", "a" * (EXPRESSION_MAX_BYTES + 1)])
+def test_an_expression_without_a_tag_or_too_long_is_refused(expression: str) -> None:
+    with pytest.raises(RemoteFault) as caught:
+        compile_tags(expression)
+    assert caught.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
