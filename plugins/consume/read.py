@@ -12,7 +12,7 @@ from enum import Enum, auto
 import attrs
 import structlog
 
-from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.commitlog import CommitLog, CorruptRange
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.queues import ConsumeQueue
 from gantrymq.remoting.codes import ResponseCode
@@ -119,7 +119,7 @@ def _gather(
             continue
         try:
             parts.append(commit_log.view(at, record_bytes))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=record_bytes, error=str(error))
             continue

@@ -1,0 +1,253 @@
+"""One task serves all sockets: fair, bounded, and what one peer sends harms no other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import attrs
+import pytest
+
+from gantrymq.kernel.config import LimitsSection
+from gantrymq.kernel.connection import ConnectionsBatch
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.sweep import Sweep
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+
+
+class ClockedEnv(SystemEnv):
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@attrs.define
+class Bench:
+    """A sweep on a real listener, driven turn by turn; every request is answered with its own body."""
+
+    sweep: Sweep
+    env: ClockedEnv
+    port: int
+    sweeps: list[list[Request]]
+    changes: list[ConnectionsBatch]
+
+    def connect(self) -> socket.socket:
+        before = self.opened
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        self.turns(lambda: self.opened > before)
+        return peer
+
+    def turns(self, until: Callable[[], bool]) -> None:
+        for _ in range(100_000):
+            if until():
+                return
+            self.sweep.turn()
+        raise AssertionError("nothing happened")
+
+    @property
+    def opened(self) -> int:
+        return sum(len(change.opened) for change in self.changes)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for sweep in self.sweeps for request in sweep]
+
+
+def make_bench(**limits: int | float) -> Bench:
+    sweeps: list[list[Request]] = []
+    changes: list[ConnectionsBatch] = []
+
+    def handle(requests: list[Request]) -> None:
+        sweeps.append(requests)
+        for request in requests:
+            request.answer(0, body=request.command.body)
+
+    env = ClockedEnv()
+    sweep = Sweep(env, LimitsSection(**limits), handle, changes.append, lambda: None)  # type: ignore[arg-type]
+    _, port = sweep.bind("127.0.0.1", 0)
+    sweep.listen()
+    return Bench(sweep, env, port, sweeps, changes)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = make_bench()
+    yield made
+    made.sweep.close()
+
+
+def request(opaque: int, body: bytes = b"", flag: int = 0, kind: int = 0) -> bytes:
+    return encode(Command(1, {"a": "b"}, body, opaque, flag, kind=kind))
+
+
+def answers(peer: socket.socket, count: int) -> list[Command]:
+    data = bytearray()
+    found: list[Command] = []
+    while len(found) < count:
+        received = peer.recv(65536)
+        assert received, "closed"
+        data += received
+        frames, taken = cut_frames(data)
+        del data[:taken]
+        found += [decode(frame) for frame in frames]
+    return found
+
+
+def test_all_that_is_ready_is_one_call_and_each_peer_gets_its_own_answers(bench: Bench) -> None:
+    first, second = bench.connect(), bench.connect()
+    first.sendall(request(1, b"x") + request(2, b"y", kind=1))
+    second.sendall(request(1, b"z"))
+    bench.turns(lambda: len(bench.requests) == 3)
+    assert [(answer.opaque, answer.body, answer.kind) for answer in answers(first, 2)] == [(1, b"x", 0), (2, b"y", 1)]
+    assert [answer.body for answer in answers(second, 1)] == [b"z"]
+    first.close()
+    second.close()
+
+
+def test_a_request_is_complete_when_its_last_byte_came(bench: Bench) -> None:
+    peer = bench.connect()
+    data = request(7, b"slow")
+    for byte in data[:-1]:
+        peer.sendall(bytes((byte,)))
+        bench.sweep.turn()
+    assert bench.requests == []
+    peer.sendall(data[-1:] + request(8))
+    bench.turns(lambda: len(bench.requests) == 2)
+    assert [answer.opaque for answer in answers(peer, 2)] == [7, 8]
+    peer.close()
+
+
+def test_oneway_requests_are_handled_and_never_answered(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(request(1, flag=ONEWAY_FLAG) + request(2))
+    bench.turns(lambda: len(bench.requests) == 2)
+    assert [answer.opaque for answer in answers(peer, 1)] == [2]
+    peer.close()
+
+
+def test_a_response_nobody_waits_for_is_dropped(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(request(1, flag=RESPONSE_FLAG) + request(2))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert [answer.opaque for answer in answers(peer, 1)] == [2]
+    peer.close()
+
+
+BAD = [
+    b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x00\x00\x00\x03", b"\x01\x00\x00\x00", b"\x7f\xff\xff\xff",
+    b"\x00\x00\x00\x08\x00\x00\x00\xff", b"\x00\x00\x00\x06\x02\x00\x00\x02{}", b"\x00\x00\x00\x06\x00\x00\x00\x02{]",
+    b"\x00\x00\x00\x07\x00\x00\x00\x03\xff{}", b"GET / HTTP/1.1\r\n\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[bad.hex() for bad in BAD])
+def test_bytes_that_are_no_frame_close_that_connection_and_no_other(bench: Bench, bad: bytes) -> None:
+    guilty, innocent = bench.connect(), bench.connect()
+    guilty.sendall(bad)
+    bench.turns(lambda: any(change.closed for change in bench.changes))
+    assert guilty.recv(1) == b""
+    innocent.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert answers(innocent, 1)[0].opaque == 1
+    guilty.close()
+    innocent.close()
+
+
+def test_a_peer_that_does_not_read_is_closed_at_the_cap_and_others_are_served() -> None:
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    greedy, other = bench.connect(), bench.connect()
+    greedy.setblocking(False)
+    closed = False
+    for _ in range(10_000):
+        try:
+            greedy.send(request(1, bytes(60_000)))
+        except BlockingIOError:
+            pass
+        except OSError:
+            break
+        bench.sweep.turn()
+        closed = any(change.closed for change in bench.changes)
+        if closed:
+            break
+    assert closed
+    other.sendall(request(1))
+    bench.turns(lambda: bench.requests[-1].connection.closed is False)
+    assert answers(other, 1)[0].opaque == 1
+    greedy.close()
+    other.close()
+    bench.sweep.close()
+
+
+def test_a_turn_takes_no_more_rows_than_its_limit_and_the_rest_follows() -> None:
+    bench = make_bench(sweep_rows=10)
+    peers = [bench.connect() for _ in range(4)]
+    for peer in peers:
+        peer.sendall(request(1) * 8)
+    bench.turns(lambda: len(bench.requests) == 32)
+    # A connection is received whole, so the limit is exceeded by one connection's frames at most.
+    assert max(len(sweep) for sweep in bench.sweeps) <= 16
+    for peer in peers:
+        assert len(answers(peer, 8)) == 8
+        peer.close()
+    bench.sweep.close()
+
+
+def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
+    idle, trickling, busy = bench.connect(), bench.connect(), bench.connect()
+    trickling.sendall(request(1)[:-1])
+    bench.turns(lambda: any(connection.inbound for connection in bench.sweep.connections))
+    bench.env.now += 16.0
+    busy.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    bench.sweep.check_deadlines()
+    assert trickling.recv(1) == b""
+    assert len(bench.sweep.connections) == 2
+    bench.env.now += 110.0
+    bench.sweep.check_deadlines()
+    assert idle.recv(1) == b""
+    assert len(bench.sweep.connections) == 1
+    for peer in (idle, trickling, busy):
+        peer.close()
+
+
+def test_more_connections_than_allowed_are_turned_away() -> None:
+    bench = make_bench(connections=1)
+    first = bench.connect()
+    second = socket.create_connection(("127.0.0.1", bench.port), timeout=5)
+    second.setblocking(False)
+
+    def refused() -> bool:
+        try:
+            return second.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    bench.turns(refused)
+    first.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    first.close()
+    second.close()
+    bench.sweep.close()
+
+
+def test_a_port_in_use_is_a_clear_error(bench: Bench) -> None:
+    other = Sweep(SystemEnv(), LimitsSection(), lambda requests: None, lambda batch: None, lambda: None)
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{bench.port}.*--listen"):
+        other.bind("127.0.0.1", bench.port)
+    other.close()
+
+
+def test_a_closed_peer_is_reported_once_and_takes_no_more_answers(bench: Bench) -> None:
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    peer.close()
+    bench.turns(lambda: any(change.closed for change in bench.changes))
+    connection.send(Command(1))
+    connection.close("again")
+    bench.sweep.turn()
+    assert [closed for change in bench.changes for closed in change.closed] == [connection]
