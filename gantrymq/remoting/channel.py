@@ -16,7 +16,7 @@ from typing import Final
 
 import anyio
 import structlog
-from anyio.abc import ByteStream, TaskGroup, TaskStatus
+from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
@@ -66,6 +66,8 @@ class Channel:
         self._lost: str | None = None
         self._tasks: TaskGroup | None = None
         self._peer_requests = 0
+        self.local_host = "127.0.0.1"
+        """This side's address on the connection, once it stands."""
 
     @property
     def closed(self) -> bool:
@@ -135,6 +137,9 @@ class Channel:
         """
         if stream is None:
             stream = await self._connect(connect_timeout)
+        local = stream.extra(SocketAttribute.local_address, None)  # noqa: S610  (anyio's, not Django's)
+        if isinstance(local, tuple):
+            self.local_host = str(local[0])
         try:
             async with stream, anyio.create_task_group() as tasks:
                 self._tasks = tasks

@@ -148,8 +148,8 @@ def decode_records(data: bytes, make: type[R], *, check_crc: bool = True) -> lis
 def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool = True) -> list[Any]:
     """All records in ``data``, in their order.
 
-    ``make`` is the class of the results. Raises :class:`FatalRemoteFault` when the bytes are no whole number of records,
-    or a body does not match its CRC.
+    ``make`` is the class of the results. Raises :class:`FatalRemoteFault` when the bytes are no whole number of
+    records, or a body does not match its CRC.
     """
     records: list[Record] = []
     position = 0

@@ -1,0 +1,13 @@
+"""The client: producers, consumers and questions to a cluster, on trio and on asyncio alike.
+
+``client`` is the entrance, ``producer`` and ``consumer`` the two roles, ``admin`` the questions, ``cluster`` what they
+share. ``allocation``, ``progress``, ``outgoing`` and ``checks`` do no I/O. ``gantrymq.sync`` is the same without async.
+"""
+
+from __future__ import annotations
+
+from gantrymq.client.client import Client, connect
+from gantrymq.client.consumer import Consumer
+from gantrymq.client.producer import Producer
+
+__all__ = ["Client", "Consumer", "Producer", "connect"]

@@ -1,0 +1,150 @@
+"""What a client can ask and order besides sending and receiving: topics, routes, offsets."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gantrymq.client.checks import check_topic
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.connections import call, reading
+from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
+from gantrymq.remoting.bodies import ClusterInfo, MessageQueue, TopicRouteData
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import (
+    CreateTopicHeader,
+    Header,
+    OffsetResponse,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+    read_header,
+)
+
+TOPIC_QUEUES: Final = 8
+"""Queues of a topic that is created without a number, as ``mqadmin updateTopic`` does."""
+
+
+class Admin:
+    """The questions of one client. All raise :class:`ConnectError`, :class:`BrokerError`, :class:`NoRoute`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted; the brokers' own are among them."""
+        self._cluster.ensure_open()
+        return await self._cluster.nameservers.topics()
+
+    async def cluster(self) -> ClusterInfo:
+        """All clusters and brokers with their addresses."""
+        self._cluster.ensure_open()
+        return await self._cluster.nameservers.cluster()
+
+    async def route(self, topic: str) -> TopicRouteData:
+        """Where ``topic`` lies now."""
+        self._cluster.ensure_open()
+        check_topic(topic)
+        route = await self._cluster.nameservers.route(topic)
+        if route is None:
+            raise NoRoute(f"topic {topic} does not exist: no broker has it")
+        return route
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of ``topic`` that can be read, in order of broker and id."""
+        self._cluster.ensure_open()
+        check_topic(topic)
+        return queues_to_subscribe(topic, await self._cluster.routes.get(topic))
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = TOPIC_QUEUES,
+        *,
+        cluster: str | None = None,
+        perm: int = PERM_READ | PERM_WRITE,
+    ) -> list[str]:
+        """Create ``topic`` with ``queues`` queues on every master (of one ``cluster``), or change it there.
+
+        Returns the addresses of the brokers; when it returns they have told the nameservers.
+        """
+        check_topic(topic)
+        if queues < 1:
+            raise ValueError(f"a topic needs at least one queue, not {queues}")
+        info = await self.cluster()
+        names = [
+            name
+            for cluster_name, members in info.cluster_addr_table.items()
+            if cluster is None or cluster_name == cluster
+            for name in members
+        ]
+        brokers = [info.broker_addr_table[name] for name in sorted(set(names)) if name in info.broker_addr_table]
+        masters = [data.broker_addrs[MASTER_ID] for data in brokers if MASTER_ID in data.broker_addrs]
+        if not masters:
+            where = f"cluster {cluster}" if cluster else "any cluster"
+            known = ", ".join(sorted(info.cluster_addr_table)) or "none"
+            raise NoRoute(f"there is no master broker in {where} to create {topic} on (clusters: {known})")
+        header = CreateTopicHeader(
+            topic=topic,
+            default_topic=DEFAULT_TOPIC,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=perm,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+        )
+        for address in masters:
+            await call(
+                await self._cluster.broker(address), Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
+            )
+        return masters
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The queue offset of the oldest message that ``queue`` still has."""
+        return await self._ask(
+            queue, RequestCode.GET_MIN_OFFSET, QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
+        )
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message of ``queue`` will get."""
+        return await self._ask(
+            queue, RequestCode.GET_MAX_OFFSET, QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
+        )
+
+    async def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """The queue offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970)."""
+        header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
+        return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
+        header = QueryConsumerOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        try:
+            return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+
+    async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Let ``group`` go on at ``offset`` of ``queue``; its running members may overwrite that."""
+        self._cluster.ensure_open()
+        header = UpdateConsumerOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
+        )
+        channel = await self._cluster.broker(await self._master(queue))
+        await call(channel, Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext()))
+
+    async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
+        self._cluster.ensure_open()
+        channel = await self._cluster.broker(await self._master(queue))
+        answer = await call(channel, Command(code, header.to_ext()))
+        with reading(channel.address):
+            return read_header(OffsetResponse, answer.ext).offset
+
+    async def _master(self, queue: MessageQueue) -> str:
+        if self._cluster.routes.broker(queue.broker_name) is None:
+            await self._cluster.routes.get(queue.topic)
+        return self._cluster.routes.master(queue)

@@ -1,0 +1,105 @@
+"""What is refused before it reaches the network: names, bodies, properties.
+
+The rules are RocketMQ 4.9.7's (``Validators``, ``TopicValidator``); a broker would refuse the same with a code.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gantrymq.client.errors import InvalidMessage, InvalidName
+from gantrymq.message import Message
+from gantrymq.remoting import properties
+
+TOPIC_MAX_CHARACTERS: Final = 127
+GROUP_MAX_CHARACTERS: Final = 255
+BODY_MAX_BYTES: Final = 4 * 1024 * 1024
+
+NOT_SENDABLE: Final = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics of the broker's own that nobody may send to."""
+
+RESERVED_PROPERTIES: Final = frozenset(
+    {
+        "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET",
+        "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG",
+        "RECONSUME_TIME", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME",
+        "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "INNER_NUM", "INNER_BASE", "DUP_INFO",
+    }
+)  # fmt: skip
+"""Property names with a meaning to RocketMQ (``MessageConst.STRING_HASH_SET``)."""
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def check_topic(name: str) -> None:
+    """Raise :class:`InvalidName` unless ``name`` can be a topic."""
+    _check_name("topic", name, TOPIC_MAX_CHARACTERS)
+
+
+def check_group(name: str) -> None:
+    """Raise :class:`InvalidName` unless ``name`` can be a producer or consumer group."""
+    _check_name("group", name, GROUP_MAX_CHARACTERS)
+
+
+def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> None:
+    """Raise :class:`InvalidName` or :class:`InvalidMessage` unless a broker would take ``message``."""
+    check_topic(message.topic)
+    if message.topic in NOT_SENDABLE:
+        raise InvalidName(f"topic {message.topic} belongs to the broker: nobody may send to it")
+    if not isinstance(message.body, bytes | bytearray | memoryview):
+        raise InvalidMessage(f"a body is bytes, not {type(message.body).__name__}: encode it first")
+    size = len(message.body)
+    if not size:
+        raise InvalidMessage("the body is empty; RocketMQ's protocol has no empty messages")
+    if size > body_max_bytes:
+        raise InvalidMessage(f"the body has {size} bytes, {body_max_bytes} is the limit: split it")
+    for key in message.keys:
+        if not key or any(character.isspace() for character in key):
+            raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")
+    for name in message.properties:
+        if name in RESERVED_PROPERTIES:
+            raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
+
+
+def encode_message_properties(message: Message, unique_key: str) -> str:
+    """The text form of a checked message's properties; :class:`InvalidMessage` for what that form cannot hold."""
+    pairs = dict(message.properties)
+    if message.keys:
+        pairs[properties.KEYS] = " ".join(message.keys)
+    if message.tags is not None:
+        pairs[properties.TAGS] = message.tags
+    pairs[properties.UNIQ_KEY] = unique_key
+    for name, value in pairs.items():
+        if not name or not value:
+            raise InvalidMessage(f"property {name!r} has no {'value' if name else 'name'}; it would be lost on the way")
+    text = properties.encode_properties(pairs)
+    separators = text.count(properties.NAME_SEPARATOR) + text.count(properties.PAIR_SEPARATOR)
+    if separators != 2 * len(pairs) - 1:
+        raise InvalidMessage("a property's name or value holds U+0001 or U+0002, which separate properties")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(f"a property is no valid Unicode: {error.reason}") from None
+    if size > properties.PROPERTIES_MAX_BYTES:
+        raise InvalidMessage(f"the properties have {size} bytes, {properties.PROPERTIES_MAX_BYTES} is the limit")
+    return text
+
+
+def _check_name(kind: str, name: str, limit: int) -> None:
+    if not name or not name.strip():
+        raise InvalidName(f"the {kind}'s name is blank")
+    if len(name) > limit:
+        raise InvalidName(f"{kind} {name[:40]!r}... has {len(name)} characters, {limit} is the limit")
+    if not _NAME.fullmatch(name):
+        raise InvalidName(f"{kind} {name!r} has characters other than letters, digits, _, -, % and |")

@@ -1,0 +1,78 @@
+"""A client of one cluster: its connections, routes and heartbeats, and the producers and consumers that share them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gantrymq.client.admin import Admin
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.consumer import Consumer, open_consumer
+from gantrymq.client.nameservers import parse_nameservers
+from gantrymq.client.options import ConsumerOptions, Start
+from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
+from gantrymq.message import ReceivedMessage
+from gantrymq.remoting.tasks import background_tasks
+
+DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
+
+
+class Client:
+    """What :func:`connect` gives. Valid until its block ends; after that everything raises :class:`ClientClosed`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.admin = Admin(cluster)
+
+    @property
+    def client_id(self) -> str:
+        """The name under which brokers know this client."""
+        return self._cluster.client_id
+
+    @asynccontextmanager
+    async def producer(
+        self,
+        group: str = DEFAULT_PRODUCER_GROUP,
+        *,
+        timeout: float = SEND_TIMEOUT_SECONDS,
+        retries: int = SEND_RETRIES,
+    ) -> AsyncIterator[Producer]:
+        """A producer for the length of the block.
+
+        ``timeout`` (seconds) is the bound of one send with all its ``retries``. Raises :class:`InvalidName`.
+        """
+        async with open_producer(self._cluster, group, timeout=timeout, retries=retries) as producer:
+            yield producer
+
+    @asynccontextmanager
+    async def consumer(
+        self, topic: str, group: str, *, tags: str = "*", start: Start = "last"
+    ) -> AsyncIterator[Consumer[ReceivedMessage]]:
+        """A member of the consumer ``group`` on ``topic`` for the length of the block.
+
+        ``tags`` selects by tag (``"a || b"``); every member of a group must give the same. ``start`` counts only where
+        the group has no offset yet. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has
+        a consumer of that group.
+        """
+        options = ConsumerOptions.checked(topic, group, tags, start, ReceivedMessage, int(time.time() * 1000))
+        async with open_consumer(self._cluster, options) as consumer:
+            yield consumer
+
+
+@asynccontextmanager
+async def connect(nameservers: str | Sequence[str]) -> AsyncIterator[Client]:
+    """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
+
+    Runs on trio and on asyncio. Raises ValueError for what is no address, :class:`ConnectFailed` when no nameserver can
+    be reached. When the block ends, connections close; producers and consumers must have ended by then.
+    """
+    addresses = parse_nameservers(nameservers)
+    async with background_tasks() as tasks:
+        cluster = Cluster(addresses, tasks)
+        try:
+            await cluster.start()
+            yield Client(cluster)
+        finally:
+            await cluster.aclose()

@@ -1,0 +1,169 @@
+"""The one object that a client's parts share: connections, routes, members and their heartbeats.
+
+Source of the intervals: RocketMQ 4.9.7 ``MQClientInstance``, ``ClientConfig``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+
+from gantrymq.client.connections import Connections, call
+from gantrymq.client.errors import ClientClosed, ConnectError, GantryError
+from gantrymq.client.ids import UniqueKeys, make_client_id
+from gantrymq.client.nameservers import Nameservers
+from gantrymq.client.routes import MASTER_ID, Routes
+from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+
+ROUTE_INTERVAL_SECONDS: Final = 30.0
+HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
+LEAVE_SECONDS: Final = 3.0
+"""How long a closing producer or consumer waits for brokers to take its farewell."""
+
+log = structlog.get_logger()
+
+
+class Member(Protocol):
+    """A consumer, as the cluster sees it."""
+
+    def describe(self) -> ConsumerData:
+        """Its part of the heartbeat."""
+
+    def rebalance_soon(self) -> None:
+        """The group or the routes changed: share out the queues again."""
+
+
+class Cluster:
+    """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
+
+    def __init__(self, nameservers: tuple[str, ...], tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self.connections = Connections(tasks, self._take_request)
+        self.nameservers = Nameservers(nameservers, self.connections)
+        self.routes = Routes(self.nameservers, self._route_changed)
+        self.client_id = ""
+        self.unique_keys = UniqueKeys("127.0.0.1")
+        self.closed = False
+        self._producers: dict[str, int] = {}
+        self._consumers: dict[str, Member] = {}
+
+    async def start(self) -> None:
+        """Reach a nameserver and begin the timed work. Raises :class:`ConnectFailed`."""
+        channel = await self.nameservers.connect()
+        self.client_id = make_client_id(channel.local_host)
+        self.unique_keys = UniqueKeys(channel.local_host)
+        self._tasks.start_soon(self._refresh_routes)
+        self._tasks.start_soon(self._beat)
+
+    async def aclose(self) -> None:
+        """Close the connections; what is used from now on raises :class:`ClientClosed`."""
+        self.closed = True
+        await self.connections.aclose()
+
+    def ensure_open(self) -> None:
+        """Raise :class:`ClientClosed` after the client's block has ended."""
+        if self.closed:
+            raise ClientClosed("the client is closed: its `async with` block has ended")
+
+    async def broker(self, address: str) -> Channel:
+        """The connection to a broker; a new one tells the broker at once who we are."""
+        return self.connections.open_one(address) or await self.connections.get(address, self._greet)
+
+    def join_as_producer(self, group: str) -> None:
+        """Name ``group`` in the heartbeats from now on."""
+        self._producers[group] = self._producers.get(group, 0) + 1
+
+    async def leave_as_producer(self, group: str) -> None:
+        """The opposite; with the group's last producer the brokers are told."""
+        self._producers[group] -= 1
+        if not self._producers[group]:
+            del self._producers[group]
+            await self._unregister(UnregisterClientHeader(client_id=self.client_id, producer_group=group))
+
+    def join_as_consumer(self, group: str, member: Member) -> None:
+        """Name ``member`` in the heartbeats from now on. Raises :class:`GantryError` when ``group`` has one here."""
+        if group in self._consumers:
+            raise GantryError(f"this client already consumes as group {group}: open another client for another member")
+        self._consumers[group] = member
+
+    async def leave_as_consumer(self, group: str) -> None:
+        """The opposite; the brokers are told, and share the group's queues out anew."""
+        del self._consumers[group]
+        await self._unregister(UnregisterClientHeader(client_id=self.client_id, consumer_group=group))
+
+    async def heartbeat(self) -> None:
+        """Tell every broker in the routes who we are; one that does not answer is logged and skipped."""
+        addresses = {
+            address
+            for data in self.routes.brokers().values()
+            for broker_id, address in data.broker_addrs.items()
+            if broker_id == MASTER_ID or self._consumers
+        }
+        async with anyio.create_task_group() as beats:
+            for address in addresses:
+                beats.start_soon(self._beat_at, address)
+
+    async def _beat_at(self, address: str) -> None:
+        try:
+            channel = self.connections.open_one(address)
+            if channel is None:
+                await self.connections.get(address, self._greet)
+            else:
+                await self._greet(channel)
+        except ConnectError as error:
+            log.warning("broker_unreachable", broker=address, reason=error.reason)
+
+    async def _greet(self, channel: Channel) -> None:
+        if not self._producers and not self._consumers:
+            return
+        body = HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[ProducerData(group_name=group) for group in self._producers],
+            consumer_data_set=[member.describe() for member in self._consumers.values()],
+        )
+        try:
+            await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
+        except GantryError as error:
+            log.warning("heartbeat_failed", broker=channel.address, reason=str(error))
+
+    async def _unregister(self, header: UnregisterClientHeader) -> None:
+        for data in self.routes.brokers().values():
+            for address in data.broker_addrs.values():
+                channel = self.connections.open_one(address)
+                if channel is None:
+                    continue
+                try:
+                    await call(channel, Command(RequestCode.UNREGISTER_CLIENT, header.to_ext()))
+                except GantryError as error:
+                    log.warning("unregister_failed", broker=address, reason=str(error))
+
+    async def _refresh_routes(self) -> None:
+        while True:
+            await anyio.sleep(ROUTE_INTERVAL_SECONDS)
+            await self.routes.refresh()
+
+    async def _beat(self) -> None:
+        while True:
+            await anyio.sleep(HEARTBEAT_INTERVAL_SECONDS)
+            await self.heartbeat()
+
+    def _route_changed(self, topic: str) -> None:
+        for member in self._consumers.values():
+            member.rebalance_soon()
+
+    def _take_request(self, request: Command) -> Command | None:
+        if request.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            return request.answer(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
+            )
+        member = self._consumers.get(read_header(ConsumerGroupHeader, request.ext).consumer_group)
+        if member is not None:
+            member.rebalance_soon()
+        return request.answer(ResponseCode.SUCCESS)

@@ -1,0 +1,75 @@
+"""The client's connections, one an address, opened when they are first needed and again when they were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from gantrymq.client.errors import BadAnswer, BrokerError, ClientClosed
+from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel, Handler
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
+
+Greeting = Callable[[Channel], Awaitable[None]]
+"""Called with each new connection before anybody else uses it."""
+
+
+class Connections:
+    """All connections of one client. They live in ``tasks`` and end with it."""
+
+    def __init__(self, tasks: TaskGroup, handler: Handler) -> None:
+        self._tasks = tasks
+        self._handler = handler
+        self._channels: dict[str, Channel] = {}
+        self._opening: dict[str, anyio.Lock] = {}
+        self._closed = False
+
+    def open_one(self, address: str) -> Channel | None:
+        """The connection to ``address`` if it stands."""
+        channel = self._channels.get(address)
+        return None if channel is None or channel.closed else channel
+
+    async def get(self, address: str, greet: Greeting | None = None) -> Channel:
+        """The connection to ``address``, opened if need be. Raises :class:`ConnectFailed`, :class:`ClientClosed`."""
+        channel = self.open_one(address)
+        if channel is not None:
+            return channel
+        async with self._opening.setdefault(address, anyio.Lock()):
+            channel = self.open_one(address)
+            if channel is not None:
+                return channel
+            if self._closed:
+                raise ClientClosed("the client is closed: its `async with` block has ended")
+            channel = Channel(address, self._handler)
+            await self._tasks.start(channel.run)
+            if greet is not None:
+                await greet(channel)
+            self._channels[address] = channel
+            return channel
+
+    async def aclose(self) -> None:
+        """Close all connections; none is opened again."""
+        self._closed = True
+        for channel in self._channels.values():
+            await channel.aclose()
+
+
+async def call(channel: Channel, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
+    """The answer to ``command`` if it succeeded; :class:`BrokerError` if not, and what ``channel.call`` raises."""
+    answer = await channel.call(command, timeout)
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(answer.code, answer.remark, channel.address)
+    return answer
+
+
+@contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Faults of an answer's content come out of the block as :class:`BadAnswer`."""
+    try:
+        yield
+    except (RemoteFault, FatalRemoteFault) as error:
+        raise BadAnswer(address, str(error)) from None

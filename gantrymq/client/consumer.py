@@ -1,0 +1,238 @@
+"""Consume a topic as a member of a group: share its queues with the other members, and iterate over what they bring.
+
+Source of the intervals: RocketMQ 4.9.7 ``RebalanceService``, ``ClientConfig``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Generic, Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+import structlog
+from anyio.abc import TaskGroup
+
+from gantrymq.client.allocation import allocate
+from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
+from gantrymq.client.connections import call, reading
+from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute
+from gantrymq.client.options import ConsumerOptions
+from gantrymq.client.puller import Puller
+from gantrymq.client.routes import MASTER_ID, queues_to_subscribe
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies import ConsumerData, ConsumerList, MessageQueue, TopicRouteData
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import ConsumerGroupHeader
+from gantrymq.remoting.tasks import background_tasks
+
+REBALANCE_INTERVAL_SECONDS: Final = 20.0
+REBALANCE_RETRY_SECONDS: Final = 1.0
+COMMIT_INTERVAL_SECONDS: Final = 5.0
+BATCH_MESSAGES: Final = 32
+
+_FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
+
+R = TypeVar("R", bound=DeliveredRecord)
+
+log = structlog.get_logger()
+
+
+class Consumer(Generic[R]):
+    """An iterator over the messages that fall to this member of the group.
+
+    A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue nothing more of
+    that queue comes. What is not acknowledged comes again when the group starts anew from its offset.
+    """
+
+    def __init__(self, cluster: Cluster, options: ConsumerOptions[R], tasks: TaskGroup) -> None:
+        self.topic = options.topic
+        self.group = options.group
+        self._cluster = cluster
+        self._options = options
+        self._tasks = tasks
+        self._pullers: dict[MessageQueue, Puller[R]] = {}
+        self._ready: deque[list[R]] = deque()
+        self._current: deque[R] = deque()
+        self._arrived = anyio.Event()
+        self._unbalanced = anyio.Event()
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        """The next message, whenever it comes. :class:`ClientClosed` after the consumer's block."""
+        while True:
+            self._ensure_open()
+            while self._current:
+                message = self._current.popleft()
+                if message.delivery is not None and not message.delivery.dropped:
+                    return message
+            await self._more()
+
+    async def batches(self, max: int = BATCH_MESSAGES) -> AsyncIterator[list[R]]:
+        """Lists of 1 to ``max`` messages, whatever is there; waits only while there is none."""
+        while True:
+            yield await self.next_batch(max)
+
+    async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
+        """1 to ``max`` messages; waits while there is none."""
+        batch = [await anext(self)]
+        while len(batch) < max:
+            if not self._current and self._ready:
+                self._current.extend(self._ready.popleft())
+            if not self._current:
+                break
+            message = self._current.popleft()
+            if message.delivery is not None and not message.delivery.dropped:
+                batch.append(message)
+        return batch
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that are this member's now, in order of broker and id."""
+        return sorted(self._pullers)
+
+    async def commit(self) -> None:
+        """Tell the brokers now how far the group is, and wait for their answers.
+
+        Offsets are told every five seconds anyway. Raises :class:`ConnectError`, :class:`NoRoute`.
+        """
+        self._ensure_open()
+        for puller in list(self._pullers.values()):
+            await puller.commit(confirmed=True)
+
+    def describe(self) -> ConsumerData:
+        """This member's part of the heartbeat."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_from_where=_FROM_WHERE.get(str(self._options.start), "CONSUME_FROM_TIMESTAMP"),
+            subscription_data_set=[self._options.subscription],
+        )
+
+    def rebalance_soon(self) -> None:
+        """Share the queues out again at once, not at the next interval."""
+        self._unbalanced.set()
+
+    async def start(self) -> None:
+        """Join the group and take the first share of the queues; where that fails it is tried again later."""
+        settled = await self._settle()
+        self._tasks.start_soon(self._keep_balanced, settled)
+        self._tasks.start_soon(self._keep_committing)
+
+    async def aclose(self) -> None:
+        """Stop pulling, commit what is done, and leave the group."""
+        self._closed = True
+        self._arrived.set()
+        for puller in self._pullers.values():
+            puller.close()
+        for puller in self._pullers.values():
+            await self._commit_quietly(puller, confirmed=True)
+        await self._cluster.leave_as_consumer(self.group)
+
+    def _ensure_open(self) -> None:
+        self._cluster.ensure_open()
+        if self._closed:
+            raise ClientClosed(f"the consumer of group {self.group} is closed: its `async with` block has ended")
+
+    async def _more(self) -> None:
+        if self._ready:
+            await anyio.lowlevel.checkpoint()  # a busy loop over messages must not starve the heartbeat
+        while not self._ready:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+            self._ensure_open()
+        self._current.extend(self._ready.popleft())
+
+    def _take(self, messages: list[R]) -> None:
+        self._ready.append(messages)
+        self._arrived.set()
+
+    async def _keep_balanced(self, settled: bool) -> None:
+        while True:
+            with anyio.move_on_after(REBALANCE_INTERVAL_SECONDS if settled else REBALANCE_RETRY_SECONDS):
+                await self._unbalanced.wait()
+            self._unbalanced = anyio.Event()
+            settled = await self._settle()
+
+    async def _keep_committing(self) -> None:
+        while True:
+            await anyio.sleep(COMMIT_INTERVAL_SECONDS)
+            for puller in list(self._pullers.values()):
+                await self._commit_quietly(puller, confirmed=False)
+
+    async def _settle(self) -> bool:
+        try:
+            await self._rebalance()
+        except GantryError as error:
+            log.warning("rebalance_failed", topic=self.topic, group=self.group, reason=str(error))
+            return False
+        return True
+
+    async def _rebalance(self) -> None:
+        route = await self._cluster.routes.get(self.topic)
+        if not self._pullers:
+            await self._cluster.heartbeat()
+        mine = set(
+            allocate(queues_to_subscribe(self.topic, route), await self._members(route), self._cluster.client_id)
+        )
+        lost = [queue for queue in self._pullers if queue not in mine]
+        gained = sorted(mine - self._pullers.keys())
+        for queue in lost:
+            puller = self._pullers.pop(queue)
+            puller.drop()
+            await self._commit_quietly(puller, confirmed=True)
+        async with anyio.create_task_group() as starting:
+            for queue in gained:
+                starting.start_soon(self._start_pulling, queue)
+        if lost or gained:
+            log.info(
+                "rebalanced", topic=self.topic, group=self.group, queues=len(mine), lost=len(lost), gained=len(gained)
+            )
+
+    async def _start_pulling(self, queue: MessageQueue) -> None:
+        puller = Puller(self._cluster, self._options, queue, self._take)
+        self._pullers[queue] = puller
+        await self._tasks.start(puller.run)
+
+    async def _members(self, route: TopicRouteData) -> list[str]:
+        failure: GantryError = NoRoute(f"topic {self.topic} has no broker that could name the members of {self.group}")
+        for data in route.broker_datas:
+            address = data.broker_addrs.get(MASTER_ID)
+            if address is None:
+                continue
+            header = ConsumerGroupHeader(consumer_group=self.group)
+            try:
+                channel = await self._cluster.broker(address)
+                answer = await call(channel, Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header.to_ext()))
+            except (BrokerError, ConnectError) as error:
+                failure = error
+                continue
+            with reading(address):
+                return ConsumerList.from_bytes(answer.body).consumer_id_list
+        raise failure
+
+    async def _commit_quietly(self, puller: Puller[R], *, confirmed: bool) -> None:
+        try:
+            await puller.commit(confirmed=confirmed)
+        except GantryError as error:
+            log.warning("commit_failed", topic=self.topic, queue=puller.queue.queue_id, reason=str(error))
+
+
+@asynccontextmanager
+async def open_consumer(cluster: Cluster, options: ConsumerOptions[R]) -> AsyncIterator[Consumer[R]]:
+    """A :class:`Consumer` that is a member of its group for the length of the block."""
+    cluster.ensure_open()
+    async with background_tasks() as tasks:
+        consumer = Consumer(cluster, options, tasks)
+        cluster.join_as_consumer(options.group, consumer)
+        try:
+            await consumer.start()
+            yield consumer
+        finally:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                await consumer.aclose()

@@ -1,0 +1,77 @@
+"""The client's errors. All derive from :class:`GantryError`; those of the connection are in ``gantrymq.remoting``."""
+
+from __future__ import annotations
+
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError
+from gantrymq.remoting.records import BodyError
+
+__all__ = [
+    "BadAnswer",
+    "BodyError",
+    "BrokerError",
+    "CallTimeout",
+    "ChannelClosed",
+    "ClientClosed",
+    "ConnectError",
+    "ConnectFailed",
+    "GantryError",
+    "InvalidMessage",
+    "InvalidName",
+    "NoRoute",
+    "SendTimeout",
+]
+
+_ADVICE = {
+    ResponseCode.SYSTEM_BUSY: "the broker is overloaded: send slower, or add a broker",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "this peer does not know the request: is it a broker of another version?",
+    ResponseCode.MESSAGE_ILLEGAL: "the broker refused the message: look at its size and properties",
+    ResponseCode.SERVICE_NOT_AVAILABLE: "the broker takes no messages now: its disk is full, or it is a slave",
+    ResponseCode.NO_PERMISSION: "the topic, the group or the broker is closed for this",
+    ResponseCode.TOPIC_NOT_EXIST: "create the topic first: gantrymq topic create",
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: "create the group, or let the broker create groups",
+}
+
+
+class BrokerError(GantryError):
+    """A broker or nameserver answered with an error: its ``code``, its ``remark``, and its ``address``."""
+
+    def __init__(self, code: int, remark: str | None, address: str) -> None:
+        try:
+            known: ResponseCode | None = ResponseCode(code)
+        except ValueError:
+            known = None
+        name = f"{code} {known.name}" if known is not None else str(code)
+        advice = _ADVICE.get(known) if known is not None else None
+        super().__init__(f"{address} answered {name}: {remark or 'no remark'}" + (f" ({advice})" if advice else ""))
+        self.code = code
+        self.remark = remark or ""
+        self.address = address
+
+
+class BadAnswer(GantryError):
+    """A peer answered what cannot be read: another protocol, another version, or a fault of its own."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"{address} answered what cannot be read: {reason}")
+        self.address = address
+
+
+class SendTimeout(GantryError):
+    """A message was not acknowledged in time. It may be stored all the same: sending it again may duplicate it."""
+
+
+class NoRoute(GantryError):
+    """No nameserver knows a broker for the topic."""
+
+
+class InvalidName(GantryError, ValueError):
+    """A topic's or group's name, or a subscription, breaks the rules. Nothing was sent."""
+
+
+class InvalidMessage(GantryError, ValueError):
+    """A message breaks the rules. Nothing was sent."""
+
+
+class ClientClosed(GantryError):
+    """A client, producer or consumer was used after its block had ended."""

@@ -1,0 +1,91 @@
+"""Ask the nameservers: they are alike, so one that answers is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from gantrymq.client.connections import Connections, reading
+from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies import ClusterInfo, TopicList, TopicRouteData
+from gantrymq.remoting.body import Body
+from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import RouteHeader
+
+B = TypeVar("B", bound=Body)
+
+
+def parse_nameservers(text: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses from ``host:port[;host:port...]`` or a sequence; ValueError names the one that is none."""
+    parts = text.split(";") if isinstance(text, str) else list(text)
+    addresses = tuple(part.strip() for part in parts if part.strip())
+    if not addresses:
+        raise ValueError("no nameserver given: host:port is expected, as in 127.0.0.1:9876")
+    for address in addresses:
+        parse_address(address)
+    return addresses
+
+
+class Nameservers:
+    """Stays with the nameserver that answered last and goes on to the next when it fails."""
+
+    def __init__(self, addresses: tuple[str, ...], connections: Connections) -> None:
+        self.addresses = addresses
+        self._connections = connections
+        self._current = 0
+
+    async def connect(self) -> Channel:
+        """A connection to some nameserver; :class:`ConnectFailed` names all that were tried."""
+        failures: list[str] = []
+        for attempt in range(len(self.addresses)):
+            index = (self._current + attempt) % len(self.addresses)
+            try:
+                channel = await self._connections.get(self.addresses[index])
+            except ConnectError as error:
+                failures.append(str(error))
+            else:
+                self._current = index
+                return channel
+        raise ConnectFailed(
+            ";".join(self.addresses), f"no nameserver can be reached, is one running? ({'; '.join(failures)})"
+        )
+
+    async def call(self, command: Command) -> Command:
+        """The answer of one nameserver, whatever its code. Raises :class:`ConnectError` when none answers."""
+        failure: ConnectError | None = None
+        for _ in self.addresses:
+            channel = await self.connect()
+            try:
+                return await channel.call(command)
+            except ConnectError as error:
+                failure = error
+                self._current = (self._current + 1) % len(self.addresses)
+        assert failure is not None  # there is at least one address
+        raise failure
+
+    async def route(self, topic: str) -> TopicRouteData | None:
+        """Where ``topic`` lies; None when no broker has it."""
+        header = RouteHeader(topic=topic, accept_standard_json_only=True)
+        answer = await self.call(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, header.to_ext()))
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return self._read(TopicRouteData, answer)
+
+    async def cluster(self) -> ClusterInfo:
+        """All brokers and clusters."""
+        return self._read(ClusterInfo, await self.call(Command(RequestCode.GET_BROKER_CLUSTER_INFO)))
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        answer = await self.call(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        return sorted(self._read(TopicList, answer).topic_list)
+
+    def _read(self, kind: type[B], answer: Command) -> B:
+        address = self.addresses[self._current]
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(answer.code, answer.remark, address)
+        with reading(address):
+            return kind.from_bytes(answer.body)

@@ -1,0 +1,56 @@
+"""What a consumer was asked to be."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Generic, Literal, TypeVar
+
+import attrs
+
+from gantrymq.client.checks import check_group, check_topic
+from gantrymq.client.errors import InvalidName
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies import SubscriptionData
+
+R = TypeVar("R", bound=DeliveredRecord)
+
+Start = Literal["first", "last"] | int | datetime
+"""Where a group begins that has no offset yet: the oldest message, the next one to come, or the first one stored at or
+after a time (a datetime, or milliseconds since 1970)."""
+
+
+@attrs.frozen
+class ConsumerOptions(Generic[R]):
+    """One membership: which topic as which group, what of it, from where, and as what class messages come."""
+
+    topic: str
+    group: str
+    subscription: SubscriptionData
+    start: Start
+    make: type[R]
+
+    @classmethod
+    def checked(
+        cls, topic: str, group: str, tags: str, start: Start, make: type[R], version: int
+    ) -> ConsumerOptions[R]:
+        """Options from what a user gave; :class:`InvalidName` for what a broker would refuse.
+
+        ``version`` (ms) tells brokers which of two subscriptions is the newer one.
+        """
+        check_topic(topic)
+        check_group(group)
+        if not (start in ("first", "last") or isinstance(start, datetime) or (type(start) is int and start >= 0)):
+            raise InvalidName(f"start {start!r} is neither first, last, a datetime nor milliseconds since 1970")
+        try:
+            subscription = SubscriptionData.for_tags(topic, tags.strip(), version)
+        except ValueError as error:
+            raise InvalidName(f"tags: {error}") from None
+        return cls(topic, group, subscription, start, make)
+
+    def start_timestamp(self) -> int:
+        """``start`` in ms since 1970, where it is a time."""
+        if isinstance(self.start, datetime):
+            return int(self.start.timestamp() * 1000)
+        if isinstance(self.start, int):
+            return self.start
+        raise ValueError(f"start {self.start!r} is no time")

@@ -1,0 +1,212 @@
+"""Pull one queue for one consumer: where to start, long polling, flow control, offsets.
+
+Source: RocketMQ 4.9.7 ``DefaultMQPushConsumerImpl.pullMessage``, ``PullAPIWrapper``, ``RebalancePushImpl``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import anyio
+import structlog
+from anyio.abc import TaskStatus
+
+from gantrymq.client.admin import Admin
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.connections import reading
+from gantrymq.client.errors import BrokerError, ClientClosed, GantryError, NoRoute
+from gantrymq.client.options import ConsumerOptions
+from gantrymq.client.progress import Progress
+from gantrymq.client.routes import MASTER_ID
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import PullMessageHeader, PullMessageResponse, UpdateConsumerOffsetHeader, read_header
+from gantrymq.remoting.records import decode_records
+
+PULL_BATCH_MESSAGES: Final = 32
+SUSPEND_MILLISECONDS: Final = 15_000
+PULL_TIMEOUT_SECONDS: Final = 30.0
+PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
+
+_COMMITS_OFFSET: Final = 1
+_MAY_SUSPEND: Final = 2
+
+R = TypeVar("R", bound=DeliveredRecord)
+
+log = structlog.get_logger()
+
+
+class Puller(Generic[R]):
+    """Pulls ``queue`` while :meth:`run` runs, and hands what it gets to ``take``, in order."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ConsumerOptions[R],
+        queue: MessageQueue,
+        take: Callable[[list[R]], None],
+    ) -> None:
+        self.queue = queue
+        self.dropped = False
+        self._cluster = cluster
+        self._options = options
+        self._take = take
+        self._progress: Progress | None = None
+        self._committed = -1
+        self._room = anyio.Event()
+        self._read_from = MASTER_ID
+        self._scope = anyio.CancelScope()
+        self._closed = False
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Pull until :meth:`drop`. Errors are logged and tried again after a second.
+
+        Started when the place to start at is known, or could not be had at the first attempt.
+        """
+        started = False
+        with self._scope:
+            while True:
+                try:
+                    if self._progress is None:
+                        self._progress = Progress(await self._start_offset())
+                    elif started:
+                        await self._pull(self._progress)
+                except GantryError as error:
+                    self._log_failure(error)
+                    if started:
+                        await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
+                if not started:
+                    started = True
+                    task_status.started()
+
+    def _log_failure(self, error: GantryError) -> None:
+        log.warning(
+            "pull_failed", topic=self.queue.topic, queue=self.queue.queue_id, group=self._options.group,
+            reason=str(error),
+        )  # fmt: skip
+
+    def drop(self) -> None:
+        """The queue is another member's now: stop, and ignore acknowledgements from now on."""
+        self.dropped = True
+        self._scope.cancel()
+
+    def close(self) -> None:
+        """The consumer's block has ended: an acknowledgement is an error from now on."""
+        self._closed = True
+        self._scope.cancel()
+
+    def acknowledge(self, queue_offset: int) -> None:
+        """Count a message as done; :class:`ClientClosed` after :meth:`close`."""
+        if self._closed:
+            raise ClientClosed(f"the consumer of group {self._options.group} is closed: acknowledge inside its block")
+        if self.dropped or self._progress is None:
+            return
+        self._progress.done(queue_offset)
+        self._room.set()
+
+    async def commit(self, *, confirmed: bool) -> None:
+        """Tell the broker how far the group is, if it does not know yet; ``confirmed`` waits for its answer.
+
+        Raises :class:`ConnectError`, :class:`NoRoute`.
+        """
+        progress = self._progress
+        if progress is None or progress.committable == self._committed:
+            return
+        offset = progress.committable
+        header = UpdateConsumerOffsetHeader(
+            consumer_group=self._options.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            commit_offset=offset,
+        )
+        channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
+        command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
+        if confirmed:
+            await channel.call(command)
+        else:
+            await channel.send_oneway(command)
+        self._committed = offset
+
+    async def _start_offset(self) -> int:
+        admin = Admin(self._cluster)
+        stored = await admin.consumer_offset(self._options.group, self.queue)
+        if stored is not None:
+            return stored
+        if self._options.start == "first":
+            return max(0, await admin.min_offset(self.queue))
+        if self._options.start == "last":
+            return await admin.max_offset(self.queue)
+        return await admin.search_offset(self.queue, self._options.start_timestamp())
+
+    async def _pull(self, progress: Progress) -> None:
+        while progress.full:
+            self._room = anyio.Event()
+            await self._room.wait()
+        address, is_master = self._address()
+        commit = progress.committable
+        header = PullMessageHeader(
+            consumer_group=self._options.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=progress.position,
+            max_msg_nums=PULL_BATCH_MESSAGES,
+            sys_flag=_MAY_SUSPEND | (_COMMITS_OFFSET if is_master and commit > 0 else 0),
+            commit_offset=commit,
+            suspend_timeout_millis=SUSPEND_MILLISECONDS,
+            sub_version=self._options.subscription.sub_version,
+            expression_type=self._options.subscription.expression_type,
+        )
+        channel = await self._cluster.broker(address)
+        answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
+        await self._take_answer(progress, answer, address)
+
+    async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
+        if answer.code not in _PULL_CODES:
+            if answer.code in _UNKNOWN_TO_BROKER:
+                # the broker has restarted, or has not seen this subscription yet
+                await self._cluster.heartbeat()
+            raise BrokerError(answer.code, answer.remark, address)
+        with reading(address):
+            header = read_header(PullMessageResponse, answer.ext)
+            records = decode_records(answer.body, self._options.make) if answer.code == ResponseCode.SUCCESS else []
+        self._read_from = header.suggest_which_broker_id
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            log.warning(
+                "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
+                wanted=progress.position, now=header.next_begin_offset, first=header.min_offset, end=header.max_offset,
+            )  # fmt: skip
+            stuck = header.next_begin_offset == progress.position
+            progress.reset(header.next_begin_offset)
+            if stuck:
+                await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
+            return
+        progress.position = header.next_begin_offset
+        wanted = self._options.subscription.tags_set
+        taken = [record for record in records if not wanted or record.tags in wanted]
+        for record in taken:
+            record.broker_name = self.queue.broker_name
+            record.delivery = self
+            progress.pulled(record.queue_offset, record.stored_size)
+        if taken:
+            self._take(taken)
+
+    def _address(self) -> tuple[str, bool]:
+        data = self._cluster.routes.broker(self.queue.broker_name)
+        if data is None or not data.broker_addrs:
+            raise NoRoute(f"broker {self.queue.broker_name} is not known to the nameservers any more")
+        broker_id = self._read_from if self._read_from in data.broker_addrs else min(data.broker_addrs)
+        return data.broker_addrs[broker_id], broker_id == MASTER_ID
+
+
+_PULL_CODES: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+_UNKNOWN_TO_BROKER: Final = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})

@@ -1,0 +1,161 @@
+"""Where topics lie: asked of the nameservers, kept, and refreshed.
+
+Source: RocketMQ 4.9.7 ``MQClientInstance`` (``topicRouteData2TopicPublishInfo``, ``...SubscribeInfo``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+import structlog
+
+from gantrymq.client.errors import GantryError, NoRoute
+from gantrymq.client.nameservers import Nameservers
+from gantrymq.remoting.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+
+DEFAULT_TOPIC: Final = "TBW102"
+"""Its route says which brokers create topics on first send."""
+DEFAULT_TOPIC_QUEUES: Final = 4
+MASTER_ID: Final = 0
+
+log = structlog.get_logger()
+
+
+def queues_to_publish(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    """The queues that can be sent to: writable, on a broker whose master is known, in order of broker and id."""
+    masters = {data.broker_name for data in route.broker_datas if MASTER_ID in data.broker_addrs}
+    if route.order_topic_conf:
+        return _ordered_queues(topic, route.order_topic_conf)
+    return [
+        MessageQueue(topic=topic, broker_name=data.broker_name, queue_id=queue_id)
+        for data in _by_broker(route)
+        if data.perm & PERM_WRITE and data.broker_name in masters
+        for queue_id in range(data.write_queue_nums)
+    ]
+
+
+def queues_to_subscribe(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    """The queues that can be read, in order of broker and id."""
+    return [
+        MessageQueue(topic=topic, broker_name=data.broker_name, queue_id=queue_id)
+        for data in _by_broker(route)
+        if data.perm & PERM_READ
+        for queue_id in range(data.read_queue_nums)
+    ]
+
+
+def _by_broker(route: TopicRouteData) -> list[QueueData]:
+    return sorted(route.queue_datas, key=lambda data: data.broker_name)
+
+
+def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
+    # "broker-a:4;broker-b:2", kept by the nameserver for ordered topics; it outranks the brokers' own numbers
+    queues: list[MessageQueue] = []
+    for part in conf.split(";"):
+        broker, _, count = part.rpartition(":")
+        if not broker or not count.isdigit():
+            raise NoRoute(f"topic {topic}: the nameserver's order configuration {conf!r} is not broker:queues;...")
+        queues += [MessageQueue(topic=topic, broker_name=broker, queue_id=number) for number in range(int(count))]
+    return queues
+
+
+class Routes:
+    """The routes of the topics in use. ``changed`` is called with a topic whose route is another than before."""
+
+    def __init__(self, nameservers: Nameservers, changed: Callable[[str], None]) -> None:
+        self._nameservers = nameservers
+        self._changed = changed
+        self._routes: dict[str, TopicRouteData] = {}
+        self._brokers: dict[str, BrokerData] = {}
+        self._publish_queues: dict[str, list[MessageQueue]] = {}
+        self._created_on_send: set[str] = set()
+        self._asking: dict[str, anyio.Lock] = {}
+
+    async def get(self, topic: str) -> TopicRouteData:
+        """The route of a topic that exists; :class:`NoRoute` if no broker has it."""
+        route = self._routes.get(topic)
+        if route is None or topic in self._created_on_send:
+            route = await self._ask(topic)
+        if route is None:
+            raise NoRoute(
+                f"no route to topic {topic}: nameservers {';'.join(self._nameservers.addresses)} know no broker that "
+                f"has it; create it (gantrymq topic create {topic}), or wait until its broker has registered"
+            )
+        return route
+
+    async def get_for_send(self, topic: str) -> TopicRouteData:
+        """The route to send by: the topic's own, else that of the brokers which create topics on first send."""
+        route = self._routes.get(topic)
+        if route is not None:
+            return route
+        route = await self._ask(topic)
+        if route is None:
+            route = await self._nameservers.route(DEFAULT_TOPIC)
+            if route is None:
+                return await self.get(topic)
+            for data in route.queue_datas:
+                data.write_queue_nums = data.read_queue_nums = min(DEFAULT_TOPIC_QUEUES, data.read_queue_nums)
+            self._created_on_send.add(topic)
+            self._set(topic, route)
+        return route
+
+    def known_publish_queues(self, topic: str) -> Sequence[MessageQueue] | None:
+        """The queues to send to, if they are known and there are any."""
+        return self._publish_queues.get(topic) or None
+
+    async def publish_queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues to send to, in order of broker and id; may be empty. :class:`NoRoute` without any route."""
+        route = await self.get_for_send(topic)
+        queues = self._publish_queues.get(topic)
+        if queues is None:
+            queues = self._publish_queues[topic] = queues_to_publish(topic, route)
+        return queues
+
+    async def refresh(self) -> None:
+        """Ask for all known topics again; a route that cannot be had stays as it was."""
+        for topic in list(self._routes):
+            try:
+                await self._ask(topic, again=True)
+            except GantryError as error:
+                log.warning("route_refresh_failed", topic=topic, reason=str(error))
+
+    def broker(self, name: str) -> BrokerData | None:
+        """The addresses of a broker by its name, as the route that was read last has them."""
+        return self._brokers.get(name)
+
+    def brokers(self) -> dict[str, BrokerData]:
+        """All brokers of all routes in use, by name."""
+        return {data.broker_name: data for route in self._routes.values() for data in route.broker_datas}
+
+    def master(self, queue: MessageQueue) -> str:
+        """The address that writes to ``queue`` go to; :class:`NoRoute` when its broker's master is not known."""
+        data = self.broker(queue.broker_name)
+        address = None if data is None else data.broker_addrs.get(MASTER_ID)
+        if address is None:
+            raise NoRoute(
+                f"broker {queue.broker_name} has no master now, so queue {queue.queue_id} of {queue.topic} waits"
+            )
+        return address
+
+    async def _ask(self, topic: str, again: bool = False) -> TopicRouteData | None:
+        # Many callers may need one new topic at the same moment: one of them asks.
+        async with self._asking.setdefault(topic, anyio.Lock()):
+            known = self._routes.get(topic)
+            if known is not None and not again and topic not in self._created_on_send:
+                return known
+            route = await self._nameservers.route(topic)
+            if route is not None:
+                self._created_on_send.discard(topic)
+                self._set(topic, route)
+            return route
+
+    def _set(self, topic: str, route: TopicRouteData) -> None:
+        for data in route.broker_datas:
+            self._brokers[data.broker_name] = data
+        if self._routes.get(topic) != route:
+            self._routes[topic] = route
+            self._publish_queues.pop(topic, None)
+            self._changed(topic)

@@ -1,0 +1,104 @@
+"""The messages that users of the client send and get, and what came of sending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Protocol
+
+import attrs
+
+from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.errors import GantryError
+from gantrymq.remoting.records import BodyError, Record
+
+__all__ = [
+    "BodyError",
+    "DeliveredRecord",
+    "Delivery",
+    "Message",
+    "MessageQueue",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+]
+
+
+def _as_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(keys.split()) if isinstance(keys, str) else tuple(keys)
+
+
+@attrs.frozen
+class Message:
+    """A message to send.
+
+    ``tags`` is the one tag that consumers can select by; ``keys`` are what it can be found by (none may hold a space);
+    ``properties`` go along as they are; ``flag`` is a number of the user's own. Checked when it is sent.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = None
+    keys: tuple[str, ...] = attrs.field(default=(), converter=_as_keys)
+    properties: Mapping[str, str] = attrs.field(factory=dict)
+    flag: int = 0
+
+
+class SendStatus(Enum):
+    """How safe a message is that the broker took. All but OK: stored, but a guarantee was not met in time."""
+
+    OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@attrs.frozen
+class SendResult:
+    """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's."""
+
+    status: SendStatus
+    message_id: str
+    offset_message_id: str
+    queue: MessageQueue
+    queue_offset: int
+
+
+class Delivery(Protocol):
+    """Where acknowledgements go: the consumer's side of one queue."""
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the queue has gone to another consumer."""
+
+    def acknowledge(self, queue_offset: int) -> None:
+        """Mark one message as done."""
+
+
+class DeliveredRecord(Record):
+    """A stored message that a consumer was given. ``delivery`` is set by the consumer."""
+
+    delivery: Delivery | None = None
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue it came from; ``queue_offset`` is its place there."""
+        return MessageQueue(topic=self.topic, broker_name=self.broker_name, queue_id=self.queue_id)
+
+    def _acknowledge(self) -> None:
+        if self.delivery is None:
+            raise GantryError(f"{self!r} did not come from a consumer, so there is nobody to acknowledge it to")
+        self.delivery.acknowledge(self.queue_offset)
+
+
+class ReceivedMessage(DeliveredRecord):
+    """A message from a consumer: everything that is stored of it, and :meth:`ack`."""
+
+    async def ack(self) -> None:
+        """Mark the message as done, so that its group does not get it again. Twice is as good as once.
+
+        The group's offset moves up to the oldest message that is not done, and is told to the broker every five
+        seconds and when the consumer closes. Without effect if the queue has meanwhile gone to another consumer,
+        which gets the message again. :class:`ClientClosed` when the consumer is closed.
+        """
+        self._acknowledge()
