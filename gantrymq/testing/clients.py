@@ -1,0 +1,215 @@
+"""Foreign clients as tests use them: the Java and Go programs of ``tests/interop`` behind one interface."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import attrs
+import msgspec
+
+from gantrymq.testing.content import content
+from gantrymq.testing.processes import Child, ChildFailed
+
+ADDED_PROPERTIES = frozenset(
+    {"UNIQ_KEY", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "MSG_REGION", "TRACE_ON", "WAIT"}
+)
+"""What producer, broker and consumer may add to a message on its way; anything else is an alteration.
+
+WAIT comes from the producer and stays on the messages of a batch only.
+"""
+
+
+class Sent(msgspec.Struct, rename="camel"):
+    """One answer to a send: message ``index`` (or a batch of ``count`` from there) and where it lies."""
+
+    index: int
+    count: int
+    broker: str
+    queue_id: int
+    queue_offset: int
+    msg_id: str
+    offset_msg_id: str
+    status: str | int
+    region: str | None = None
+
+
+class Received(msgspec.Struct, rename="camel"):
+    """One message as a consumer saw it."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    queue_offset: int
+    msg_id: str
+    reconsume_times: int
+    size: int
+    sha256: str
+    properties: dict[str, str]
+
+    @property
+    def index(self) -> int:
+        """Which message of its seed it claims to be."""
+        return int(self.properties["index"])
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Broker, queue and offset."""
+        return self.broker, self.queue_id, self.queue_offset
+
+
+def check_unaltered(messages: Iterable[Received], seed: int) -> None:
+    """AssertionError for the first message that differs from what ``seed`` and its index stand for."""
+    for message in messages:
+        wanted = content(seed, message.index)
+        if (message.size, message.sha256) != (len(wanted.body), wanted.sha256):
+            raise AssertionError(f"body of message {message.index} is altered: {message}")
+        added = set(message.properties) - set(wanted.all_properties)
+        kept = {name: message.properties.get(name) for name in wanted.all_properties}
+        if kept != wanted.all_properties or not added <= ADDED_PROPERTIES:
+            raise AssertionError(f"properties of message {message.index} are altered: {message.properties}")
+
+
+def check_complete(messages: Sequence[Received], seed: int, indexes: Iterable[int]) -> None:
+    """AssertionError unless each message of ``indexes`` is there, unaltered, and no place was read twice."""
+    check_unaltered(messages, seed)
+    wanted = set(indexes)
+    got = {message.index for message in messages}
+    if got != wanted:
+        raise AssertionError(f"lost {sorted(wanted - got)[:20]}, strange {sorted(got - wanted)[:20]}")
+    if len({message.place for message in messages}) != len(messages):
+        raise AssertionError(f"{len(messages)} messages came from fewer places")
+
+
+class Producer:
+    """A foreign producer that sends as many messages as it is told to, one order after another."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        child.wait_event("started")
+
+    def send(self, count: int) -> list[Sent]:
+        """Sends the next ``count`` messages of its seed; returns when they are acknowledged."""
+        self.child.say(str(count))
+        sent: list[Sent] = []
+        for event in self.child.events():
+            if event["event"] == "obeyed":
+                return sent
+            sent.append(msgspec.convert(event, Sent))
+        raise ChildFailed("the producer ended")
+
+
+class Consumer:
+    """A foreign consumer that is running: what it has received so far, and ways to wait for more."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.messages: list[Received] = []
+        child.wait_event("started")
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.child.stop()
+
+    def poll(self, timeout: float) -> bool:
+        """Takes what is there; waits up to ``timeout`` seconds for the first of it. Whether anything came."""
+        came = False
+        line = self.child.try_line(timeout)
+        while line is not None:
+            if '"event":"message"' in line:
+                self.messages.append(msgspec.json.decode(line, type=Received))
+                came = True
+            line = self.child.try_line(0)
+        return came
+
+    def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
+        """All messages so far, once they are at least ``count``."""
+        wait_until(lambda: len(self.messages) >= count, [self], timeout)
+        return self.messages
+
+    def close(self) -> list[Received]:
+        """Lets the consumer commit and leave its group; returns all that it has received."""
+        self.child.say("stop")
+        for event in self.child.events():
+            if event["event"] == "stopped":
+                break
+            if event["event"] == "message":
+                self.messages.append(msgspec.convert(event, Received))
+        code = self.child.wait()
+        if code:
+            raise ChildFailed(f"the consumer ended with {code}")
+        return self.messages
+
+
+def wait_until(done: Callable[[], bool], consumers: Sequence[Consumer], timeout: float = 60.0) -> None:
+    """Lets ``consumers`` receive until ``done``; AssertionError after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > deadline:
+            counts = [len(consumer.messages) for consumer in consumers]
+            raise AssertionError(f"not done in {timeout:g} s; received {counts}")
+        for consumer in consumers:
+            consumer.poll(0.05)
+
+
+@attrs.frozen
+class ForeignClient:
+    """One foreign client library: its name, and how its program is started in a home of its own."""
+
+    name: str
+    start: Callable[..., Child]
+    home: Path
+
+    def run(self, *arguments: str) -> Child:
+        """The program with these arguments, in a fresh folder."""
+        number = len(list(self.home.iterdir())) if self.home.exists() else 0
+        return self.start(self.home / f"{number}", *arguments)
+
+    def produce(self, nameserver: str, topic: str, count: int, *, seed: int = 1, **options: object) -> list[Sent]:
+        """Sends ``count`` messages (in each of ``modes``); AssertionError when one was refused."""
+        pairs = {"namesrv": nameserver, "topic": topic, "count": count, "seed": seed, **options}
+        sent: list[Sent] = []
+        with self.run("produce", *_texts(pairs)) as child:
+            for event in child.events(timeout=120):
+                if event["event"] == "sent":
+                    sent.append(msgspec.convert(event, Sent))
+                elif event["event"] != "done":
+                    raise AssertionError(f"a send failed: {event}")
+            if code := child.wait():
+                raise ChildFailed(f"the producer ended with {code}: {child.log.read_text()[-4000:]}")
+        return sent
+
+    def consumer(self, nameserver: str, topic: str, group: str, kind: str = "push", **options: object) -> Consumer:
+        """A running consumer (``push`` or ``lite-pull``); use it as a context manager."""
+        child = self.run(kind, *_texts({"namesrv": nameserver, "topic": topic, "group": group, **options}))
+        try:
+            return Consumer(child)
+        except BaseException:
+            child.stop()
+            raise
+
+    def consume_all(
+        self,
+        nameserver: str,
+        topic: str,
+        group: str,
+        count: int,
+        *,
+        kind: str = "push",
+        timeout: float = 60.0,
+        **options: object,
+    ) -> list[Received]:
+        """All messages once ``count`` have come, after the consumer has left in order."""
+        with self.consumer(nameserver, topic, group, kind, **options) as consumer:
+            consumer.wait(count, timeout)
+            return consumer.close()
+
+
+def _texts(pairs: dict[str, object]) -> list[str]:
+    return [f"{name}={value}" for name, value in pairs.items()]

@@ -1,0 +1,273 @@
+"""RocketMQ's own software as a partner in tests: built once a machine, started, and stopped by process id.
+
+Artifacts come by name from Maven Central and the Go module proxy; what is compiled lies in a cache folder, stamped by
+the hash of its sources, and is shared by later runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.testing.processes import Child, ChildFailed, free_ports
+
+JAVA_VERSIONS = ("4.9.7", "5.3.3")
+"""The releases of RocketMQ that the tests speak with."""
+BUILD_SECONDS = 600.0
+
+_OPENED = tuple(
+    f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
+    for kind in ("opens", "exports")
+    for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
+)
+_SMALL = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
+
+
+class ToolMissing(Exception):
+    """A tool that is not on this machine; the text says which one and what it is needed for."""
+
+
+def _tool(name: str, purpose: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise ToolMissing(f"{name} is not installed; it is needed to {purpose}")
+    return found
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _stamp(folder: Path, *extra: str) -> str:
+    digest = hashlib.sha256("\0".join(extra).encode())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _run(arguments: Sequence[str], cwd: Path) -> None:
+    done = subprocess.run(  # noqa: S603 - the tests choose what runs
+        list(arguments), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
+
+
+@attrs.frozen
+class Java:
+    """One release of RocketMQ with our Java program compiled against it."""
+
+    version: str
+    java: str
+    cache: Path
+    conf: Path
+
+    @property
+    def classpath(self) -> str:
+        """Our classes and every jar."""
+        return f"{self.cache / 'classes'}:{self.cache / 'lib'}/*"
+
+    def command(self, home: Path, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+        """How to run class ``main`` with ``home`` as the user's home, so that its logs and offsets go there."""
+        home.mkdir(parents=True, exist_ok=True)
+        return [
+            self.java,
+            *_SMALL,
+            *_OPENED,
+            f"-Duser.home={home}",
+            f"-Drocketmq.client.logRoot={home}",
+            f"-Drocketmq.home.dir={self._home(home)}",
+            f"-Drmq.logback.configurationFile={self.conf / 'rmq.logback.xml'}",
+            *options,
+            "-cp",
+            self.classpath,
+            main,
+            *arguments,
+        ]
+
+    def program(self, home: Path, *arguments: str) -> Child:
+        """Our Java program with one of its sub-commands; it prints JSON lines."""
+        options = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
+        command = self.command(home, "gantrymq.interop.Main", *arguments, options=options)
+        return Child(command, home / f"{arguments[0]}.err")
+
+    def mqadmin(self, home: Path, *arguments: str) -> str:
+        """What RocketMQ's own admin tool prints for ``arguments``; RuntimeError when it fails."""
+        main = "org.apache.rocketmq.tools.command.MQAdminStartup"
+        command = self.command(home, main, *arguments, options=("-Xmx256m", "-XX:TieredStopAtLevel=1"))
+        done = subprocess.run(  # noqa: S603 - the tests choose what runs
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+        if done.returncode:
+            raise RuntimeError(f"mqadmin {arguments} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def _home(self, home: Path) -> Path:
+        # ROCKETMQ_HOME: the start-up classes of 4.9.7 refuse to run without its conf/logback_*.xml.
+        rocketmq = home / "rocketmq"
+        conf = rocketmq / "conf"
+        if not conf.is_dir():
+            shutil.copytree(self.conf, conf)
+        return rocketmq
+
+
+def find_java(version: str, source: Path, cache: Path) -> Java:
+    """RocketMQ ``version`` and the Maven project ``source``, built into ``cache`` unless it is there already.
+
+    Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when the build fails.
+    """
+    java = _tool("java", "run RocketMQ")
+    _tool("javac", "compile the Java test programs")
+    maven = _tool("mvn", "fetch RocketMQ")
+    target = cache / version
+    stamp = _stamp(source, version)
+    with _locked(cache / f"{version}.lock"):
+        mark = target / "stamp"
+        if not mark.exists() or mark.read_text() != stamp:
+            shutil.rmtree(target, ignore_errors=True)
+            goals = ("compile", "dependency:copy-dependencies")
+            _run((maven, "-q", "-B", f"-Drocketmq.version={version}", f"-Dcache={target.absolute()}", *goals), source)
+            mark.write_text(stamp)
+    return Java(version, java, target, source / "conf")
+
+
+def find_go(source: Path, cache: Path) -> Path:
+    """The program of the Go module ``source``, built into ``cache`` unless it is there already."""
+    go = _tool("go", "build the Go client")
+    program = cache / "go" / "interop"
+    stamp = _stamp(source)
+    with _locked(cache / "go.lock"):
+        mark = program.parent / "stamp"
+        if not mark.exists() or mark.read_text() != stamp:
+            program.parent.mkdir(parents=True, exist_ok=True)
+            _run((go, "build", "-o", str(program.absolute()), "."), source)
+            mark.write_text(stamp)
+    return program
+
+
+@attrs.frozen
+class JavaServer:
+    """A running Java nameserver or broker."""
+
+    child: Child
+    address: str
+    home: Path
+
+
+def start_nameserver(java: Java, home: Path) -> JavaServer:
+    """A Java nameserver on a free port of the loopback, ready for brokers."""
+    (port,) = free_ports()
+    conf = _properties(home / "namesrv.conf", {"listenPort": str(port), "bindAddress": "127.0.0.1"})
+    options = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    child = Child(java.command(home, main, "-c", str(conf), options=options), home / "namesrv.err")
+    return _ready(JavaServer(child, f"127.0.0.1:{port}", home))
+
+
+def start_broker(
+    java: Java, home: Path, nameservers: str, *, name: str = "java-broker", store: Path | None = None, **settings: str
+) -> JavaServer:
+    """A Java broker on free ports of the loopback, registered at ``nameservers``; ``settings`` go to its config file.
+
+    Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes.
+    """
+    (port,) = free_ports(around=(0, 1, -2))
+    root = store or home / "store"
+    values = {
+        "brokerName": name,
+        "brokerClusterName": "DefaultCluster",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
+        "listenPort": str(port),
+        "namesrvAddr": nameservers,
+        "storePathRootDir": str(root),
+        "storePathCommitLog": str(root / "commitlog"),
+        "haListenPort": str(port + 1),
+        # a slow machine is no overload, and a disk that the other tests fill is not full
+        "osPageCacheBusyTimeOutMills": "30000",
+        "waitTimeMillsInSendQueue": "30000",
+        "diskMaxUsedSpaceRatio": "99",
+        "timerWheelEnable": "false",
+        **settings,
+    }
+    conf = _properties(home / "broker.conf", values)
+    options = (
+        "-Xms128m",
+        "-Xmx384m",
+        "-XX:MaxDirectMemorySize=256m",
+        "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
+    )
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    child = Child(java.command(home, main, "-c", str(conf), options=options), home / "broker.err")
+    server = _ready(JavaServer(child, f"127.0.0.1:{port}", home))
+    try:
+        for nameserver in nameservers.split(";"):
+            wait_registered(nameserver, name)
+    except BaseException:
+        child.stop()
+        raise
+    return server
+
+
+def wait_registered(nameserver: str, broker: str, timeout: float = 30.0) -> None:
+    """Returns once ``nameserver`` knows ``broker``. A 5.3.3 broker registers ten seconds after it says it is up."""
+    deadline = time.monotonic() + timeout
+    while f'"{broker}"'.encode() not in ask(nameserver, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body:
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"{broker} did not register at {nameserver} in {timeout:g} s")
+        time.sleep(0.1)
+
+
+def ask(address: str, command: Command, timeout: float = 10.0) -> Command:
+    """One request on a connection of its own, and its answer; OSError when there is none."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=timeout) as connection:
+        connection.sendall(encode(command))
+        buffer = bytearray()
+        while True:
+            frames, _ = cut_frames(buffer)
+            if frames:
+                return decode(frames[0])
+            piece = connection.recv(65536)
+            if not piece:
+                raise ConnectionError(f"{address} closed the connection")
+            buffer += piece
+
+
+def _ready(server: JavaServer) -> JavaServer:
+    try:
+        server.child.wait_line(lambda line: "boot success" in line, timeout=60)
+    except BaseException:
+        server.child.stop()
+        raise
+    return server
+
+
+def _properties(path: Path, values: dict[str, str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
+    return path
+
+
+def cache_folder(default: Path) -> Path:
+    """Where built software lies: ``GANTRYMQ_INTEROP_CACHE``, or ``default``."""
+    return Path(os.environ.get("GANTRYMQ_INTEROP_CACHE", default))

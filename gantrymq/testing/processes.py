@@ -1,0 +1,194 @@
+"""Child processes for tests: their lines, their end, and nothing of them left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+STOP_SECONDS = 20.0
+"""How long a child may take from a polite request to its end; then it is killed."""
+
+
+class ChildFailed(Exception):
+    """A child ended, or kept silent, before it said what was awaited; the text holds the end of its output."""
+
+
+def free_ports(count: int = 1, *, around: Sequence[int] = (0,)) -> list[int]:
+    """TCP ports of the loopback on which nothing listens; the ports at the distances ``around`` are free as well.
+
+    They lie below the range that the system takes for outgoing connections, so that none is lost between this call
+    and the child's start. A RocketMQ broker at ``p`` wants ``around=(0, 1, -2)``.
+    """
+    chance = random.SystemRandom()
+    ports: list[int] = []
+    for _ in range(1000):
+        port = chance.randrange(20_000, 32_000)
+        if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + distance) for distance in around):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise ChildFailed(f"no {count} free ports found in 1000 tries")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+class Child:
+    """One child process. Its stdout is read line by line, its stderr goes to ``log``.
+
+    Used as a context manager it is stopped at the end in any case: politely first, by SIGKILL after
+    :data:`STOP_SECONDS`, always by its own process id.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.arguments = list(arguments)
+        self._errors = log.open("ab")
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._said: list[str] = []
+        self.process = subprocess.Popen(  # noqa: S603 - the tests choose what runs
+            self.arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def say(self, line: str) -> None:
+        """Writes a line to the child's stdin."""
+        if self.process.stdin is None:
+            raise ChildFailed("the child's stdin is closed")
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def lines(self, timeout: float = 30.0) -> Iterator[str]:
+        """The child's lines as they come, until its stdout ends; ``timeout`` seconds in all, then ChildFailed."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise ChildFailed(f"nothing awaited came in {timeout:g} s; {self._story()}") from None
+            if line is None:
+                self._lines.put(None)
+                return
+            yield line
+
+    def try_line(self, timeout: float) -> str | None:
+        """The next line, or None when none comes in ``timeout`` seconds or stdout has ended."""
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if line is None:
+            self._lines.put(None)
+        return line
+
+    def wait_line(self, wanted: Callable[[str], bool], timeout: float = 30.0) -> str:
+        """The first line that is ``wanted``; those before it are dropped."""
+        for line in self.lines(timeout):
+            if wanted(line):
+                return line
+        raise ChildFailed(f"ended before it said what was awaited; {self._story()}")
+
+    def events(self, timeout: float = 30.0) -> Iterator[dict[str, object]]:
+        """The JSON objects among the lines."""
+        for line in self.lines(timeout):
+            if line.startswith("{"):
+                yield msgspec.json.decode(line, type=dict[str, object])
+
+    def wait_event(self, name: str, timeout: float = 30.0) -> dict[str, object]:
+        """The first JSON object whose ``event`` is ``name``; those before it are dropped."""
+        for event in self.events(timeout):
+            if event.get("event") == name:
+                return event
+        raise ChildFailed(f"ended before its event {name!r}; {self._story()}")
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """The exit code, once the child has ended by itself."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise ChildFailed(f"still runs after {timeout:g} s; {self._story()}") from None
+
+    def terminate(self, timeout: float = STOP_SECONDS) -> int:
+        """SIGTERM, then the exit code; ChildFailed when the child does not heed it."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until the process is gone."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """Ends the child whatever it does, and closes what belongs to it."""
+        if self.process.poll() is None:
+            try:
+                self.terminate()
+            except ChildFailed:
+                self.kill()
+        self._reader.join(STOP_SECONDS)
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:  # a line that the child no longer read
+                    continue
+
+    def _read(self) -> None:
+        if self.process.stdout is not None:
+            for raw in self.process.stdout:
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                self._said.append(line[:500])
+                del self._said[:-20]
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def _story(self) -> str:
+        self._errors.flush()
+        tail = self.log.read_bytes()[-4000:].decode("utf-8", "replace")
+        last = "\n".join(self._said)
+        return f"exit code {self.process.poll()}, ran {self.arguments}\n-- last lines\n{last}\n-- log\n{tail}"
+
+
+def gantrymq_child(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> Child:
+    """Our own command line in this interpreter, as a child."""
+    return Child([sys.executable, "-m", "gantrymq.cli", *arguments], log, env=env)

@@ -1,0 +1,153 @@
+"""Foreign software as tests: RocketMQ's own servers and clients beside ours.
+
+What is built lies in ``tests/interop/.cache`` (or ``GANTRYMQ_INTEROP_CACHE``) and is reused. The system under test is
+ours; ``GANTRYMQ_INTEROP_ORACLE=only`` (or ``also``) runs the same tests against RocketMQ's own broker and nameserver,
+which shows that a test is right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import attrs
+import pytest
+
+from gantrymq.testing.clients import ForeignClient
+from gantrymq.testing.foreign import (
+    JAVA_VERSIONS,
+    Java,
+    JavaServer,
+    ToolMissing,
+    cache_folder,
+    find_go,
+    find_java,
+    start_broker,
+    start_nameserver,
+)
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+
+HERE = Path(__file__).parent
+CACHE = cache_folder(HERE / ".cache")
+ORACLE = os.environ.get("GANTRYMQ_INTEROP_ORACLE", "")
+SYSTEMS = {"only": ["java"], "also": ["gantrymq", "java"]}.get(ORACLE, ["gantrymq"])
+
+
+@attrs.frozen
+class System:
+    """A running nameserver with one broker: what foreign clients are pointed at."""
+
+    kind: str
+    nameserver: str
+    broker: str
+
+
+def _java(version: str) -> Java:
+    try:
+        return find_java(version, HERE / "java", CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def java() -> Java:
+    """RocketMQ 4.9.7, the oracle."""
+    return _java("4.9.7")
+
+
+@pytest.fixture(scope="session")
+def java5() -> Java:
+    """RocketMQ 5.3.3."""
+    return _java("5.3.3")
+
+
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A fresh folder for each call."""
+    numbers = itertools.count()
+    root = tmp_path_factory.mktemp("interop")
+    return lambda name: root / f"{name}-{next(numbers)}"
+
+
+@pytest.fixture(scope="session", params=JAVA_VERSIONS)
+def java_client(request: pytest.FixtureRequest, homes: Callable[[str], Path]) -> ForeignClient:
+    """The Java client library, in each version."""
+    java = _java(request.param)
+    return ForeignClient(f"java-{java.version}", java.program, homes(f"client-{java.version}"))
+
+
+@pytest.fixture(scope="session")
+def java4_client(java: Java, homes: Callable[[str], Path]) -> ForeignClient:
+    """The Java client library 4.9.7, where one version is enough."""
+    return ForeignClient("java-4.9.7", java.program, homes("client"))
+
+
+@pytest.fixture(scope="session")
+def go_client(homes: Callable[[str], Path]) -> ForeignClient:
+    """rocketmq-client-go."""
+    try:
+        program = find_go(HERE / "go", CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+    def start(home: Path, *arguments: str) -> Child:
+        return Child([str(program), *arguments], home / f"{arguments[0]}.err", env={"HOME": str(home)})
+
+    return ForeignClient("go-2.1.2", start, homes("go"))
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[ExitStack]:
+    """What is entered here is stopped at the end of the session."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def java_nameserver(java: Java, homes: Callable[[str], Path], servers: ExitStack) -> JavaServer:
+    """RocketMQ's nameserver."""
+    server = start_nameserver(java, homes("java-nameserver"))
+    servers.callback(_kill, server.child)
+    return server
+
+
+@pytest.fixture(scope="session")
+def java_system(java: Java, java_nameserver: JavaServer, homes: Callable[[str], Path], servers: ExitStack) -> System:
+    """RocketMQ's broker at RocketMQ's nameserver."""
+    broker = start_broker(java, homes("java-broker"), java_nameserver.address)
+    servers.callback(_kill, broker.child)
+    return System("java", java_nameserver.address, broker.address)
+
+
+@pytest.fixture(scope="session")
+def gantry(homes: Callable[[str], Path], servers: ExitStack) -> System:
+    """Our nameserver and broker with default settings, as one process."""
+    home = homes("gantry")
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver)
+    child = servers.enter_context(gantrymq_child(serve, home / "gantry.err"))
+    child.wait_line(lambda line: line.startswith("ready"))
+    return System("gantrymq", nameserver, broker)
+
+
+@pytest.fixture(scope="session", params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> System:
+    """What is tested: ours, unless the oracle was asked for."""
+    chosen: System = request.getfixturevalue("java_system" if request.param == "java" else "gantry")
+    return chosen
+
+
+@pytest.fixture
+def names(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Topic and group names of this test alone, on servers that many tests share."""
+    allowed = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return lambda kind: f"{kind}-{allowed}"[:120]
+
+
+def _kill(child: Child) -> None:
+    # RocketMQ takes up to ten seconds to shut down in order, and nobody looks at these stores again.
+    child.process.kill()
+    child.stop()

@@ -1,0 +1,139 @@
+// Drives rocketmq-client-go: `produce` and `push`, arguments name=value, answers as JSON lines on stdout.
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+	"github.com/apache/rocketmq-client-go/v2/rlog"
+)
+
+var (
+	tags  = []string{"TagA", "TagB", "TagC", "标签"}
+	sizes = []int{10, 100, 1000, 5000, 64, 333}
+	guard sync.Mutex
+)
+
+func printLine(line map[string]any) {
+	guard.Lock()
+	defer guard.Unlock()
+	text, err := json.Marshal(line)
+	check(err)
+	fmt.Println(string(text))
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// content is the message that a seed and an index stand for, as gantrymq.testing.content makes it.
+func content(topic string, seed, index int) *primitive.Message {
+	start := fmt.Sprintf("%d-%d|", seed, index)
+	body := make([]byte, max(sizes[index%len(sizes)], len(start)))
+	for k := range body {
+		if k < len(start) {
+			body[k] = start[k]
+		} else {
+			body[k] = byte(seed*131 + index*31 + k*7 + k>>8)
+		}
+	}
+	message := primitive.NewMessage(topic, body).WithTag(tags[index%len(tags)])
+	keys := []string{fmt.Sprintf("key-%d-%d", seed, index)}
+	if index%3 == 0 {
+		keys = append(keys, fmt.Sprintf("third-%d", index))
+	}
+	message.WithKeys(keys)
+	message.WithProperty("index", strconv.Itoa(index))
+	message.WithProperty("greeting", "grüße 世界 😀")
+	if index%5 == 0 {
+		message.WithProperty("long", strings.Repeat("x", 200))
+	}
+	return message
+}
+
+func produce(options map[string]string) {
+	maker, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{options["namesrv"]}), producer.WithGroupName("interop-go-producer"))
+	check(err)
+	check(maker.Start())
+	seed, count := number(options, "seed"), number(options, "count")
+	for index := 0; index < count; index++ {
+		result, err := maker.SendSync(context.Background(), content(options["topic"], seed, index))
+		check(err)
+		printLine(map[string]any{
+			"event": "sent", "index": index, "count": 1, "status": int(result.Status), "msgId": result.MsgID,
+			"offsetMsgId": result.OffsetMsgID, "broker": result.MessageQueue.BrokerName,
+			"queueId": result.MessageQueue.QueueId, "queueOffset": result.QueueOffset})
+	}
+	check(maker.Shutdown())
+	printLine(map[string]any{"event": "done"})
+}
+
+func push(options map[string]string) {
+	selector := consumer.MessageSelector{}
+	if expression := options["tags"]; expression != "" {
+		selector = consumer.MessageSelector{Type: consumer.TAG, Expression: expression}
+	}
+	eater, err := rocketmq.NewPushConsumer(
+		consumer.WithNameServer([]string{options["namesrv"]}), consumer.WithGroupName(options["group"]),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	check(err)
+	check(eater.Subscribe(options["topic"], selector,
+		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+			for _, message := range messages {
+				sum := sha256.Sum256(message.Body)
+				printLine(map[string]any{
+					"event": "message", "topic": message.Topic, "broker": message.Queue.BrokerName,
+					"queueId": message.Queue.QueueId, "queueOffset": message.QueueOffset, "msgId": message.MsgId,
+					"reconsumeTimes": message.ReconsumeTimes, "size": len(message.Body),
+					"sha256": hex.EncodeToString(sum[:]), "properties": message.GetProperties()})
+			}
+			return consumer.ConsumeSuccess, nil
+		}))
+	check(eater.Start())
+	printLine(map[string]any{"event": "started"})
+	orders := bufio.NewScanner(os.Stdin)
+	for orders.Scan() && orders.Text() != "stop" {
+	}
+	check(eater.Shutdown())
+	printLine(map[string]any{"event": "stopped"})
+}
+
+func number(options map[string]string, name string) int {
+	value, err := strconv.Atoi(options[name])
+	check(err)
+	return value
+}
+
+func main() {
+	rlog.SetLogLevel("error")
+	options := map[string]string{}
+	for _, argument := range os.Args[2:] {
+		name, value, _ := strings.Cut(argument, "=")
+		options[name] = value
+	}
+	switch os.Args[1] {
+	case "produce":
+		produce(options)
+	case "push":
+		push(options)
+	default:
+		fmt.Fprintln(os.Stderr, "unknown command", os.Args[1])
+		os.Exit(2)
+	}
+}

@@ -1,0 +1,45 @@
+package gantrymq.interop;
+
+/** One program, several sub-commands; arguments are {@code name=value}, answers are JSON lines on stdout. */
+public final class Main {
+    private Main() {
+    }
+
+    public static void main(String[] arguments) {
+        int code = 0;
+        try {
+            run(arguments);
+        } catch (Throwable error) {
+            error.printStackTrace();
+            code = 1;
+        }
+        Lines.flush();
+        System.exit(code); // the clients' own threads must not keep the process
+    }
+
+    private static void run(String[] arguments) throws Exception {
+        Options options = new Options(arguments);
+        switch (arguments[0]) {
+            case "produce":
+                Produce.run(options);
+                break;
+            case "push":
+                PushConsume.run(options);
+                break;
+            case "lite-pull":
+                LitePullConsume.run(options);
+                break;
+            case "create-topic":
+                Admin.createTopic(options);
+                break;
+            case "cluster":
+                Admin.cluster(options);
+                break;
+            case "golden":
+                Golden.run();
+                break;
+            default:
+                throw new IllegalArgumentException("unknown command " + arguments[0]);
+        }
+    }
+}

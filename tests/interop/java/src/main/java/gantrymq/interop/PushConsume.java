@@ -1,0 +1,40 @@
+package gantrymq.interop;
+
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.MessageExt;
+
+/** DefaultMQPushConsumer: prints each message until stdin says {@code stop}. */
+final class PushConsume {
+    private PushConsume() {
+    }
+
+    static void run(Options options) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(options.text("group"));
+        consumer.setNamesrvAddr(options.text("namesrv"));
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        // The enum's package differs between the versions, so it is never named.
+        var models = consumer.getMessageModel().getDeclaringClass();
+        consumer.setMessageModel(Enum.valueOf(models, options.text("model", "CLUSTERING")));
+        consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.subscribe(options.text("topic"), options.text("tags", "*"));
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            try {
+                for (MessageExt message : messages) {
+                    Lines.message(message);
+                }
+                Lines.flush();
+            } catch (Exception error) {
+                throw new IllegalStateException(error);
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        consumer.start();
+        Lines.event("started");
+        Lines.awaitStop();
+        consumer.shutdown();
+        Lines.event("stopped");
+    }
+}

@@ -1,0 +1,123 @@
+"""RocketMQ's Java clients, 4.9.7 and 5.3.3, against the system under test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gantrymq.testing.clients import (
+    Consumer,
+    ForeignClient,
+    Producer,
+    check_complete,
+    check_unaltered,
+    wait_until,
+)
+from gantrymq.testing.content import content
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Names = Callable[[str], str]
+EACH = 2500
+"""Messages of each of the four kinds of producer: 10,000 in all."""
+
+
+def test_each_kind_of_producer_delivers_every_message_unaltered(java_client: ForeignClient, system, names: Names):
+    topic = names("t")
+    modes = ("sync", "async", "oneway", "batch")
+    sent = java_client.produce(system.nameserver, topic, EACH, seed=3, modes=",".join(modes))
+    assert {answer.status for answer in sent} == {"SEND_OK"}
+    assert sum(answer.count for answer in sent) == EACH * 3  # oneway is not answered
+    assert {answer.region for answer in sent} == {"DefaultRegion"}
+
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), EACH * len(modes), timeout=120)
+    check_complete(messages, 3, range(EACH * len(modes)))
+    places = {message.index: message.place for message in messages}
+    for answer in sent:
+        first = places[answer.index]
+        assert first == (answer.broker, answer.queue_id, answer.queue_offset)
+        for following in range(1, answer.count):
+            assert places[answer.index + following] == (*first[:2], first[2] + following)
+
+
+def test_offsets_of_a_queue_are_dense_and_in_order(java_client: ForeignClient, system, names: Names):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 200, seed=4, modes="async")
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), 200)
+    queues: dict[int, list[int]] = {}
+    for message in messages:
+        queues.setdefault(message.queue_id, []).append(message.queue_offset)
+    assert sorted(queues) == [0, 1, 2, 3]
+    for offsets in queues.values():
+        assert sorted(offsets) == list(range(len(offsets)))
+
+
+def test_every_member_of_a_broadcasting_group_gets_every_message(java_client: ForeignClient, system, names: Names):
+    topic, group = names("t"), names("g")
+    java_client.produce(system.nameserver, topic, 400, seed=5)
+    with (
+        java_client.consumer(system.nameserver, topic, group, model="BROADCASTING") as one,
+        java_client.consumer(system.nameserver, topic, group, model="BROADCASTING") as other,
+    ):
+        wait_until(lambda: min(len(one.messages), len(other.messages)) >= 400, [one, other])
+        check_complete(one.close(), 5, range(400))
+        check_complete(other.close(), 5, range(400))
+
+
+def test_the_rest_of_a_group_takes_over_when_a_member_is_killed(java_client: ForeignClient, system, names: Names):
+    topic, group = names("t"), names("g")
+    java_client.produce(system.nameserver, topic, 4, seed=6)  # creates the topic with four queues
+    arguments = (f"namesrv={system.nameserver}", f"topic={topic}", "count=0", "first=4", "seed=6", "orders=true")
+    with (
+        java_client.run("produce", *arguments) as maker,
+        java_client.consumer(system.nameserver, topic, group) as victim,
+        java_client.consumer(system.nameserver, topic, group) as heir,
+    ):
+        producer = Producer(maker)
+        total = 4 + _send_until_both_work(producer, victim, heir)
+        victim.child.kill()
+        known = len(heir.messages)
+        producer.send(40)
+        total += 40
+        wait_until(lambda: {m.index for m in heir.messages[known:]} >= set(range(total - 40, total)), [heir])
+        assert {message.queue_id for message in heir.messages[known:]} == {0, 1, 2, 3}
+        victim.poll(0)
+        messages = victim.messages + heir.close()
+        check_unaltered(messages, 6)
+        assert {message.index for message in messages} == set(range(total))
+
+
+def _send_until_both_work(producer: Producer, one: Consumer, other: Consumer) -> int:
+    """Sends rounds of messages until one falls to each consumer; the number sent."""
+    for round_number in range(1, 60):
+        ones, others = len(one.messages), len(other.messages)
+        last = max(answer.index for answer in producer.send(8))
+        wait_until(lambda last=last: last in {m.index for m in one.messages + other.messages}, [one, other])
+        if len(one.messages) > ones and len(other.messages) > others:
+            return 8 * round_number
+    raise AssertionError("the group never shared its queues")
+
+
+@pytest.mark.parametrize("assign", ["false", "true"])
+def test_the_lite_pull_consumer_gets_every_message(java_client: ForeignClient, system, names: Names, assign: str):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 500, seed=7, modes="async")
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), 500, kind="lite-pull", assign=assign)
+    check_complete(messages, 7, range(500))
+
+
+def test_a_tag_expression_selects(java_client: ForeignClient, system, names: Names):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 200, seed=8, modes="batch")
+    wanted = [index for index in range(200) if content(8, index).tags in ("TagB", "标签")]
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagB || 标签")
+    check_complete(messages, 8, wanted)
+
+
+def test_a_group_goes_on_where_it_stopped(java_client: ForeignClient, system, names: Names):
+    topic, group = names("t"), names("g")
+    java_client.produce(system.nameserver, topic, 50, seed=9)
+    check_complete(java_client.consume_all(system.nameserver, topic, group, 50), 9, range(50))
+    java_client.produce(system.nameserver, topic, 30, seed=9, first=50)
+    check_complete(java_client.consume_all(system.nameserver, topic, group, 30), 9, range(50, 80))
