@@ -29,10 +29,13 @@ class TopicTable(Protocol):
         """The topic's configuration, or None."""
 
     def for_send(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
-        """As ``get``, and created on first use when ``default_topic`` allows it (or it is a retry topic)."""
+        """As ``get``, and created on first use when ``default_topic`` allows it (or it is a retry topic).
+
+        ``RemoteFault`` for an illegal name, for the retry topic of an unknown group, for one topic too many.
+        """
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """Create the topic unless it exists; returns what is there now."""
+        """Create the topic unless it exists; returns what is there now. ``RemoteFault`` as ``for_send``."""
 
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this (system) topic."""
@@ -67,12 +70,25 @@ class ConsumerOffsets(Protocol):
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where the group goes on, or None when it never committed."""
 
+    def forget_group(self, group: str) -> None:
+        """The group is gone: it goes on nowhere."""
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone: no group goes on in it, should the name come back."""
+
 
 class RouteChanges(Protocol):
     """Who tells the nameservers (plugin ``register``)."""
 
     def topic_changed(self, topic: str) -> None:
         """The topic was created or changed: routes should know soon."""
+
+
+class Registration(Protocol):
+    """Whether the nameservers know this broker (plugin ``register``)."""
+
+    async def wait_first(self, timeout: float) -> bool:
+        """Wait until each nameserver was tried once, ``timeout`` seconds at most; whether any knows this broker."""
 
 
 S = TypeVar("S")

@@ -120,11 +120,12 @@ class PullMessageResponse(Header, kw_only=True):
 
 
 class QueryConsumerOffsetHeader(Header, kw_only=True):
-    """QUERY_CONSUMER_OFFSET (14)."""
+    """QUERY_CONSUMER_OFFSET (14); the last field is 5.x's: False wants to be told of a missing offset."""
 
     consumer_group: str
     topic: str
     queue_id: Int32
+    set_zero_if_not_found: bool | None = None
 
 
 class UpdateConsumerOffsetHeader(Header, kw_only=True):

@@ -1,0 +1,51 @@
+"""Reading a table back from its file or, when that is broken, from the ``.bak`` beside it.
+
+``env.replace`` writes such files and keeps the previous one as ``.bak``. Source of the rule: RocketMQ 4.9.7
+``ConfigManager``; it starts with an empty table when both are bad, we refuse, since offsets would silently start over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.errors import RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+T = TypeVar("T")
+
+log = structlog.get_logger("gantrymq.statefile")
+
+
+def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
+    """What ``read`` makes of the file, or of its ``.bak``; None when neither exists.
+
+    A broken file whose ``.bak`` is good is kept as ``.bad``. ``read`` raises ``RemoteFault`` or ``ValueError`` for what
+    it cannot read. :class:`StartError` when a file is there and none can be read: the text says what to do.
+    """
+    problems: list[str] = []
+    for name in (path, path + ".bak"):
+        if not env.exists(name):
+            continue
+        try:
+            state = read(env.read_bytes(name))
+        except RemoteFault as error:
+            problems.append(f"{name}: {error.remark}")
+        except (ValueError, OSError) as error:
+            problems.append(f"{name}: {error}")
+        else:
+            if name != path:
+                log.warning(
+                    "state_restored_from_backup", path=path, reason="; ".join(problems) or "the file is missing"
+                )
+            return state
+    if problems:
+        raise StartError(
+            f"{'; '.join(problems)}. Mend {path}, or move it and its .bak away to start with an empty table"
+        )
+    return None

@@ -1,0 +1,85 @@
+"""Who is connected: producers and consumers by their heartbeats, and the groups that they form.
+
+Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, connections_changed.
+Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_subscriptions. Files: none.
+Services: ConsumerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager,
+DefaultConsumerIdsChangeListener and code 38 of ConsumerManageProcessor: codes 34, 35, 38, and 40 towards clients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.services import ConsumerGroups, GroupTable, Service, TopicTable
+from gantrymq.plugins.clients.clients import Clients
+from gantrymq.plugins.clients.config import ClientsConfig
+from gantrymq.plugins.clients.heartbeat import Heartbeats
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.connection import ConnectionsBatch
+
+
+class ClientsPlugin:
+    """Takes heartbeats, tells members of changes, drops who is gone."""
+
+    name = "clients"
+    essential = True
+    _clients: Clients  # from configure on
+
+    def __init__(self) -> None:
+        self._config = ClientsConfig()
+        self._changed = trio.Event()
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.clients]``."""
+        return "clients", ClientsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Offer the groups to other plugins."""
+        self._config = config.section(ClientsConfig)
+        self._clients = Clients(broker.env, self._config)
+        broker.services.provide(ConsumerGroups, self._clients)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """34, 35 and 38."""
+        groups = broker.services.get(GroupTable)
+        topics = broker.services.get(TopicTable)
+        handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake)
+        return dict(handlers.processors())
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """One tells members of changes, one looks for who fell silent."""
+        return [Service("clients.notify", self._notify), Service("clients.expire", self._expire)]
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        """A connection that ended leaves its groups at once."""
+        if batch.closed:
+            self._clients.drop(batch.closed)
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def _notify(self) -> None:
+        # a task of its own: what one sweep brings is told in one go, each group once
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            self._clients.tell_changes()
+
+    async def _expire(self) -> None:
+        while True:
+            await trio.sleep(self._config.scan_every)
+            self._clients.expire()
+            self._wake()

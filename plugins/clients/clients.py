@@ -1,0 +1,119 @@
+"""Who is connected: members come by heartbeat and leave by word, by the end of their connection, or by silence.
+
+Source: RocketMQ 4.9.7 ``ClientManageProcessor``, ``ConsumerManager``, ``DefaultConsumerIdsChangeListener``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.plugins.clients.config import ClientsConfig
+from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
+from gantrymq.plugins.clients.roster import Roster
+from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import ConsumerGroupHeader
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.clients")
+
+
+class Clients:
+    """The service ``ConsumerGroups``. ``changed`` holds the names of groups whose members are still to be told."""
+
+    def __init__(self, env: Env, config: ClientsConfig) -> None:
+        self.consumers = Roster(ConsumerGroup, config.max_groups)
+        self.producers = Roster(Group, config.max_groups)
+        self.changed: dict[str, None] = {}
+        self._env = env
+        self._config = config
+        self._opaque = 0
+
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """What the group wants of ``topic``."""
+        found = self.consumers.groups.get(group)
+        return None if found is None else found.subscriptions.get(topic)
+
+    def message_model(self, group: str) -> str | None:
+        """``CLUSTERING`` or ``BROADCASTING``; None when nobody of the group is here."""
+        found = self.consumers.groups.get(group)
+        return None if found is None else found.message_model
+
+    def client_ids(self, group: str) -> list[str]:
+        """The ids of the group's members."""
+        found = self.consumers.groups.get(group)
+        return [] if found is None else found.client_ids()
+
+    def join_producers(self, connection: Connection, client_id: str, group: str) -> None:
+        """A producer's heartbeat."""
+        member = Member(connection, client_id, self._env.monotonic())
+        self.producers.join(connection.id, group).members[connection.id] = member
+
+    def join_consumers(
+        self, connection: Connection, client_id: str, data: ConsumerData, *, notify: bool, keep_subscriptions: bool
+    ) -> None:
+        """A consumer's heartbeat. ``notify``: whether the group's members want to hear of changes."""
+        member = Member(connection, client_id, self._env.monotonic())
+        group = self.consumers.join(connection.id, data.group_name)
+        group.notify = notify
+        differed = group.differs
+        if group.update(member, data, keep_subscriptions):
+            log.info("consumer_group_changed", group=group.name, members=len(group.members), client_id=client_id)
+            self.changed[group.name] = None
+        if group.differs and not differed:
+            log.warning(
+                "group_subscriptions_differ",
+                group=group.name,
+                client_id=client_id,
+                advice="members of one group must subscribe to the same topics with the same expressions",
+            )
+
+    def leave(self, connection: Connection, producer_group: str | None, consumer_group: str | None) -> None:
+        """The client on this connection leaves these groups."""
+        if producer_group is not None:
+            self.producers.leave(connection.id, producer_group)
+        if consumer_group is not None and self.consumers.leave(connection.id, consumer_group):
+            self._left(consumer_group)
+
+    def drop(self, connections: Iterable[Connection]) -> None:
+        """These connections have ended."""
+        for connection in connections:
+            self.producers.leave_all(connection.id)
+            for name in self.consumers.leave_all(connection.id):
+                self._left(name)
+
+    def expire(self) -> None:
+        """Drop and close the connections of clients that have been silent for too long."""
+        moment = self._env.monotonic() - self._config.expire_after
+        for connection in self.consumers.silent_since(moment) + self.producers.silent_since(moment):
+            if not connection.closed:
+                log.warning("client_expired", peer=connection.peer, after_s=self._config.expire_after)
+                connection.close(f"no heartbeat for {self._config.expire_after:g} s")
+            self.drop([connection])
+
+    def tell_changes(self) -> None:
+        """Tell each member of the groups that changed, once a group, whatever happened since the last call."""
+        changed, self.changed = self.changed, {}
+        for name in changed:
+            group = self.consumers.groups.get(name)
+            if group is None or not group.notify or not self._config.notify:
+                continue
+            ext = ConsumerGroupHeader(consumer_group=name).to_ext()
+            for member in group.members.values():
+                self._opaque = self._opaque + 1 & 0x7FFFFFFF
+                member.connection.send(
+                    Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, opaque=self._opaque, flag=ONEWAY_FLAG)
+                )
+
+    def _left(self, name: str) -> None:
+        group = self.consumers.groups.get(name)
+        log.info("consumer_group_changed", group=name, members=len(group.members) if group else 0)
+        if group is not None:
+            self.changed[name] = None

@@ -1,0 +1,128 @@
+"""Requests of clients about themselves: heartbeat (34), farewell (35), who is in my group (38)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.clients.clients import Clients
+from gantrymq.plugins.clients.config import ClientsConfig
+from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, TopicConfig
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+from gantrymq.remoting.names import retry_topic, validate_group, validate_topic
+
+CLIENT_ID_MAX_CHARACTERS = 1024
+UNIT_SUBSCRIPTION_FLAG = 2
+"""Bit of a topic's system flag: units subscribe to it."""
+
+log = structlog.get_logger("gantrymq.clients")
+
+
+class Heartbeats:
+    """Handlers of the three codes. ``changed()`` is called when members of a group are to be told of a change."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        groups: GroupTable,
+        topics: TopicTable,
+        config: ClientsConfig,
+        changed: Callable[[], None],
+    ) -> None:
+        self._clients = clients
+        self._groups = groups
+        self._topics = topics
+        self._config = config
+        self._changed = changed
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+        }
+
+    def heartbeat(self, request: Request) -> Command:
+        """34. All names are checked before anything is taken. The answer's version (407) tells clients what we can.
+
+        A group that may not be created is passed over, as in 5.x; its members learn of it when they pull (code 26).
+        5.x clients leave their subscriptions out only after an answer that offers it, which ours does not; one that
+        does so all the same keeps what it said before.
+        """
+        data = HeartbeatData.from_bytes(request.command.body)
+        _check_client_id(data.client_id)
+        for producer in data.producer_data_set:
+            validate_group(producer.group_name)
+        for consumer in data.consumer_data_set:
+            self._check_consumer(consumer)
+        for consumer in data.consumer_data_set:
+            group = self._groups.find(consumer.group_name)
+            if group is None:
+                continue
+            if group.retry_queue_nums > 0:
+                self._topics.ensure(
+                    TopicConfig(
+                        retry_topic(consumer.group_name),
+                        group.retry_queue_nums,
+                        group.retry_queue_nums,
+                        topic_sys_flag=UNIT_SUBSCRIPTION_FLAG if consumer.unit_mode else 0,
+                    )
+                )
+            self._clients.join_consumers(
+                request.connection,
+                data.client_id,
+                consumer,
+                notify=group.notify_consumer_ids_changed_enable,
+                keep_subscriptions=bool(data.without_sub),
+            )
+        for producer in data.producer_data_set:
+            self._clients.join_producers(request.connection, data.client_id, producer.group_name)
+        self._tell()
+        return request.command.answer(ResponseCode.SUCCESS)
+
+    def unregister(self, request: Request) -> Command:
+        """35. A group that the client is not in is no error."""
+        header = read_header(UnregisterClientHeader, request.command.ext)
+        self._clients.leave(request.connection, header.producer_group, header.consumer_group)
+        self._tell()
+        return request.command.answer(ResponseCode.SUCCESS)
+
+    def consumer_list(self, request: Request) -> Command:
+        """38. Code 1 when nobody is there: a client then keeps the queues that it has."""
+        group = read_header(ConsumerGroupHeader, request.command.ext).consumer_group
+        client_ids = self._clients.client_ids(group)
+        if not client_ids:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return request.command.answer(ResponseCode.SUCCESS, body=ConsumerList(client_ids).to_bytes())
+
+    def _check_consumer(self, consumer: ConsumerData) -> None:
+        validate_group(consumer.group_name)
+        validate_topic(retry_topic(consumer.group_name))
+        subscriptions = consumer.subscription_data_set
+        if len(subscriptions) > self._config.max_subscriptions:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"{len(subscriptions)} subscriptions of group {consumer.group_name}, {self._config.max_subscriptions} "
+                "are the limit (plugin.clients.max_subscriptions)",
+            )
+        for subscription in subscriptions:
+            validate_topic(subscription.topic)
+
+    def _tell(self) -> None:
+        if self._clients.changed:
+            self._changed()
+
+
+def _check_client_id(client_id: str) -> None:
+    if not client_id.strip() or len(client_id) > CLIENT_ID_MAX_CHARACTERS:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR,
+            f"clientID has {len(client_id)} characters, allowed are 1 to {CLIENT_ID_MAX_CHARACTERS}, not all blank",
+        )

@@ -1,0 +1,70 @@
+"""All live groups of one kind, and which of them each connection is in, so that its end costs no search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gantrymq.plugins.clients.groups import Group
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+
+G = TypeVar("G", bound=Group)
+
+
+class Roster(Generic[G]):
+    """Groups by name. One exists as long as it has members."""
+
+    def __init__(self, make: Callable[[str], G], max_groups: int) -> None:
+        self.groups: dict[str, G] = {}
+        self._make = make
+        self._max_groups = max_groups
+        self._joined: dict[int, set[str]] = {}
+
+    def join(self, connection_id: int, name: str) -> G:
+        """The group, for a member that is about to be put in; :class:`RemoteFault` (code 1) when there are too many."""
+        group = self.groups.get(name)
+        if group is None:
+            if len(self.groups) >= self._max_groups:
+                raise RemoteFault(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the group {name} is not taken: {self._max_groups} live groups are the limit "
+                    "(plugin.clients.max_groups)",
+                )
+            group = self.groups[name] = self._make(name)
+        self._joined.setdefault(connection_id, set()).add(name)
+        return group
+
+    def leave(self, connection_id: int, name: str) -> bool:
+        """The connection leaves one group; returns whether it was in it."""
+        joined = self._joined.get(connection_id)
+        if joined is None or name not in joined:
+            return False
+        joined.remove(name)
+        if not joined:
+            del self._joined[connection_id]
+        group = self.groups[name]
+        group.remove(connection_id)
+        if not group.members:
+            del self.groups[name]
+        return True
+
+    def leave_all(self, connection_id: int) -> list[str]:
+        """The connection leaves every group; returns their names."""
+        names = sorted(self._joined.get(connection_id, ()))
+        for name in names:
+            self.leave(connection_id, name)
+        return names
+
+    def silent_since(self, moment: float) -> list[Connection]:
+        """The connections of members whose last heartbeat is older than ``moment``."""
+        found = {
+            member.connection.id: member.connection
+            for group in self.groups.values()
+            for member in group.members.values()
+            if member.seen < moment
+        }
+        return list(found.values())

@@ -1,0 +1,62 @@
+"""How far consumer groups have come, and the bounds of queues.
+
+Slot: none; essential. Hooks: config_section, configure, register_processors, persist.
+Config ``[plugin.offsets]``: max_entries, from_start_within.
+Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
+Services: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
+AdminBrokerProcessor: codes 14, 15, 29, 30, 31.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.offsets.config import OffsetsConfig
+from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
+from gantrymq.plugins.offsets.table import Offsets
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class OffsetsPlugin:
+    """Keeps the table, offers it to others and writes it."""
+
+    name = "offsets"
+    essential = True
+
+    def __init__(self) -> None:
+        self._offsets: Offsets | None = None
+        self._config = OffsetsConfig()
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.offsets]``."""
+        return "offsets", OffsetsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Read the file; a broken one without a good ``.bak`` refuses the start."""
+        self._config = config.section(OffsetsConfig)
+        folder = f"{broker.root}/config"
+        broker.env.mkdirs(folder)
+        path = f"{folder}/consumerOffset.json"
+        self._offsets = Offsets(broker.env, path, self._config.max_entries, partial(end_of_queue, broker))
+        broker.services.provide(ConsumerOffsets, self._offsets)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """14 and 15 of consumers, 29 to 31 of anybody."""
+        assert self._offsets is not None  # configure has run
+        return dict(OffsetRequests(broker, self._offsets, self._config).processors())
+
+    @hookimpl
+    def persist(self, broker: Broker) -> None:
+        """Write what changed."""
+        if self._offsets is not None:
+            self._offsets.save()

@@ -1,0 +1,143 @@
+"""Requests about offsets: what a group has consumed (14, 15), and the bounds of a queue (29, 30, 31).
+
+Source: RocketMQ 4.9.7 ``ConsumerManageProcessor``, ``AdminBrokerProcessor``, ``DefaultMessageStore``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.offsets.config import OffsetsConfig
+from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import (
+    OffsetResponse,
+    QueryConsumerOffsetHeader,
+    QueueHeader,
+    SearchOffsetHeader,
+    UpdateConsumerOffsetHeader,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+LOG_OFFSET_BYTES = 8
+"""A consume queue entry begins with the place of its message in the log."""
+
+
+class OffsetRequests:
+    """Handlers of the five codes."""
+
+    def __init__(self, broker: Broker, offsets: Offsets, config: OffsetsConfig) -> None:
+        self._broker = broker
+        self._offsets = offsets
+        self._config = config
+        self._topics = broker.services.get(TopicTable)
+        self._groups = broker.services.get(GroupTable)
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.GET_MAX_OFFSET: self.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.min_offset,
+        }
+
+    def query(self, request: Request) -> Command:
+        """14. A group that never committed gets 0 or code 22, on which its client chooses where to begin.
+
+        No other code ever: a 4.9.7 client takes any error for "never committed" and jumps.
+        """
+        header = read_header(QueryConsumerOffsetHeader, request.command.ext)
+        offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        if offset is None and self._begins_at_zero(header):
+            offset = 0
+        if offset is None:
+            raise RemoteFault(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"group {header.consumer_group} has no offset in queue {header.queue_id} of topic {header.topic}",
+            )
+        return _answer(request, offset)
+
+    def update(self, request: Request) -> Command:
+        """15. Code 17 for an unknown topic and 26 for an unknown group, as 5.x has it; 4.9.7 stores anything."""
+        header = read_header(UpdateConsumerOffsetHeader, request.command.ext)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if self._groups.find(header.consumer_group) is None:
+            raise RemoteFault(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.consumer_group}"
+            )
+        self._check_update(header, max(topic.read_queue_nums, topic.write_queue_nums))
+        self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        return request.command.answer(ResponseCode.SUCCESS)
+
+    def search(self, request: Request) -> Command:
+        """29: the offset of the message that was stored nearest to a moment; 0 in a queue without messages."""
+        header = read_header(SearchOffsetHeader, request.command.ext)
+        queues = self._broker.queues
+        return _answer(request, queues.offset_by_time(header.topic, header.queue_id, header.timestamp, self._stored_at))
+
+    def max_offset(self, request: Request) -> Command:
+        """30: the offset that the next message gets once it can be read; 0 for a queue that is not there."""
+        header = read_header(QueueHeader, request.command.ext)
+        return _answer(request, end_of_queue(self._broker, header.topic, header.queue_id))
+
+    def min_offset(self, request: Request) -> Command:
+        """31: the offset of the first message; -1 for a queue that is not there."""
+        header = read_header(QueueHeader, request.command.ext)
+        queue = self._broker.queues.get(header.topic, header.queue_id)
+        return _answer(request, -1 if queue is None else queue.min_offset)
+
+    def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
+        """Whether the queue is still whole, and its beginning near enough: or a new group would skip what waits."""
+        if header.set_zero_if_not_found is False:
+            return False
+        queue = self._broker.queues.get(header.topic, header.queue_id)
+        if queue is None:
+            return True
+        if queue.min_offset > 0:
+            return False
+        entry = queue.entries(0, 1)
+        at = int.from_bytes(entry[:LOG_OFFSET_BYTES], "big")
+        return not entry or self._broker.log.end - at <= self._config.from_start_within
+
+    def _check_update(self, header: UpdateConsumerOffsetHeader, queues: int) -> None:
+        known = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        # a topic may have lost queues from which a consumer still takes the rest
+        if known is None and not 0 <= header.queue_id < queues:
+            raise _fault(f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {queues} queues")
+        if header.commit_offset < 0:
+            raise _fault(f"commitOffset is {header.commit_offset}, an offset is not negative")
+        if self._offsets.is_full(header.consumer_group, header.topic):
+            raise _fault("the offset is not stored: there are too many of topic and group (plugin.offsets.max_entries)")
+
+    def _stored_at(self, offset: int) -> int | None:
+        try:
+            return self._broker.log.read_record(offset).store_timestamp
+        except (OutOfLog, CorruptRange, BadRecord, OSError):
+            return None
+
+
+def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:
+    """The offset behind the queue's last readable message, 0 for a queue that is not there."""
+    queue = broker.queues.get(topic, queue_id)
+    return 0 if queue is None else queue.max_offset
+
+
+def _answer(request: Request, offset: int) -> Command:
+    return request.command.answer(ResponseCode.SUCCESS, ext=OffsetResponse(offset=offset).to_ext())
+
+
+def _fault(remark: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)

@@ -1,0 +1,119 @@
+"""How far each group has consumed each queue: ``consumerOffset.json``.
+
+Source: RocketMQ 4.9.7 ``ConsumerOffsetManager``; the file is ``{"offsetTable":{"topic@group":{queueId:offset}}}`` with
+unquoted queue ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.statefile import load_state
+from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.fastjson import dumps
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+SEPARATOR = "@"
+"""Between topic and group in the file; neither name can have one."""
+
+MaxOffset = Callable[[str, int], int]
+"""The offset behind the last readable message of a queue, by topic and queue id; 0 for a queue that is not there."""
+
+log = structlog.get_logger("gantrymq.offsets")
+
+Key = tuple[str, str]
+
+
+class Offsets:
+    """The service ``ConsumerOffsets``: offsets by topic and group, then by queue id."""
+
+    def __init__(self, env: Env, path: str, max_entries: int, max_offset: MaxOffset) -> None:
+        """``max_entries``: how many pairs of topic and group there may be. :class:`StartError` for unreadable files."""
+        self.path = path
+        self._env = env
+        self._max_entries = max_entries
+        self._max_offset = max_offset
+        self._table: dict[Key, dict[int, int]] = {}
+        self._texts: dict[Key, bytes] = {}
+        self._stale: set[Key] = set()
+        self._changed = False
+        stored = load_state(env, path, ConsumerOffsetSerializeWrapper.from_bytes)
+        if stored is not None:
+            self._take(stored)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note that the group goes on at ``offset``; a lower one than before is taken as well.
+
+        An offset beyond the queue's end is taken as its end, since what comes there is not yet decided. A negative one
+        is no offset and changes nothing; nor does any for which there :meth:`is_full`.
+        """
+        key = (topic, group)
+        queues = self._table.get(key)
+        if offset < 0 or (queues is not None and queues.get(queue_id) == offset):
+            return
+        if queues is None:
+            if self.is_full(group, topic):
+                return
+            queues = self._table[key] = {}
+        offset = min(offset, self._max_offset(topic, queue_id))
+        before = queues.get(queue_id, 0)
+        if offset < before:
+            log.warning("offset_set_back", group=group, topic=topic, queue_id=queue_id, offset=offset, before=before)
+        queues[queue_id] = offset
+        self._stale.add(key)
+        self._changed = True
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group goes on, or None when it never committed."""
+        queues = self._table.get((topic, group))
+        return None if queues is None else queues.get(queue_id)
+
+    def is_full(self, group: str, topic: str) -> bool:
+        """Whether there is no room for this pair, which is new."""
+        return (topic, group) not in self._table and len(self._table) >= self._max_entries
+
+    def forget_group(self, group: str) -> None:
+        """The group is gone: it goes on nowhere."""
+        self._drop(key for key in self._table if key[1] == group)
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone: no group goes on in it."""
+        self._drop(key for key in self._table if key[0] == topic)
+
+    def encode(self) -> bytes:
+        """The file's text; only what changed since the last call is put together anew."""
+        for key in self._stale:
+            topic, group = key
+            offsets = b",".join([b"%d:%d" % item for item in sorted(self._table[key].items())])
+            self._texts[key] = b"%s:{%s}" % (dumps(f"{topic}{SEPARATOR}{group}"), offsets)
+        self._stale.clear()
+        return b'{"offsetTable":{%s}}' % b",".join(self._texts.values())
+
+    def save(self) -> None:
+        """Write the file if anything changed since it was read or written; OSError when it cannot be."""
+        if self._changed:
+            self._env.replace(self.path, self.encode())
+            self._changed = False
+
+    def _take(self, stored: ConsumerOffsetSerializeWrapper) -> None:
+        for name, offsets in stored.offset_table.items():
+            topic, separator, group = name.partition(SEPARATOR)
+            # a negative offset is RocketMQ's word for none
+            known = {queue_id: offset for queue_id, offset in offsets.items() if queue_id >= 0 and offset >= 0}
+            if not separator or not topic or not group or len(known) < len(offsets):
+                log.warning("stored_offsets_ignored", path=self.path, name=name[:300], kept=len(known))
+            if separator and topic and group and known:
+                self._table[topic, group] = known
+                self._stale.add((topic, group))
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            del self._table[key]
+            self._texts.pop(key, None)
+            self._stale.discard(key)
+            self._changed = True

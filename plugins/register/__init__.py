@@ -1,0 +1,57 @@
+"""Tell the nameservers that this broker exists and which topics it has.
+
+Slot: none; default. Hooks: config_section, configure, register_services, started, stopping.
+Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``. Files: none.
+Services: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
+
+Every nameserver has a task and a connection of its own: one that is away holds up nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.services import Registration, RouteChanges, Service
+from gantrymq.plugins.register.body import Announcement
+from gantrymq.plugins.register.config import RegisterConfig
+from gantrymq.plugins.register.registrar import Registrar
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class RegisterPlugin:
+    """Offers the registrar to others and runs it while the sockets listen."""
+
+    name = "register"
+    _registrar: Registrar  # from configure on
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.register]``."""
+        return "register", RegisterConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """One link a nameserver; nothing is sent yet."""
+        section = config.section(RegisterConfig)
+        self._registrar = Registrar(Announcement(broker), config.broker.nameservers, section)
+        broker.services.provide(RouteChanges, self._registrar)
+        broker.services.provide(Registration, self._registrar)
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """The task that keeps this broker registered."""
+        return [Service("register", self._registrar.run)]
+
+    @hookimpl
+    def started(self, broker: Broker) -> None:
+        """The sockets listen and the address is known: clients may be sent here."""
+        self._registrar.begin()
+
+    @hookimpl
+    def stopping(self, broker: Broker) -> None:
+        """Clients are to go elsewhere, while those that are here are still served."""
+        self._registrar.leave()

@@ -1,0 +1,17 @@
+"""Section ``[plugin.register]``."""
+
+from __future__ import annotations
+
+import attrs
+
+from gantrymq.kernel.config import duration
+
+
+@attrs.frozen(kw_only=True)
+class RegisterConfig:
+    """How often and how patiently the nameservers are told. Which ones: ``broker.nameservers``."""
+
+    interval: float = duration("30s", minimum="1s", maximum="60s")
+    """Nameservers forget a broker after 120 s (RocketMQ's registerNameServerPeriod)."""
+    timeout: float = duration("6s", minimum="100ms", maximum="60s")
+    """How long an answer may take (registerBrokerTimeoutMills)."""

@@ -1,0 +1,125 @@
+"""One nameserver: keep a connection to it, register over it, come back when it was away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.plugins.register.body import Announcement
+
+FIRST_RETRY_S = 0.25
+DEBOUNCE_S = 0.005
+"""Topics that are created together are told together."""
+FAREWELL_S = 2.0
+
+log = structlog.get_logger("gantrymq.register")
+
+
+class Link:
+    """Registers at ``address`` at once, on :meth:`poke`, each ``interval`` seconds, and whenever it is back."""
+
+    def __init__(self, address: str, announcement: Announcement, interval: float, timeout: float) -> None:
+        self.address = address
+        self.registered = False
+        self.tried = trio.Event()
+        """The first attempt is over, one way or the other."""
+        self._announcement = announcement
+        self._interval = interval
+        self._timeout = timeout
+        self._news = trio.Event()
+        self._leaving = trio.Event()
+        self._failure: str | None = None
+        """Why it is away, once that was logged."""
+
+    def poke(self) -> None:
+        """Something changed: register soon."""
+        self._news.set()
+
+    def leave(self) -> None:
+        """Unregister, and stay away."""
+        self._leaving.set()
+        self._news.set()
+
+    async def run(self) -> None:
+        """Until cancelled; the nameserver is told of the end, two seconds at most."""
+        try:
+            await self._keep_registered()
+            await trio.sleep_forever()
+        finally:
+            if self.registered:
+                with trio.move_on_after(FAREWELL_S, shield=True):
+                    await self._say_farewell()
+
+    async def _keep_registered(self) -> None:
+        delay = FIRST_RETRY_S
+        while not self._leaving.is_set():
+            try:
+                async with open_channel(self.address) as channel:
+                    await self._serve(channel)
+                    delay = FIRST_RETRY_S
+                self._failed("the connection ended")
+            except ConnectError as error:
+                self._failed(error.reason)
+            except RemoteFault as fault:
+                self._failed(str(fault))
+            self.tried.set()
+            with trio.move_on_after(delay):
+                await self._leaving.wait()
+            delay = min(delay * 2, self._interval)
+
+    async def _serve(self, channel: Channel) -> None:
+        while not channel.closed:
+            if self._leaving.is_set():
+                await self._call(channel, self._announcement.unregister())
+                self.registered = False
+                log.info("nameserver_unregistered", address=self.address)
+                return
+            self._news = trio.Event()
+            await self._call(channel, self._announcement.register())
+            if not self.registered:
+                log.info("nameserver_registered", address=self.address)
+            self.registered = True
+            self._failure = None
+            self.tried.set()
+            await self._wait(channel)
+
+    async def _wait(self, channel: Channel) -> None:
+        """Until there is news, the connection has ended, or it is time again."""
+        with trio.move_on_after(self._interval):
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    await channel.wait_closed()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch)
+                await self._news.wait()
+                await trio.sleep(DEBOUNCE_S)
+                nursery.cancel_scope.cancel()
+
+    async def _call(self, channel: Channel, command: Command) -> None:
+        answer = await channel.call(command, self._timeout)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemoteFault(answer.code, answer.remark or "no remark")
+
+    async def _say_farewell(self) -> None:
+        # the old connection ended with the cancellation
+        try:
+            async with open_channel(self.address) as channel:
+                await self._call(channel, self._announcement.unregister())
+        except (ConnectError, RemoteFault) as error:
+            log.warning("nameserver_not_told", address=self.address, reason=str(error))
+
+    def _failed(self, reason: str) -> None:
+        self.registered = False
+        if self._failure is None and not self._leaving.is_set():
+            log.warning("nameserver_unreachable", address=self.address, reason=reason)
+        self._failure = reason

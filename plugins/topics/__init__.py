@@ -1,0 +1,102 @@
+"""Topics and consumer groups: which there are, how many queues, who may do what.
+
+Slot: none; essential. Hooks: config_section, configure, register_processors, before_append, advertise, persist.
+Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups.
+Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
+Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
+and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215.
+
+A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
+can still be consumed after a crash.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.services import GroupTable, RouteChanges, TopicTable
+from gantrymq.plugins.topics.admin import TopicAdmin
+from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.plugins.topics.groups import Groups
+from gantrymq.plugins.topics.table import Topics
+from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+log = structlog.get_logger("gantrymq.topics")
+
+
+class TopicsPlugin:
+    """Keeps the two tables, offers them to others and writes them."""
+
+    name = "topics"
+    essential = True
+
+    def __init__(self) -> None:
+        self._topics: Topics | None = None
+        self._groups: Groups | None = None
+        self._config = TopicsConfig()
+        self._failing = False
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.topics]``."""
+        return "topics", TopicsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Read both files; a broken one without a good ``.bak`` refuses the start."""
+        self._config = config.section(TopicsConfig)
+        folder = f"{broker.root}/config"
+        broker.env.mkdirs(folder)
+        groups = Groups(broker.env, f"{folder}/subscriptionGroup.json", self._config)
+        topics = Topics(broker.env, f"{folder}/topics.json", self._config, groups, broker.cluster, broker.name)
+        broker.services.provide(GroupTable, groups)
+        broker.services.provide(TopicTable, topics)
+        self._groups = groups
+        self._topics = topics
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """The requests of administrators."""
+        assert self._topics is not None  # configure has run
+        assert self._groups is not None
+        routes = broker.services.find(RouteChanges)
+        if routes is not None:
+            self._topics.changed = routes.topic_changed
+        admin = TopicAdmin(broker, self._topics, self._groups, self._config)
+        return dict(admin.processors())
+
+    @hookimpl(trylast=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        """Topics that this sweep's messages created go to the disk before the messages."""
+        assert self._topics is not None
+        if self._topics.table.changed:
+            try:
+                self._topics.table.save()
+                self._failing = False
+            except OSError as error:
+                if not self._failing:
+                    log.error("topics_not_written", path=self._topics.table.path, reason=error.strerror)
+                self._failing = True
+
+    @hookimpl
+    def advertise(self, broker: Broker) -> dict[str, Any]:
+        """The topics of this broker and their data version."""
+        assert self._topics is not None
+        table = self._topics.table
+        return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(dict(table.entries), table.version)}
+
+    @hookimpl
+    def persist(self, broker: Broker) -> None:
+        """Write what changed."""
+        if self._topics is not None and self._groups is not None:
+            self._topics.table.save()
+            self._groups.table.save()

@@ -1,0 +1,136 @@
+"""Requests that list and change topics and groups: 17, 21, 200, 201, 207, 215.
+
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``. It stores queue numbers and permissions as given; here what could never
+work is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.plugins.topics.groups import Groups
+from gantrymq.plugins.topics.statetable import StateTable
+from gantrymq.plugins.topics.table import Topics
+from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader, read_header
+from gantrymq.remoting.names import SYSTEM_GROUPS
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+PERM_MAX = PERM_READ | PERM_WRITE | PERM_INHERIT
+SYS_FLAG_MAX = 3
+"""Bit 1: unit topic, bit 2: subscribed to by units."""
+UNLIMITED_RETRIES = -1
+
+
+class TopicAdmin:
+    """Answers with code 0, or with code 1 and a remark that names the value and what is allowed."""
+
+    def __init__(self, broker: Broker, topics: Topics, groups: Groups, config: TopicsConfig) -> None:
+        self._queues = broker.queues
+        self._offsets = broker.services.find(ConsumerOffsets)
+        self._topics = topics
+        self._groups = groups
+        self._config = config
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.set_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.set_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+        }
+
+    def set_topic(self, request: Request) -> Command:
+        """17. The header's ``order`` is not taken, as in RocketMQ: it comes from the nameservers."""
+        header = read_header(CreateTopicHeader, request.command.ext)
+        self._topics.refuse_reserved(header.topic)
+        _check("readQueueNums", header.read_queue_nums, 1, self._config.max_queues)
+        _check("writeQueueNums", header.write_queue_nums, 1, self._config.max_queues)
+        _check("perm", header.perm, 0, PERM_MAX)
+        _check("topicSysFlag", header.topic_sys_flag or 0, 0, SYS_FLAG_MAX)
+        if header.topic_filter_type not in FILTER_TYPES:
+            raise _fault(
+                f"topicFilterType is {header.topic_filter_type[:40]!r}, allowed are {' and '.join(FILTER_TYPES)}"
+            )
+        existing = self._topics.get(header.topic)
+        self._topics.set(
+            TopicConfig(
+                header.topic,
+                header.read_queue_nums,
+                header.write_queue_nums,
+                header.perm,
+                header.topic_filter_type,
+                header.topic_sys_flag or 0,
+                attributes=existing.attributes if existing else None,
+            )
+        )
+        return self._saved(request, self._topics.table)
+
+    def all_topics(self, request: Request) -> Command:
+        """21: the text of ``topics.json``."""
+        return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.encode())
+
+    def delete_topic(self, request: Request) -> Command:
+        """215: the configuration, the consume queues and what groups had consumed. An unknown topic is no error.
+
+        RocketMQ leaves the groups' offsets behind, for a topic that may come back as another one.
+        """
+        topic = read_header(TopicHeader, request.command.ext).topic
+        self._topics.refuse_reserved(topic)
+        if self._topics.remove(topic):
+            self._queues.delete_topic(topic)
+            if self._offsets is not None:
+                self._offsets.forget_topic(topic)
+        return self._saved(request, self._topics.table)
+
+    def set_group(self, request: Request) -> Command:
+        """200."""
+        config = SubscriptionGroupConfig.from_bytes(request.command.body)
+        _check("retryQueueNums", config.retry_queue_nums, 0, self._config.max_queues)
+        _check("retryMaxTimes", config.retry_max_times, UNLIMITED_RETRIES, 2**31 - 1)
+        _check("brokerId", config.broker_id, 0, 2**63 - 1)
+        _check("whichBrokerWhenConsumeSlowly", config.which_broker_when_consume_slowly, 0, 2**63 - 1)
+        self._groups.set(config)
+        return self._saved(request, self._groups.table)
+
+    def all_groups(self, request: Request) -> Command:
+        """201: the text of ``subscriptionGroup.json``."""
+        return request.command.answer(ResponseCode.SUCCESS, body=self._groups.table.encode())
+
+    def delete_group(self, request: Request) -> Command:
+        """207: the configuration, and the offsets if the header says so. An unknown group is no error."""
+        header = read_header(DeleteGroupHeader, request.command.ext)
+        if header.group_name in SYSTEM_GROUPS:
+            raise _fault(f"the group {header.group_name} is the system's and stays")
+        self._groups.table.remove(header.group_name)
+        if (header.remove_offset or header.clean_offset) and self._offsets is not None:
+            self._offsets.forget_group(header.group_name)
+        return self._saved(request, self._groups.table)
+
+    def _saved(self, request: Request, table: StateTable[TopicConfig] | StateTable[SubscriptionGroupConfig]) -> Command:
+        try:
+            table.save()
+        except OSError as error:
+            raise _fault(f"the change is in force, but {table.path} cannot be written: {error.strerror}") from error
+        return request.command.answer(ResponseCode.SUCCESS)
+
+
+def _check(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise _fault(f"{name} is {value}, allowed is {low} to {high}")
+
+
+def _fault(remark: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)

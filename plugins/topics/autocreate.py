@@ -1,0 +1,47 @@
+"""The topics that a broker has from its start, and what a topic inherits that is created by its first message.
+
+Source: RocketMQ 4.9.7 ``TopicConfigManager``. Topics of features that this broker lacks are not created.
+"""
+
+from __future__ import annotations
+
+from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
+from gantrymq.remoting.names import AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, OFFSET_MOVED_TOPIC, SELF_TEST_TOPIC
+
+PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
+CLUSTER_TOPIC_QUEUES = 16
+BENCHMARK_TOPIC_QUEUES = 1024
+
+
+def topic_config(name: str, queues: int, perm: int = PERM_READ | PERM_WRITE, sys_flag: int = 0) -> TopicConfig:
+    """A topic with as many queues for reading as for writing."""
+    return TopicConfig(name, queues, queues, perm, topic_sys_flag=sys_flag)
+
+
+def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicConfig]:
+    """What exists on every broker; the later one of equal names wins, as in RocketMQ."""
+    topics = [
+        topic_config(SELF_TEST_TOPIC, 1),
+        topic_config(BENCHMARK_TOPIC, BENCHMARK_TOPIC_QUEUES),
+        topic_config(cluster, CLUSTER_TOPIC_QUEUES, PERM_ALL),
+        topic_config(broker, 1, PERM_ALL),
+        topic_config(OFFSET_MOVED_TOPIC, 1),
+        topic_config(f"{cluster}_REPLY_TOPIC", 1),
+    ]
+    if config.auto_create:
+        topics.append(topic_config(AUTO_CREATE_TOPIC, config.default_queues, PERM_ALL))
+    return topics
+
+
+def inherited(name: str, default: TopicConfig | None, queues: int) -> TopicConfig | None:
+    """The topic that a first message creates after ``default``, or None when that may not be inherited from.
+
+    ``queues`` is the client's wish. At least one queue: RocketMQ creates a topic with none if asked to, to which
+    nothing could ever be sent.
+    """
+    if default is None or not default.perm & PERM_INHERIT:
+        return None
+    count = max(1, min(queues, default.write_queue_nums))
+    return TopicConfig(name, count, count, default.perm & ~PERM_INHERIT, default.topic_filter_type)

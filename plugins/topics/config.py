@@ -1,0 +1,24 @@
+"""Section ``[plugin.topics]``."""
+
+from __future__ import annotations
+
+import attrs
+
+from gantrymq.kernel.config import number
+
+
+@attrs.frozen(kw_only=True)
+class TopicsConfig:
+    """Which topics and groups come into being by themselves, and how many there may be."""
+
+    auto_create: bool = True
+    """A topic is created by the first message sent to it (RocketMQ's autoCreateTopicEnable)."""
+    default_queues: int = number(8, 1, 1024)
+    """Queues of TBW102, the most that a topic gets that way; the client may ask for less (it asks for 4)."""
+    max_topics: int = number(10_000, 1, 1_000_000)
+    """Retry topics do not count, there is one a group."""
+    max_queues: int = number(1024, 1, 65_536)
+    """The most queues that a topic may be given."""
+    auto_create_groups: bool = True
+    """A consumer group is created by its first member (autoCreateSubscriptionGroup)."""
+    max_groups: int = number(10_000, 1, 1_000_000)

@@ -1,0 +1,70 @@
+"""The consumer groups of this broker: ``subscriptionGroup.json``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.statefile import load_state
+from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.plugins.topics.statetable import StateTable
+from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import SYSTEM_GROUPS, is_system_group, retry_topic, validate_group, validate_topic
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.topics")
+
+
+def validate_consumer_group(name: str) -> None:
+    """:class:`RemoteFault` (code 1) unless ``name`` is a legal consumer group: its retry topic needs a name too."""
+    validate_group(name)
+    validate_topic(retry_topic(name))
+
+
+class Groups:
+    """The service ``GroupTable``."""
+
+    def __init__(self, env: Env, path: str, config: TopicsConfig) -> None:
+        """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
+        self._config = config
+        self._full = False
+        self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, "subscriptionGroupTable")
+        stored = load_state(env, path, SubscriptionGroupWrapper.from_bytes)
+        if stored is not None:
+            self.table.take(stored.subscription_group_table, stored.data_version, validate_group)
+        for name in sorted(SYSTEM_GROUPS - self.table.entries.keys()):
+            self.table.put(name, SubscriptionGroupConfig(name))
+
+    def find(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, created on first use where configuration, limit and rules of names allow it."""
+        config = self.table.entries.get(group)
+        return config if config is not None else self._create(group)
+
+    def set(self, config: SubscriptionGroupConfig) -> None:
+        """Create or change a group; :class:`RemoteFault` for an illegal name or beyond the limit."""
+        validate_consumer_group(config.group_name)
+        if config.group_name not in self.table.entries and len(self.table.entries) >= self._config.max_groups:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"the group {config.group_name} is not created: {self._config.max_groups} groups are the limit "
+                "(plugin.topics.max_groups)",
+            )
+        self.table.put(config.group_name, config)
+
+    def _create(self, group: str) -> SubscriptionGroupConfig | None:
+        if not self._config.auto_create_groups and not is_system_group(group):
+            return None
+        try:
+            self.set(SubscriptionGroupConfig(group))
+        except RemoteFault as fault:
+            if not self._full:  # once, not with each request of a client that does not give up
+                self._full = True
+                log.warning("group_not_created", group=group[:200], reason=fault.remark)
+            return None
+        log.info("group_created", group=group)
+        return self.table.entries[group]

@@ -1,0 +1,133 @@
+"""The topics of this broker: ``topics.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.statefile import load_state
+from gantrymq.plugins.topics.autocreate import boot_topics, inherited, topic_config
+from gantrymq.plugins.topics.config import TopicsConfig
+from gantrymq.plugins.topics.groups import Groups
+from gantrymq.plugins.topics.statetable import StateTable
+from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import (
+    AUTO_CREATE_TOPIC,
+    RETRY_PREFIX,
+    UNSENDABLE_TOPICS,
+    is_retry_topic,
+    refuse_system_topic,
+    validate_topic,
+)
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.topics")
+
+
+class Topics:
+    """The service ``TopicTable``. ``changed(topic)`` is called after each change."""
+
+    def __init__(self, env: Env, path: str, config: TopicsConfig, groups: Groups, cluster: str, broker: str) -> None:
+        """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
+        self._config = config
+        self._groups = groups
+        self.changed: Callable[[str], None] = _nobody
+        self.table: StateTable[TopicConfig] = StateTable(env, path, "topicConfigTable")
+        stored = load_state(env, path, TopicConfigSerializeWrapper.from_bytes)
+        if stored is not None:
+            self.table.take(stored.topic_config_table, stored.data_version, validate_topic)
+        boot = {topic.topic_name: topic for topic in boot_topics(config, cluster, broker)}
+        self._own = frozenset(boot)
+        for name, topic in boot.items():
+            # what was changed by hand stays; TBW102 is the configuration's
+            if name == AUTO_CREATE_TOPIC or name not in self.table.entries:
+                self.table.put(name, topic)
+        if not config.auto_create:
+            self.table.remove(AUTO_CREATE_TOPIC)
+        self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+        return self.table.entries.get(topic)
+
+    def for_send(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+        """As :meth:`get`, and created on first use when ``default_topic`` may be inherited from.
+
+        A retry topic gets one queue, and needs its group. :class:`RemoteFault` for an illegal name (1), an unknown
+        group (26), and beyond the limit (1).
+        """
+        config = self.table.entries.get(topic)
+        return config if config is not None else self._create(topic, default_topic, default_queues)
+
+    def ensure(self, config: TopicConfig) -> TopicConfig:
+        """Create the topic unless it exists; returns what is there now. :class:`RemoteFault` as :meth:`for_send`."""
+        existing = self.table.entries.get(config.topic_name)
+        if existing is not None:
+            return existing
+        self.set(config)
+        return config
+
+    def refuses_sends(self, topic: str) -> bool:
+        """Whether clients may not send to this topic."""
+        return topic in UNSENDABLE_TOPICS
+
+    def refuse_reserved(self, topic: str) -> None:
+        """:class:`RemoteFault` (code 1) for an illegal name and for a topic that belongs to the broker."""
+        validate_topic(topic)
+        refuse_system_topic(topic)
+        if topic in self._own:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"The topic[{topic}] is conflict with system topic.")
+
+    def set(self, config: TopicConfig) -> None:
+        """Create or change a topic; :class:`RemoteFault` (code 1) for an illegal name or beyond the limit."""
+        name = config.topic_name
+        validate_topic(name)
+        if name not in self.table.entries and not is_retry_topic(name):
+            if self._counted >= self._config.max_topics:
+                raise RemoteFault(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"the topic {name} is not created: {self._config.max_topics} topics are the limit "
+                    "(plugin.topics.max_topics)",
+                )
+            self._counted += 1
+        if self.table.put(name, config):
+            log.info(
+                "topic_set",
+                topic=name,
+                read_queues=config.read_queue_nums,
+                write_queues=config.write_queue_nums,
+                perm=config.perm,
+            )
+            self.changed(name)
+
+    def remove(self, topic: str) -> bool:
+        """Take the topic out; returns whether it was there."""
+        if not self.table.remove(topic):
+            return False
+        self._counted -= not is_retry_topic(topic)
+        log.info("topic_removed", topic=topic)
+        self.changed(topic)
+        return True
+
+    def _create(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+        validate_topic(topic)
+        if is_retry_topic(topic):
+            group = topic.removeprefix(RETRY_PREFIX)
+            if self._groups.find(group) is None:
+                raise RemoteFault(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
+            config: TopicConfig | None = topic_config(topic, 1)
+        else:
+            config = inherited(topic, self.table.entries.get(default_topic), default_queues)
+        if config is not None:
+            self.set(config)
+        return config
+
+
+def _nobody(_topic: str) -> None:
+    """Nobody wants to know."""
