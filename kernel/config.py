@@ -143,6 +143,18 @@ class Config:
             raise StartError(f"no loaded plugin has a configuration section of the class {kind.__qualname__}")
         return cast(T, self._sections[kind])
 
+    def with_section(self, section: object) -> Config:
+        """A copy in which ``section`` stands for the one of its class."""
+        sections = {**self._sections, type(section): section}
+        return Config(
+            sections[BrokerConfig],
+            sections[StoreSection],
+            sections[LimitsSection],
+            self.notes,
+            sections,
+            self._explained,
+        )
+
     def explain(self) -> tuple[ExplainedValue, ...]:
         """Every value with its origin, by section in the order of declaration."""
         return self._explained

@@ -1,0 +1,49 @@
+"""``gantrymq check-config`` and ``gantrymq print-config``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import rich_click as click
+
+from gantrymq.cli.loading import ConfigFlags, config_options, load
+
+
+@click.command("check-config")
+@config_options
+def check_config(**flags: Any) -> None:
+    """Check a configuration without starting anything.
+
+    Unknown sections and keys, wrong types and values out of range are all told at once; exit code 2.
+    """
+    loaded = load(ConfigFlags(**flags))
+    given = sum(row.origin != "default" for row in loaded.config.explain())
+    click.echo(f"ok: {len(loaded.manager.plugins)} plugins, {given} values set, the others are defaults")
+
+
+@click.command("print-config")
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a value.")
+def print_config(as_json: bool, **flags: Any) -> None:
+    """Print each value and where it came from: default, file, environment or flag.
+
+    The output is TOML, so it can be kept and used as a configuration file.
+    """
+    import attrs
+
+    from gantrymq.kernel.config import show
+
+    rows = load(ConfigFlags(**flags)).config.explain()
+    if as_json:
+        click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
+        return
+    assignments = [f"{row.key} = {show(row.value)}" for row in rows]
+    width = max(len(text) for text in assignments)
+    section = ""
+    for row, text in zip(rows, assignments, strict=True):
+        if row.section != section:
+            click.echo(f"[{row.section}]" if not section else f"\n[{row.section}]")
+            section = row.section
+        source = f" {row.source}" if row.source else ""
+        click.echo(f"{text.ljust(width)}  # {row.origin}{source}")

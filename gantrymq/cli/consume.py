@@ -1,0 +1,126 @@
+"""``gantrymq consume``: messages on stdout, a line each."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.message import ReceivedMessage
+
+
+@attrs.frozen
+class Wanted:
+    """What to consume, and when to stop."""
+
+    topic: str
+    group: str
+    tags: str
+    start: Any
+    limit: float
+    timeout: float
+    as_json: bool
+
+
+@click.command()
+@click.option("--topic", required=True, metavar="TOPIC")
+@click.option("--group", required=True, metavar="GROUP", help="The group's members share the queues.")
+@nameserver_option
+@click.option("--tags", default="*", metavar="EXPRESSION", help='Only these tags, such as "a || b".')
+@click.option(
+    "--from",
+    "start",
+    type=click.Choice(["first", "last"]),
+    default="first",
+    show_default=True,
+    help="Where a group starts that has consumed nothing yet.",
+)
+@click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End when nothing came for so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One object a message, with its properties and its place.")
+def consume(
+    topic: str,
+    group: str,
+    nameserver: str,
+    tags: str,
+    start: str,
+    limit: int | None,
+    timeout: float | None,
+    as_json: bool,
+) -> None:
+    """Print the bodies of messages, a line each, and acknowledge them once they are printed.
+
+    Goes on until Ctrl-C, --max or --timeout. How many there were is told on stderr.
+    """
+    wanted = Wanted(topic, group, tags, start, limit or math.inf, timeout or math.inf, as_json)
+
+    async def work(client: Client) -> int:
+        return await print_messages(client, wanted)
+
+    click.echo(f"consumed {with_client(nameserver, work)} messages", err=True)
+
+
+async def print_messages(client: Client, wanted: Wanted) -> int:
+    """Print until the limit, the silence, a signal, or until nobody reads stdout any more; returns the count."""
+    import trio
+
+    from gantrymq.cli.signals import ending_by_signal
+
+    count = 0
+    scope = trio.CancelScope()
+    async with client.consumer(wanted.topic, wanted.group, tags=wanted.tags, start=wanted.start) as consumer:
+        with ending_by_signal(scope.cancel), scope:
+            while count < wanted.limit:
+                with trio.move_on_after(wanted.timeout) as silence:
+                    message = await anext(consumer)
+                if silence.cancelled_caught:
+                    break
+                try:
+                    await trio.to_thread.run_sync(_write, render(message, wanted.as_json))
+                except BrokenPipeError:
+                    break
+                await message.ack()
+                count += 1
+    return count
+
+
+def render(message: ReceivedMessage, as_json: bool) -> bytes:
+    """The line to print, without its newline. A body that is no UTF-8 is told as ``bodyBase64``."""
+    if not as_json:
+        return message.body
+    fields: dict[str, object] = {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "msgId": message.message_id,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "bornTimestamp": message.born_timestamp,
+        "storeTimestamp": message.store_timestamp,
+        "properties": message.properties,
+    }
+    try:
+        fields["body"] = message.body.decode("utf-8")
+    except UnicodeDecodeError:
+        fields["bodyBase64"] = base64.b64encode(message.body).decode("ascii")
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _write(line: bytes) -> None:
+    sys.stdout.buffer.write(line + b"\n")
+    sys.stdout.buffer.flush()

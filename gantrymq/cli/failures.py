@@ -1,0 +1,120 @@
+"""Errors as a user sees them: one clear line on stderr that says what to do, and an exit code; never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+import click
+
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+TRACEBACK_VARIABLE = "GANTRYMQ_TRACEBACK"
+
+_ADVICE = {
+    errno.EADDRINUSE: "another process listens there; stop it, or choose another address",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; choose one of its own, such as 127.0.0.1",
+    errno.EACCES: "this user may not; choose another place, or give the user the right",
+    errno.EPERM: "this user may not; choose another place, or give the user the right",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOSPC: "the disk is full; make room, or choose another folder",
+    errno.EDQUOT: "the user's disk quota is used up; make room, or choose another folder",
+    errno.EMFILE: "the process has too many open files; raise the limit (ulimit -n)",
+    errno.ECONNREFUSED: "nothing listens there; is the broker or nameserver running?",
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "this is a folder where a file is expected",
+    errno.ENOTDIR: "a part of the path is no folder",
+}
+
+
+class CommandFailed(Exception):
+    """A command could not do what it was asked; the text says why and what to do."""
+
+
+def guarded(command: Callable[[], object]) -> int:
+    """Run ``command``; returns its exit code. What fails is told on stderr."""
+    try:
+        result = command()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return FAILED
+    except click.exceptions.Exit as stopped:
+        return stopped.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except SystemExit as stopped:
+        # rich-click ends so when a group is called without a command
+        return stopped.code if isinstance(stopped.code, int) else FAILED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BaseException as error:
+        return report(error)
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def report(error: BaseException) -> int:
+    """Tell what happened on stderr; returns the exit code."""
+    if os.environ.get(TRACEBACK_VARIABLE):
+        import traceback
+
+        traceback.print_exception(error)
+    code = FAILED
+    seen: list[str] = []
+    for leaf in leaves(error):
+        if isinstance(leaf, KeyboardInterrupt):
+            return INTERRUPTED
+        text, leaf_code = explain(leaf)
+        code = max(code, leaf_code)
+        seen += [line for line in text.splitlines() if line not in seen]
+    for line in seen:
+        click.echo(f"gantrymq: {line}", err=True)
+    return code
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside nested exception groups (a nursery always raises a group)."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """Text and exit code of one error."""
+    from gantrymq.kernel.commitlog import LogPoisoned
+    from gantrymq.kernel.errors import StartError
+    from gantrymq.kernel.settings import ConfigError
+    from gantrymq.remoting.errors import GantryError
+
+    if isinstance(error, ConfigError):
+        return str(error), WRONG_USAGE
+    if isinstance(error, StartError | CommandFailed | GantryError):
+        return str(error) or type(error).__name__, FAILED
+    if isinstance(error, LogPoisoned):
+        return f"{error}; the broker has ended so that nothing is acknowledged that is not stored", FAILED
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{advice_for(error)}", FAILED
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python package {error.name!r} is not installed in this environment", FAILED
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return f"a fault in GantryMQ, please report it ({text}); {TRACEBACK_VARIABLE}=1 shows where", FAILED
+
+
+def advice_for(error: OSError) -> str:
+    """What the system said and what to do about it."""
+    reason = error.strerror or str(error)
+    if error.errno in _ADVICE:
+        # trio and asyncio put their own words in front of the system's
+        return f"{os.strerror(error.errno)}; {_ADVICE[error.errno]}"
+    return reason
+
+
+def warn(text: str) -> None:
+    """A note for the user that stops nothing."""
+    click.echo(f"gantrymq: {text}", err=True)

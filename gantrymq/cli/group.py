@@ -1,0 +1,86 @@
+"""The group of commands: a table of names and modules; a command's module is imported when it is run.
+
+The plugins' own commands (hook ``add_commands``) are asked for only when a name is not in the table, and for a help.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import rich_click as click
+
+from gantrymq._version import __version__
+
+COMMANDS = {
+    "serve": "gantrymq.cli.serve:serve",
+    "broker": "gantrymq.cli.serve:broker",
+    "nameserver": "gantrymq.cli.serve:nameserver",
+    "topic": "gantrymq.cli.topics:topic",
+    "produce": "gantrymq.cli.produce:produce",
+    "consume": "gantrymq.cli.consume:consume",
+    "plugins": "gantrymq.cli.plugins:plugins",
+    "check-config": "gantrymq.cli.configuration:check_config",
+    "print-config": "gantrymq.cli.configuration:print_config",
+}
+
+
+class LazyGroup(click.RichGroup):
+    """Commands by name; an own one is imported when it is run, the plugins' are collected when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Our names in the order of the table, then the plugins'."""
+        return [*COMMANDS, *sorted(self._from_plugins().keys() - COMMANDS.keys())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command; None when neither we nor a plugin has one of this name."""
+        if cmd_name in COMMANDS:
+            module, _, attribute = COMMANDS[cmd_name].partition(":")
+            command = getattr(importlib.import_module(module), attribute)
+            return command if isinstance(command, click.Command) else None
+        return self._from_plugins().get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, with a "did you mean" for a word that is no command."""
+        from gantrymq.kernel.manager import did_you_mean
+
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            names = self.list_commands(ctx)
+            raise click.UsageError(f"{error.message.rstrip('.')}{did_you_mean(args[0], names)}", ctx) from None
+
+    def _from_plugins(self) -> dict[str, click.Command]:
+        if not hasattr(self, "_plugin_commands"):
+            self._plugin_commands = collect_plugin_commands()
+        return self._plugin_commands
+
+
+def collect_plugin_commands() -> dict[str, click.Command]:
+    """What the default plugins, the installed ones and those of ``GANTRYMQ_PLUGINS__ENABLE`` add, by name.
+
+    A plugin that fails here costs its own commands and a warning, nothing else.
+    """
+    from importlib import metadata
+
+    from gantrymq.cli.failures import warn
+    from gantrymq.kernel.manager import ENTRY_POINTS, load_plugins
+    from gantrymq.plugins import DEFAULT_PLUGINS
+
+    named = [name.strip() for name in os.environ.get("GANTRYMQ_PLUGINS__ENABLE", "").split(",") if name.strip()]
+    installed = [point.name for point in metadata.entry_points(group=ENTRY_POINTS)]
+    commands = click.Group()
+    for origin in dict.fromkeys((*DEFAULT_PLUGINS, *installed, *named)):
+        try:
+            load_plugins((origin,)).hook.add_commands(cli=commands)
+        except Exception as error:
+            warn(f"the commands of plugin {origin!r} are missing: {error}")
+    return dict(commands.commands)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gantrymq")
+def cli() -> None:
+    """A message broker that speaks RocketMQ's protocol and keeps RocketMQ's files."""

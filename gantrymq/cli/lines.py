@@ -1,0 +1,90 @@
+"""Lines of a file or a pipe as message bodies, sent in batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.progress import Meter
+from gantrymq.message import Message, SendStatus
+
+if TYPE_CHECKING:
+    from gantrymq.client.producer import Producer
+
+READ_BYTES = 256 * 1024
+LINE_BYTES = 4 * 1024 * 1024
+"""A longer line is no message: the brokers' own limit of a body."""
+BATCH_LINES = 64
+BATCH_BYTES = 512 * 1024
+
+
+@attrs.define
+class Sending:
+    """What came of it. ``skipped``: empty lines, which are no message; ``late``: stored, but not flushed in time."""
+
+    sent: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    late: int = 0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.sent / self.seconds if self.seconds else 0.0
+
+
+async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+    """Whole lines without their newline, as many as one read brought: a slow pipe's line is not kept waiting."""
+    rest = b""
+    while data := await trio.to_thread.run_sync(os.read, descriptor, READ_BYTES, abandon_on_cancel=True):
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > LINE_BYTES:
+            raise CommandFailed(f"a line is longer than {LINE_BYTES} bytes: that is no message; is it a text file?")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+async def send_lines(
+    producer: Producer, descriptor: int, make: Callable[[int, bytes], Message], meter: Meter | None = None
+) -> Sending:
+    """Send each line that is not empty as ``make(line number from 1, line)``; one batch after the other keeps order.
+
+    Stops at the first error of the producer. ``meter`` counts lines.
+    """
+    result = Sending()
+    started = trio.current_time()
+    before = 0
+    async for lines in read_lines(descriptor):
+        messages = [make(before + place, line) for place, line in enumerate(lines, 1) if line]
+        before += len(lines)
+        result.skipped += len(lines) - len(messages)
+        for batch in cut_batches(messages):
+            outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
+            result.sent += len(batch)
+            result.bytes += sum(len(message.body) for message in batch)
+            result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
+            if meter is not None:
+                meter.advance(len(batch))
+    result.seconds = trio.current_time() - started
+    return result
+
+
+def cut_batches(messages: Sequence[Message]) -> list[list[Message]]:
+    """Runs of at most 64 messages and 512 KiB of bodies; a longer body goes alone."""
+    batches: list[list[Message]] = []
+    size = 0
+    for message in messages:
+        size += len(message.body)
+        if not batches or len(batches[-1]) == BATCH_LINES or size > BATCH_BYTES:
+            batches.append([])
+            size = len(message.body)
+        batches[-1].append(message)
+    return batches

@@ -1,0 +1,81 @@
+"""From the flags of a command to the plugins and the typed configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import rich_click as click
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.manager import PluginManager
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@attrs.frozen(kw_only=True)
+class ConfigFlags:
+    """What the flags of :func:`config_options` say."""
+
+    config: str | None = None
+    data: str | None = None
+    listen: str | None = None
+    sets: Sequence[str] = ()
+    enable: Sequence[str] = ()
+    disable: Sequence[str] = ()
+
+
+@attrs.frozen
+class Loaded:
+    """A configuration and the plugins that it is for."""
+
+    config: Config
+    manager: PluginManager
+
+
+def config_options(function: F) -> F:
+    """The options that shape a configuration, as every command that reads one has them."""
+    options = (
+        click.option("--config", metavar="FILE", help="TOML, or RocketMQ's broker.conf (*.conf, *.properties)."),
+        click.option("--data", metavar="DIR", help="The store's folder (broker.data)."),
+        click.option("--listen", metavar="HOST:PORT", help="Where the broker listens (broker.listen)."),
+        click.option(
+            "--enable", multiple=True, metavar="PLUGIN", help="Add a plugin: an entry point or module:attr. Repeatable."
+        ),
+        click.option("--disable", multiple=True, metavar="PLUGIN", help="Take a plugin out. Repeatable."),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="SECTION.KEY=VALUE",
+            help="Set one value. Repeatable; wins over all.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
+    """Read the file, the environment and the flags, load the plugins, type the sections; notes go to stderr.
+
+    Raises ``ConfigError`` and ``StartError``, ``OSError`` for a file that cannot be read.
+    """
+    from gantrymq.cli.failures import warn
+    from gantrymq.kernel.config import build_config, read_settings
+    from gantrymq.kernel.manager import load_plugins
+    from gantrymq.plugins import DEFAULT_PLUGINS
+
+    data = Path(flags.config).read_bytes() if flags.config is not None else None
+    named = [("broker.data", flags.data), ("broker.listen", flags.listen)]
+    sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
+    settings = read_settings(flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
+    manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
+    config = build_config(settings, manager)
+    for note in config.notes:
+        warn(note)
+    return Loaded(config, manager)

@@ -1,0 +1,43 @@
+"""Logs: a line an event, coloured words for a human in a terminal, JSON otherwise; always on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import rich_click as click
+
+LEVELS = ("debug", "info", "warning", "error")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def log_level_option(default: str = "info") -> Callable[[F], F]:
+    """The option ``--log-level``."""
+    return click.option(
+        "--log-level", type=click.Choice(LEVELS), default=default, show_default=True, help="The least that is logged."
+    )
+
+
+def configure_logs(level: str) -> None:
+    """Set structlog up for this process."""
+    import structlog
+
+    human = sys.stderr.isatty()
+    processors: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    if human:
+        processors.append(structlog.dev.ConsoleRenderer())
+    else:
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )

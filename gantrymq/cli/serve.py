@@ -1,0 +1,69 @@
+"""``gantrymq serve``, ``gantrymq broker`` and ``gantrymq nameserver``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from gantrymq.cli.loading import ConfigFlags, config_options, load
+from gantrymq.cli.logs import configure_logs, log_level_option
+
+DEFAULT_NAMESERVER = "127.0.0.1:9876"
+
+
+@click.command()
+@config_options
+@click.option(
+    "--nameserver-listen",
+    default=DEFAULT_NAMESERVER,
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the nameserver listens.",
+)
+@log_level_option()
+def serve(nameserver_listen: str, log_level: str, **flags: Any) -> None:
+    """Run nameserver and broker in one process.
+
+    A line that begins with `ready` tells that clients may come. SIGTERM or Ctrl-C drains and ends, a second one forces.
+    """
+    configure_logs(log_level)
+    loaded = load(ConfigFlags(**flags))
+
+    import trio
+
+    from gantrymq.cli.servers import run_broker
+
+    trio.run(run_broker, loaded, nameserver_listen)
+
+
+@click.command()
+@config_options
+@click.option("--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Where the broker registers (broker.nameservers).")
+@log_level_option()
+def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
+    """Run a broker alone; it registers at one or more nameservers, ours or RocketMQ's."""
+    configure_logs(log_level)
+    loaded = load(ConfigFlags(**flags), [f"broker.nameservers={nameserver}"] if nameserver is not None else [])
+
+    import trio
+
+    from gantrymq.cli.servers import run_broker
+
+    trio.run(run_broker, loaded)
+
+
+@click.command()
+@click.option("--listen", default=DEFAULT_NAMESERVER, show_default=True, metavar="HOST:PORT", help="Where it listens.")
+@click.option("--data", metavar="DIR", help="Keeps the KV config there; without it, it is forgotten at the end.")
+@log_level_option()
+def nameserver(listen: str, data: str | None, log_level: str) -> None:
+    """Run a nameserver alone."""
+    configure_logs(log_level)
+
+    import trio
+
+    from gantrymq.cli.servers import run_nameserver
+
+    trio.run(run_nameserver, listen, Path(data) / "kvConfig.json" if data is not None else None)

@@ -1,0 +1,154 @@
+"""Nameserver and broker in one process: started in order, ended by a signal, the banner between.
+
+The nameserver starts first and ends last, so that the broker can register and unregister.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import click
+import trio
+
+from gantrymq._version import __version__
+from gantrymq.cli.failures import CommandFailed, advice_for, leaves
+from gantrymq.cli.loading import Loaded
+from gantrymq.cli.signals import ending_by_signal
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.remoting.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+DRAIN_SECONDS = 8.0
+"""After a signal: how long the broker may drain before it is cancelled. It must be gone within 10 s."""
+REGISTRATION_SECONDS = 3.0
+"""How long `ready` waits for the broker to be known at the nameserver of its own process."""
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
+
+
+async def run_nameserver(listen: str, kv_path: Path | None) -> None:
+    """A nameserver until a signal comes."""
+    stop = trio.Event()
+    with ending_by_signal(stop.set):
+        async with trio.open_nursery() as nursery:
+            server = await _start_nameserver(nursery, listen, kv_path)
+            say(f"GantryMQ {__version__} nameserver")
+            say(f"ready nameserver={server.address}")
+            await stop.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> None:
+    """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes."""
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.env import SystemEnv
+
+    if sys.platform != "linux":
+        raise CommandFailed(
+            "the broker needs Linux (epoll, fallocate); the client and the nameserver run elsewhere too"
+        )
+    stop = trio.Event()
+    with ending_by_signal(stop.set):
+        async with trio.open_nursery() as nursery:
+            config = loaded.config
+            server = None
+            if nameserver_listen is not None:
+                kv_path = Path(config.broker.data) / "config" / "kvConfig.json"
+                server = await _start_nameserver(nursery, nameserver_listen, kv_path)
+                config = config.with_section(
+                    attrs.evolve(config.broker, nameservers=_nameservers(loaded, reachable(server.address)))
+                )
+            broker = Broker(config, loaded.manager, SystemEnv())
+            finished = trio.Event()
+            await nursery.start(_run_to_end, broker, finished)
+            if server is not None:
+                await _registered(server, broker.name, stop)
+            for line in banner(broker, server):
+                say(line)
+            await stop.wait()
+            broker.stop()
+            with trio.move_on_after(DRAIN_SECONDS):
+                await finished.wait()
+            nursery.cancel_scope.cancel()
+
+
+def banner(broker: Broker, server: NameServer | None) -> list[str]:
+    """What the user should know, and ``ready`` with the addresses that clients need."""
+    from gantrymq.kernel.fast import KIND
+
+    config = broker.config
+    nameservers = ";".join(config.broker.nameservers)
+    where = "in this process" if server is not None else "not in this process"
+    return [
+        f"GantryMQ {__version__} ({KIND})",
+        f"  broker      {broker.name} in {broker.cluster}, id {broker.broker_id}",
+        f"  listens     {broker.listening}, tells clients {broker.address}",
+        f"  nameserver  {nameservers} ({where})",
+        f"  store       {os.path.abspath(broker.root)}",
+        f"  flush       {flush_mode(broker)}",
+        f"  plugins     {' '.join(info.name for info in broker.manager.plugins)}",
+        f"ready broker={broker.address} nameserver={nameservers}",
+    ]
+
+
+def flush_mode(broker: Broker) -> str:
+    """The mode that the flush plugin's section names, or the name of whoever holds the slot."""
+    for row in broker.config.explain():
+        if (row.section, row.key) == ("plugin.flush", "mode"):
+            return str(row.value)
+    return next((info.name for info in broker.manager.plugins if info.slot == "flush"), "none")
+
+
+def reachable(address: str) -> str:
+    """The address under which a listener at ``address`` is reached from this machine."""
+    host, port = parse_address(address)
+    return format_address(WILDCARDS.get(host, host), port)
+
+
+def say(line: str) -> None:
+    """One line on stdout, at once, also into a pipe."""
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _nameservers(loaded: Loaded, own: str) -> list[str]:
+    """Our own nameserver, and those that the user named."""
+    rows = {(row.section, row.key): row for row in loaded.config.explain()}
+    if rows["broker", "nameservers"].origin == "default":
+        return [own]
+    return list(dict.fromkeys((own, *loaded.config.broker.nameservers)))
+
+
+async def _start_nameserver(nursery: trio.Nursery, listen: str, kv_path: Path | None) -> NameServer:
+    try:
+        host, port = parse_address(listen, any_port=True)
+        server = NameServer(NameServerConfig(host=host, port=port, kv_path=kv_path))
+    except ValueError as error:
+        raise CommandFailed(f"nameserver: {error}") from None
+    try:
+        await nursery.start(server.serve)
+    except (OSError, ExceptionGroup) as failure:
+        errors = [leaf for leaf in leaves(failure) if isinstance(leaf, OSError)]
+        if not errors:
+            raise
+        raise CommandFailed(f"nameserver: cannot listen at {listen}: {advice_for(errors[0])}") from None
+    return server
+
+
+async def _run_to_end(broker: Broker, finished: trio.Event, task_status: trio.TaskStatus[Broker]) -> None:
+    try:
+        await broker.run(task_status=task_status)
+    finally:
+        finished.set()
+
+
+async def _registered(server: NameServer, name: str, stop: trio.Event) -> None:
+    """Wait until clients find the broker; a registration that fails is in the log and does not hold `ready` forever."""
+    with trio.move_on_after(REGISTRATION_SECONDS):
+        while name not in server.routes.cluster_info().broker_addr_table and not stop.is_set():
+            await trio.sleep(0.005)

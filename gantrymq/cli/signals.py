@@ -1,0 +1,39 @@
+"""The two signals that end a process: the first one politely, the second one at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import trio
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def ending_by_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; the second ends the process at once.
+
+    At once means as by kill -9 (exit code 130 or 143): a loop that hangs could not be asked any more. The store is
+    built for it.
+    """
+    token = trio.lowlevel.current_trio_token()
+    asked = False
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            os.write(2, b"gantrymq: forced to end\n")
+            os._exit(128 + number)
+        asked = True
+        token.run_sync_soon(stop)
+
+    before = {number: signal.signal(number, handle) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

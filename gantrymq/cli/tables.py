@@ -1,0 +1,35 @@
+"""Tables on stdout: ruled for a human in a terminal, plain aligned columns otherwise."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """One line a row; numbers stand to the right."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    right = [bool(rows) and all(isinstance(row[index], int | float) for row in rows) for index in range(len(columns))]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, title_justify="left")
+        for name, is_number in zip(columns, right, strict=True):
+            table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+        for row in texts:
+            table.add_row(*(Text(cell) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(name), *(len(row[index]) for row in texts), 0) for index, name in enumerate(columns)]
+    if title:
+        click.echo(title)
+    for line in (columns, *texts):
+        cells = [
+            cell.rjust(width) if is_number else cell.ljust(width)
+            for cell, width, is_number in zip(line, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())

@@ -1,0 +1,82 @@
+"""``gantrymq topic``: create, list, describe."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+
+PERMISSIONS = {4: "read", 2: "write"}
+
+
+@click.group()
+def topic() -> None:
+    """Create, list and describe topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="Queues on each broker.")
+@click.option("--cluster", metavar="CLUSTER", help="Only on the brokers of this cluster.")
+@nameserver_option
+def create(name: str, queues: int, cluster: str | None, nameserver: str) -> None:
+    """Create a topic on every master broker, or change its number of queues."""
+
+    async def work(client: Client) -> list[str]:
+        return await client.admin.create_topic(name, queues, cluster=cluster)
+
+    brokers = with_client(nameserver, work)
+    click.echo(f"topic {name} has {queues} queues on each of: {', '.join(brokers)}")
+
+
+@topic.command("list")
+@click.option("--json", "as_json", is_flag=True, help="A list of names.")
+@nameserver_option
+def list_topics(as_json: bool, nameserver: str) -> None:
+    """List all topics, the brokers' own among them."""
+
+    async def work(client: Client) -> list[str]:
+        return await client.admin.topics()
+
+    names = with_client(nameserver, work)
+    click.echo(json.dumps(names, indent=2) if as_json else "\n".join(names))
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a queue.")
+@nameserver_option
+def describe(name: str, as_json: bool, nameserver: str) -> None:
+    """Show the queues of a topic: where they are, and how many messages they have.
+
+    Offsets count messages of one queue: `min` is the oldest that is still there, `max` the next one to come.
+    """
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        route = await client.admin.route(name)
+        perms = {data.broker_name: permission(data.perm) for data in route.queue_datas}
+        rows = []
+        for queue in await client.admin.queues(name):
+            low, high = await client.admin.min_offset(queue), await client.admin.max_offset(queue)
+            place = {"broker": queue.broker_name, "queue": queue.queue_id, "perm": perms.get(queue.broker_name, "")}
+            rows.append(place | {"min": low, "max": high, "messages": high - low})
+        return rows
+
+    rows = with_client(nameserver, work)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+
+    print_table(("broker", "queue", "perm", "min", "max", "messages"), [tuple(row.values()) for row in rows])
+
+
+def permission(bits: int) -> str:
+    """``read+write``, ``read``, ``write`` or ``none``."""
+    return "+".join(word for bit, word in PERMISSIONS.items() if bits & bit) or "none"
