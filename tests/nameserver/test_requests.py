@@ -1,0 +1,250 @@
+"""What the nameserver answers to each request, over a stream in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.remoting import headers
+from gantrymq.remoting.bodies import (
+    BrokerMemberGroupBody,
+    ClusterInfo,
+    DataVersion,
+    KVTable,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    TopicRouteData,
+)
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER
+from gantrymq.remoting.headers import REQUESTS
+from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
+
+pytestmark = pytest.mark.trio
+
+C = RequestCode
+WRAPPER = TopicConfigSerializeWrapper({"T": TopicConfig("T", 4, 4), "U": TopicConfig("U", 1, 1)}, DataVersion(1, 7))
+BODY = RegisterBrokerBody(WRAPPER)
+IDENTITY = {"cluster_name": "c", "broker_name": "broker-a", "broker_addr": "10.0.0.1:10911", "broker_id": 0}
+
+
+async def register(peer: Any, compressed: bool = False, body: bytes | None = None, **fields: Any) -> Any:
+    data = BODY.encode(compressed) if body is None else body
+    crc = fields.pop("crc", body_crc32(data))
+    version = fields.pop("version", 407)
+    values = {**IDENTITY, "ha_server_addr": "10.0.0.1:10912", **fields}
+    header = headers.RegisterBrokerHeader(compressed=compressed, body_crc32=crc, **values)
+    return await peer.ask(C.REGISTER_BROKER, header, data, version=version)
+
+
+async def route(peer: Any, topic: str = "T", **fields: Any) -> Any:
+    strict = fields.pop("strict", None)
+    header = headers.RouteHeader(topic=topic, accept_standard_json_only=strict)
+    return await peer.ask(C.GET_ROUTEINFO_BY_TOPIC, header, **fields)
+
+
+async def topic_list(peer: Any, code: int, header: Any = None) -> list[str]:
+    answer = await peer.ask(code, header)
+    assert answer.code == 0
+    return TopicList.from_bytes(answer.body).topic_list
+
+
+async def test_every_nameserver_code_of_the_table_has_a_handler(server: NameServer) -> None:
+    assert set(server.requests.handlers) == {code for code, spec in REQUESTS.items() if spec.server == "nameserver"}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_a_registered_broker_is_routed_to(peer: Any, compressed: bool) -> None:
+    answer = await register(peer, compressed)
+    assert (answer.code, answer.ext, answer.body) == (0, {}, b"")
+    answer = await route(peer)
+    assert answer.code == 0
+    data = TopicRouteData.from_bytes(answer.body)
+    assert data.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
+    assert data.queue_datas[0].read_queue_nums == 4
+
+
+async def test_a_slave_is_told_its_master(peer: Any) -> None:
+    await register(peer)
+    answer = await register(peer, broker_id=1, broker_addr="10.0.0.2:10911")
+    assert answer.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
+
+
+async def test_a_body_with_the_wrong_checksum_is_refused(peer: Any) -> None:
+    answer = await register(peer, crc=1)
+    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    assert (await register(peer, crc=0)).code == 0
+
+
+async def test_a_registration_without_topics_is_taken(peer: Any) -> None:
+    assert (await register(peer, body=b"")).code == 0
+    info = ClusterInfo.from_bytes((await peer.ask(C.GET_BROKER_CLUSTER_INFO)).body)
+    assert info.cluster_addr_table == {"c": ["broker-a"]}
+
+
+async def test_a_broker_before_3_0_11_sends_its_topics_bare(peer: Any) -> None:
+    assert (await register(peer, body=WRAPPER.to_bytes(), version=36)).code == 0
+    assert (await route(peer)).code == 0
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_a_broken_registration_is_refused(peer: Any, compressed: bool) -> None:
+    answer = await register(peer, compressed, body=b"{nonsense")
+    assert answer.code == 1
+    assert "RegisterBrokerBody" in answer.remark
+    assert await topic_list(peer, C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == []
+
+
+async def test_a_missing_or_wrong_header_field_is_named(peer: Any) -> None:
+    answer = await peer.ask(C.GET_ROUTEINFO_BY_TOPIC)
+    assert answer.code == 1
+    assert "topic" in answer.remark
+    answer = await register(peer, broker_id="master")
+    assert answer.code == 1
+    assert "brokerId" in answer.remark
+
+
+async def test_an_unregistered_broker_is_gone(peer: Any) -> None:
+    await register(peer)
+    assert (await peer.ask(C.UNREGISTER_BROKER, headers.BrokerHeader(**IDENTITY))).code == 0
+    answer = await route(peer)
+    assert (answer.code, answer.remark) == (17, "No topic route info in name server for the topic: T")
+
+
+@pytest.mark.parametrize(
+    ("version", "strict", "quoted"),
+    [(317, None, False), (400, None, False), (401, None, True), (485, False, True), (317, True, True)],
+)
+async def test_the_keys_of_a_route_are_quoted_for_those_who_need_it(
+    peer: Any, version: int, strict: bool | None, quoted: bool
+) -> None:
+    await register(peer)
+    answer = await route(peer, version=version, strict=strict)
+    assert (b'{"0":"10.0.0.1:10911"}' in answer.body) is quoted
+    assert (b'{0:"10.0.0.1:10911"}' in answer.body) is not quoted
+    assert b" " not in answer.body
+
+
+@pytest.mark.parametrize("kind", [JSON_HEADER, BINARY_HEADER])
+async def test_the_answer_has_the_requests_kind_of_header(peer: Any, kind: int) -> None:
+    await register(peer)
+    answer = await route(peer, kind=kind)
+    assert (answer.kind, answer.code) == (kind, 0)
+
+
+async def test_cluster_info_has_bare_keys(peer: Any) -> None:
+    await register(peer)
+    answer = await peer.ask(C.GET_BROKER_CLUSTER_INFO)
+    assert answer.body == (
+        b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"c"}},'
+        b'"clusterAddrTable":{"c":["broker-a"]}}'
+    )
+
+
+async def test_the_lists_of_topics(peer: Any) -> None:
+    wrapper = TopicConfigSerializeWrapper(
+        {"unit": TopicConfig("unit", topic_sys_flag=1), "sub": TopicConfig("sub", topic_sys_flag=2)}
+    )
+    await register(peer, body=RegisterBrokerBody(wrapper).encode())
+    assert await topic_list(peer, C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["unit", "sub"]
+    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, headers.ClusterHeader(cluster="c")) == ["unit", "sub"]
+    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, headers.ClusterHeader(cluster="x")) == []
+    assert await topic_list(peer, C.GET_SYSTEM_TOPIC_LIST_FROM_NS) == ["c", "broker-a"]
+    assert await topic_list(peer, C.GET_UNIT_TOPIC_LIST) == ["unit"]
+    assert await topic_list(peer, C.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["sub"]
+    assert await topic_list(peer, C.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["sub"]
+
+
+async def test_a_topic_is_deleted(peer: Any) -> None:
+    await register(peer)
+    header = headers.DeleteTopicInNameserverHeader(topic="T", cluster_name="other")
+    await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, header)
+    assert (await route(peer)).code == 0
+    await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameserverHeader(topic="T"))
+    assert (await route(peer)).code == 17
+
+
+async def test_write_permission_is_wiped_and_added(peer: Any) -> None:
+    await register(peer)
+    header = headers.BrokerNameHeader(broker_name="broker-a")
+    assert (await peer.ask(C.WIPE_WRITE_PERM_OF_BROKER, header)).ext == {"wipeTopicCount": "2"}
+    assert TopicRouteData.from_bytes((await route(peer)).body).queue_datas[0].perm == 4
+    assert (await peer.ask(C.ADD_WRITE_PERM_OF_BROKER, header)).ext == {"addTopicCount": "2"}
+    assert TopicRouteData.from_bytes((await route(peer)).body).queue_datas[0].perm == 6
+
+
+async def test_a_data_version_tells_whether_to_register(peer: Any) -> None:
+    async def query(version: DataVersion) -> Any:
+        return await peer.ask(C.QUERY_DATA_VERSION, headers.BrokerHeader(**IDENTITY), version.to_bytes())
+
+    answer = await query(DataVersion(1, 7))
+    assert (answer.code, answer.ext, answer.body) == (0, {"changed": "true"}, b"")
+    await register(peer)
+    answer = await query(DataVersion(1, 7))
+    assert answer.ext == {"changed": "false"}
+    assert DataVersion.from_bytes(answer.body) == DataVersion(1, 7)
+    assert (await query(DataVersion(2, 7))).ext == {"changed": "true"}
+
+
+async def test_requests_of_5x_brokers(peer: Any) -> None:
+    await register(peer, heartbeat_timeout_millis=1000, enable_acting_master=False)
+    heartbeat = headers.BrokerHeartbeatHeader(
+        cluster_name="c", broker_name="broker-a", broker_addr=IDENTITY["broker_addr"]
+    )
+    assert (await peer.ask(C.BROKER_HEARTBEAT, heartbeat)).code == 0
+    header = headers.BrokerGroupHeader(cluster_name="c", broker_name="broker-a")
+    answer = await peer.ask(C.GET_BROKER_MEMBER_GROUP, header)
+    group = BrokerMemberGroupBody.from_bytes(answer.body).broker_member_group
+    assert group is not None
+    assert group.broker_addrs == {0: "10.0.0.1:10911"}
+
+
+async def test_the_kv_config(peer: Any) -> None:
+    key = headers.KVConfigHeader(namespace="n", key="k")
+    answer = await peer.ask(C.GET_KV_CONFIG, key)
+    assert (answer.code, answer.remark) == (22, "No config item, Namespace: n Key: k")
+    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, headers.NamespaceHeader(namespace="n"))
+    assert (answer.code, answer.remark) == (22, "No config item, Namespace: n")
+    assert (await peer.ask(C.PUT_KV_CONFIG, headers.PutKVConfigHeader(namespace="n", key="k", value="v"))).code == 0
+    assert (await peer.ask(C.GET_KV_CONFIG, key)).ext == {"value": "v"}
+    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, headers.NamespaceHeader(namespace="n"))
+    assert KVTable.from_bytes(answer.body).table == {"k": "v"}
+    assert (await peer.ask(C.DELETE_KV_CONFIG, key)).code == 0
+    assert (await peer.ask(C.GET_KV_CONFIG, key)).code == 22
+
+
+class TestWithOrderedTopics:
+    @pytest.fixture
+    def config(self) -> NameServerConfig:
+        return NameServerConfig(order_topics=True)
+
+    async def test_a_route_carries_the_topics_order_and_a_broker_learns_all(self, peer: Any) -> None:
+        header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+        await peer.ask(C.PUT_KV_CONFIG, header)
+        answer = await register(peer)
+        assert json.loads(answer.body) == {"table": {"T": "broker-a:4"}}
+        assert TopicRouteData.from_bytes((await route(peer)).body).order_topic_conf == "broker-a:4"
+        assert TopicRouteData.from_bytes((await route(peer, "U")).body).order_topic_conf is None
+
+
+@pytest.mark.parametrize("code", [0, 10, 318, 9999, -1, 2**31 - 1])
+async def test_an_unknown_code_is_answered_with_3(peer: Any, code: int) -> None:
+    answer = await peer.ask(code)
+    assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+
+
+async def test_a_fault_of_ours_is_answered_and_the_nameserver_lives(
+    peer: Any, server: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(topic: str) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(server.routes, "route", broken)
+    answer = await route(peer)
+    assert (answer.code, answer.remark) == (1, "internal error: ZeroDivisionError")
+    monkeypatch.undo()
+    assert (await route(peer)).code == 17

@@ -1,0 +1,289 @@
+"""The nameserver's connections: limits, bad bytes, time-outs, and what happens to the brokers behind them.
+
+Time is trio's mock clock: it jumps when all tasks wait, so connections are streams in memory wherever time matters.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.remoting import headers
+from gantrymq.remoting.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode
+from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.register_body import RegisterBrokerBody
+
+pytestmark = pytest.mark.trio
+
+C = RequestCode
+TOPICS = Command(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, opaque=7)
+BODY = RegisterBrokerBody(TopicConfigSerializeWrapper({"T": TopicConfig("T")}, DataVersion(1, 1))).encode()
+
+
+async def register(peer: Any, name: str = "broker-a", port: int = 1) -> None:
+    header = headers.RegisterBrokerHeader(
+        broker_name=name, broker_addr=f"10.0.0.1:{port}", cluster_name="c", ha_server_addr="h:1", broker_id=0
+    )
+    assert (await peer.ask(C.REGISTER_BROKER, header, BODY)).code == 0
+
+
+# ---- brokers and their connections
+
+
+@pytest.mark.parametrize("how", ["aclose", "garbage"])
+async def test_a_brokers_routes_end_with_its_connection(server: NameServer, connect: Any, how: str) -> None:
+    broker, other = connect(), connect()
+    await register(broker)
+    await register(other, "broker-b", 2)
+    if how == "aclose":
+        await broker.stream.aclose()
+    else:
+        await broker.stream.send_all(b"\xff" * 100)
+    await trio.testing.wait_all_tasks_blocked()
+    route = server.routes.route("T")
+    assert route is not None
+    assert [data.broker_name for data in route.broker_datas] == ["broker-b"]
+    assert len(server.connections) == 1
+
+
+async def test_a_broker_that_gives_no_sign_expires_and_is_closed(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    server = NameServer(NameServerConfig(port=0, idle_seconds=10_000))
+    await nursery.start(server.serve)
+    ours, theirs = trio.testing.memory_stream_pair()
+    nursery.start_soon(server.serve_stream, theirs, "memory")
+    from_broker = Command(
+        C.REGISTER_BROKER,
+        headers.RegisterBrokerHeader(
+            broker_name="b", broker_addr="a:1", cluster_name="c", ha_server_addr="h:1", broker_id=0
+        ).to_ext(),
+        BODY,
+    )
+    await ours.send_all(encode(from_broker))
+    await ours.receive_some()
+    start = trio.current_time()
+    await trio.sleep(119)
+    assert server.routes.route("T") is not None
+    assert await ours.receive_some() == b""
+    # scans happen at 5 s and each 10 s from then on
+    assert 120 < trio.current_time() - start <= 130
+    assert server.routes.route("T") is None
+    nursery.cancel_scope.cancel()
+
+
+# ---- frames in any shape
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+async def test_requests_are_answered_however_they_are_cut(peer: Any, size: int) -> None:
+    data = encode(TOPICS) * 3
+    for at in range(0, len(data), size):
+        await peer.stream.send_all(data[at : at + size])
+    for _ in range(3):
+        answer = await peer.receive()
+        assert (answer.code, answer.opaque, answer.body) == (0, 7, b'{"topicList":[]}')
+
+
+async def test_answers_keep_the_order_of_the_requests(peer: Any) -> None:
+    for opaque in range(50):
+        await peer.send(Command(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, opaque=opaque))
+    assert [(await peer.receive()).opaque for _ in range(50)] == list(range(50))
+
+
+async def test_a_oneway_request_gets_no_answer_but_its_effect(server: NameServer, peer: Any) -> None:
+    header = headers.RegisterBrokerHeader(
+        broker_name="b", broker_addr="a:1", cluster_name="c", ha_server_addr="h:1", broker_id=0
+    )
+    await peer.send(Command(C.REGISTER_BROKER, header.to_ext(), BODY, opaque=1, flag=ONEWAY_FLAG))
+    await peer.send(Command(9999, opaque=2, flag=ONEWAY_FLAG))
+    await peer.send(TOPICS)
+    assert (await peer.receive()).body == b'{"topicList":["T"]}'
+
+
+async def test_a_response_that_nobody_asked_for_is_ignored(peer: Any) -> None:
+    await peer.send(Command(0, opaque=1, flag=RESPONSE_FLAG))
+    await peer.send(TOPICS)
+    assert (await peer.receive()).opaque == 7
+
+
+# ---- bad bytes
+
+
+def frame(length: int, mark: int, rest: bytes = b"") -> bytes:
+    return struct.pack(">iI", length, mark) + rest
+
+
+BAD_BYTES = {
+    "negative length": frame(-1, 0),
+    "zero length": frame(0, 0),
+    "length of three": frame(3, 0),
+    "length of 2 GiB": frame(0x7FFFFFFF, 2),
+    "length over 16 MiB": frame(16 * 1024 * 1024 - 3, 2),
+    "header longer than the frame": frame(10, 7, b"{}{}{}"),
+    "header over 64 KiB": frame(100_000, 70_000),
+    "unknown kind of header": frame(6, 7 << 24 | 2, b"{}"),
+    "broken JSON": frame(6, 2, b"{]"),
+    "no JSON at all": frame(4, 0),
+    "JSON of the wrong type": frame(6, 2, b"[]"),
+    "code that is no number": frame(16, 12, b'{"code":"x"}'),
+    "endless nesting": frame(60_004, 60_000, b"[" * 60_000),
+    "invalid UTF-8": frame(6, 2, b"\xff\xfe"),
+    "short binary header": frame(6, 1 << 24 | 2, b"{}"),
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES.keys())
+async def test_bad_bytes_close_their_connection_and_no_other(connect: Any, data: bytes) -> None:
+    bad, good = connect(), connect()
+    await bad.stream.send_all(data)
+    assert await bad.receive() is None
+    assert (await good.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=50, deadline=None)
+async def test_no_bytes_harm_the_nameserver(data: bytes) -> None:
+    server = NameServer()
+    async with trio.open_nursery() as nursery:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(server.serve_stream, theirs, "memory")
+        await ours.send_all(data)
+        await ours.aclose()
+    assert not server.connections
+
+
+# ---- time-outs and limits
+
+
+async def test_an_idle_connection_is_closed_after_120_seconds(
+    autojump_clock: trio.testing.MockClock, peer: Any
+) -> None:
+    await trio.sleep(100)
+    assert (await peer.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+    start = trio.current_time()
+    assert await peer.receive() is None
+    assert trio.current_time() - start == pytest.approx(120)
+
+
+async def test_a_frame_must_be_whole_in_15_seconds_from_its_first_byte(
+    autojump_clock: trio.testing.MockClock, peer: Any
+) -> None:
+    data = encode(TOPICS)
+    start = trio.current_time()
+    await peer.stream.send_all(data + data[:1])
+    assert (await peer.receive()).code == 0
+    for byte in data[1:15]:
+        await trio.sleep(1)
+        await peer.stream.send_all(bytes([byte]))
+    assert await peer.receive() is None
+    assert trio.current_time() - start == pytest.approx(15)
+
+
+async def test_a_slow_frame_within_the_time_is_answered(autojump_clock: trio.testing.MockClock, peer: Any) -> None:
+    data = encode(TOPICS)
+    await peer.stream.send_all(data[:10])
+    await trio.sleep(14)
+    await peer.stream.send_all(data[10:])
+    assert (await peer.receive()).code == 0
+
+
+async def test_a_peer_that_does_not_read_is_closed(autojump_clock: trio.testing.MockClock, server: NameServer) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    start = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve_stream, theirs, "memory")
+        await ours.send_all(encode(TOPICS))
+    assert trio.current_time() - start == pytest.approx(15)
+    assert not server.connections
+
+
+class TestBufferedLimit:
+    @pytest.fixture
+    def config(self) -> NameServerConfig:
+        return NameServerConfig(port=0, buffered_max=1000)
+
+    async def test_unfinished_frames_share_a_limit(self, connect: Callable[[], Any], server: NameServer) -> None:
+        first, second = connect(), connect()
+        await first.stream.send_all(frame(5000, 10) + b"x" * 600)
+        await trio.testing.wait_all_tasks_blocked()
+        await second.stream.send_all(frame(5000, 10) + b"x" * 600)
+        assert await second.receive() is None
+        assert len(server.connections) == 1
+        await first.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        third = connect()
+        for _ in range(30):  # what was answered does not count
+            assert (await third.ask(C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).code == 0
+
+
+# ---- real sockets
+
+
+async def test_it_serves_on_loopback_and_reports_where(server: NameServer, nursery: trio.Nursery) -> None:
+    address = await nursery.start(server.serve)
+    host, _, port = address.rpartition(":")
+    assert host == "127.0.0.1"
+    assert address == server.address
+    stream = await trio.open_tcp_stream(host, int(port))
+    async with stream:
+        await stream.send_all(encode(TOPICS))
+        assert b'{"topicList":[]}' in await stream.receive_some()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_port_in_use_is_an_os_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = NameServer(NameServerConfig(port=taken.getsockname()[1]))
+        with pytest.raises(OSError, match="in use"):
+            await server.serve()
+
+
+async def test_connections_past_the_limit_are_closed_at_once(nursery: trio.Nursery) -> None:
+    server = NameServer(NameServerConfig(port=0, connections_max=1))
+    host, _, port = (await nursery.start(server.serve)).rpartition(":")
+    first = await trio.open_tcp_stream(host, int(port))
+    await first.send_all(encode(TOPICS))
+    assert await first.receive_some()
+    async with await trio.open_tcp_stream(host, int(port)) as second:
+        assert await second.receive_some() == b""
+    await first.send_all(encode(TOPICS))
+    assert await first.receive_some()
+    await first.aclose()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reset_connection_is_survived(server: NameServer, nursery: trio.Nursery) -> None:
+    host, _, port = (await nursery.start(server.serve)).rpartition(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    await stream.send_all(encode(TOPICS)[:9])
+    while not server.connections:
+        await trio.lowlevel.checkpoint()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await stream.aclose()
+    while server.connections:
+        await trio.lowlevel.checkpoint()
+    assert not server.connections
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_damaged_kv_file_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    path.write_bytes(b"{")
+    with pytest.raises(ValueError, match=r"kvConfig\.json"):
+        NameServer(NameServerConfig(kv_path=path))
