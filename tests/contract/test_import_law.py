@@ -29,7 +29,10 @@ def imports_of(path: Path) -> Iterator[tuple[str, int]]:
                 yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            yield str(node.module), node.lineno
+            if node.module == "gantrymq":
+                yield from ((f"gantrymq.{alias.name}", node.lineno) for alias in node.names)
+            else:
+                yield str(node.module), node.lineno
 
 
 def allowed(importer: str) -> tuple[str, ...] | None:

@@ -51,7 +51,7 @@ def test_nothing_is_left_to_do() -> None:
 def test_a_plugin_docstring_lists_exactly_its_hooks() -> None:
     for info in load_plugins(DEFAULT_PLUGINS).plugins:
         module = __import__(type(info.plugin).__module__, fromlist=["__doc__"])
-        match = re.search(r"^Hooks: ((?:.|\n)*?)\.\n", module.__doc__ or "", re.MULTILINE)
+        match = re.search(r"Hooks: ((?:.|\n)*?)\.\n", module.__doc__ or "")
         assert match, f"plugin {info.name}: no line 'Hooks: ...' in its docstring"
         assert sorted(re.split(r",\s+", match[1])) == list(info.hooks), f"plugin {info.name}"
         for part in ("Slot:", "Config", "Files:"):

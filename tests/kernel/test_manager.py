@@ -1,0 +1,140 @@
+"""Plugins come in the configuration's order, claim slots once, and every mistake refuses the start with a hint."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import PluginManager, load_plugins
+
+
+class Base:
+    def __init__(self, name: str, calls: list[str] | None = None) -> None:
+        self.name = name
+        self.calls = calls if calls is not None else []
+
+
+class Dispatching(Base):
+    @hookimpl
+    def dispatch(self) -> None:
+        self.calls.append(self.name)
+
+
+class First(Base):
+    @hookimpl(tryfirst=True)
+    def dispatch(self) -> None:
+        self.calls.append(self.name)
+
+
+class Last(Base):
+    @hookimpl(trylast=True)
+    def dispatch(self) -> None:
+        self.calls.append(self.name)
+
+
+class Misspelled(Base):
+    @hookimpl
+    def before_apend(self) -> None: ...
+
+
+class WrongArgument(Base):
+    @hookimpl
+    def dispatch(self, rows: object) -> None: ...
+
+
+class Slotted(Base):
+    slot = "flush"
+
+
+def manager(*plugins: Any) -> PluginManager:
+    return PluginManager([(f"test:{plugin.name}", plugin) for plugin in plugins])
+
+
+def test_plugins_are_called_in_the_order_given_with_bands_around() -> None:
+    calls: list[str] = []
+    built = manager(Last("end", calls), Dispatching("one", calls), Dispatching("two", calls), First("start", calls))
+    built.hook.dispatch(batch=None)
+    assert calls == ["start", "one", "two", "end"]
+
+
+def test_a_hook_without_implementation_is_known_to_be_empty() -> None:
+    built = manager(Dispatching("one"))
+    assert built.has("dispatch")
+    assert not built.has("before_append")
+
+
+def test_a_hook_that_does_not_exist_refuses_the_start_with_a_hint() -> None:
+    with pytest.raises(StartError, match=r"plugin 'bad' .*no hook 'before_apend'; did you mean 'before_append'\?"):
+        manager(Misspelled("bad"))
+
+
+def test_an_argument_that_the_hook_does_not_have_refuses_the_start() -> None:
+    with pytest.raises(StartError, match=r"plugin 'bad'[\s\S]*rows"):
+        manager(WrongArgument("bad"))
+
+
+def test_two_plugins_in_one_slot_are_named_both() -> None:
+    with pytest.raises(StartError, match="plugins 'a' and 'b' both hold the slot 'flush'"):
+        manager(Slotted("a"), Slotted("b"))
+
+
+def test_two_plugins_of_one_name_are_refused() -> None:
+    with pytest.raises(StartError, match="two plugins are called 'a': test:a and test:a"):
+        manager(Base("a"), Base("a"))
+
+
+def test_a_plugin_without_a_name_is_refused() -> None:
+    with pytest.raises(StartError, match="needs a `name`"):
+        PluginManager([("test:x", object())])
+
+
+@pytest.fixture
+def module() -> Iterator[types.ModuleType]:
+    made = types.ModuleType("gantrymq_test_plugins")
+
+    class Optional:
+        name = "optional"
+
+    class Essential:
+        name = "essential"
+        essential = True
+
+    made.Optional, made.Essential = Optional, Essential  # type: ignore[attr-defined]
+    sys.modules[made.__name__] = made
+    yield made
+    del sys.modules[made.__name__]
+
+
+def test_plugins_are_found_by_module_and_attribute(module: types.ModuleType) -> None:
+    loaded = load_plugins(["gantrymq_test_plugins:Essential"], ["gantrymq_test_plugins:Optional"])
+    assert [(info.name, info.origin) for info in loaded.plugins] == [
+        ("essential", "gantrymq_test_plugins:Essential"),
+        ("optional", "gantrymq_test_plugins:Optional"),
+    ]
+    assert [info.name for info in load_plugins(["gantrymq_test_plugins:Optional"], disable=["optional"]).plugins] == []
+
+
+@pytest.mark.parametrize(
+    ("enable", "disable", "text"),
+    [
+        (["no_such_module:X"], [], "No module named 'no_such_module'.*installed"),
+        (["gantrymq_test_plugins:Missing"], [], "has no 'Missing'"),
+        (["not_an_entry_point"], [], "no plugin 'not_an_entry_point' is installed"),
+        ([], ["optinal"], "cannot disable 'optinal': no such plugin; did you mean 'optional'?"),
+        ([], ["essential"], "cannot disable 'essential': the broker does not work without it"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(
+    module: types.ModuleType, enable: list[str], disable: list[str], text: str
+) -> None:
+    with pytest.raises(StartError) as caught:
+        load_plugins(["gantrymq_test_plugins:Essential", "gantrymq_test_plugins:Optional"], enable, disable)
+
+    assert re.search(text.replace("?", r"\?"), str(caught.value)), str(caught.value)

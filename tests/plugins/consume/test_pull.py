@@ -1,0 +1,225 @@
+"""Pull requests against a whole broker: what is found, from where to go on, and what waits until something comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker
+
+INLINE, SUSPEND, COMMIT = 4, 2, 1
+
+
+@asynccontextmanager
+async def broker_and_channel(path: Path, **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
+    given = {
+        "store.commit_log_file_bytes": "1 MiB",
+        **{key.replace("__", "."): value for key, value in settings.items()},
+    }
+    async with (
+        run_broker(make_broker(path / "store", settings=given)) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        yield broker, channel
+
+
+async def send(channel: Channel, count: int, *, tag: str = "", body: bytes = b"m", topic: str = "T") -> None:
+    for number in range(count):
+        header = SendMessageHeader(
+            producer_group="g", topic=topic, default_topic="TBW102", default_topic_queue_nums=4, queue_id=0,
+            sys_flag=0, born_timestamp=1, flag=0, properties=f"TAGS\x01{tag}" if tag else "",
+        )  # fmt: skip
+        command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body + str(number).encode())
+        assert (await channel.call(command)).code == 0
+
+
+def pull(
+    offset: int, *, limit: int = 32, sys_flag: int = INLINE, tags: str = "*", wait_ms: int = 0, topic: str = "T",
+    queue: int = 0, group: str = "cg", kind: str | None = "TAG", commit: int = 0, sub_version: int = 0,
+) -> Command:  # fmt: skip
+    header = PullMessageHeader(
+        consumer_group=group, topic=topic, queue_id=queue, queue_offset=offset, max_msg_nums=limit, sys_flag=sys_flag,
+        commit_offset=commit, suspend_timeout_millis=wait_ms, subscription=tags, sub_version=sub_version,
+        expression_type=kind,
+    )  # fmt: skip
+    return Command(RequestCode.PULL_MESSAGE, header.to_ext())
+
+
+def bounds(answer: Command) -> tuple[int, int, int]:
+    ext = answer.ext or {}
+    return int(ext["nextBeginOffset"]), int(ext["minOffset"]), int(ext["maxOffset"])
+
+
+def bodies(answer: Command) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)]
+
+
+@pytest.mark.trio
+async def test_a_queue_is_read_in_order_in_the_size_asked_for(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 5)
+        answer = await channel.call(pull(0, limit=3))
+        assert (answer.code, answer.remark, bounds(answer)) == (0, "FOUND", (3, 0, 5))
+        assert bodies(answer) == [b"m0", b"m1", b"m2"]
+        assert bodies(await channel.call(pull(3))) == [b"m3", b"m4"]
+
+
+@pytest.mark.trio
+async def test_one_record_is_given_however_large_it_is(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, plugin__consume__max_bytes="1 KiB") as (_, channel):
+        await send(channel, 2, body=b"x" * 5000)
+        answer = await channel.call(pull(0))
+        assert len(bodies(answer)) == 1
+        assert bounds(answer)[0] == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("offset", "code", "remark", "next_offset"),
+    [
+        (3, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 3),
+        (4, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 3),
+        (2**63 - 1, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 3),
+        (-1, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", 0),
+    ],
+)
+async def test_offsets_outside_say_where_to_go_on(
+    tmp_path: Path, offset: int, code: int, remark: str, next_offset: int
+) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 3)
+        answer = await channel.call(pull(offset))
+        assert (answer.code, answer.remark, bounds(answer)) == (code, remark, (next_offset, 0, 3))
+
+
+@pytest.mark.trio
+async def test_a_queue_without_messages_starts_at_zero(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 1)
+        answer = await channel.call(pull(0, queue=1))
+        assert (answer.code, bounds(answer)) == (ResponseCode.PULL_NOT_FOUND, (0, 0, 0))
+        answer = await channel.call(pull(7, queue=1))
+        assert (answer.code, bounds(answer)) == (ResponseCode.PULL_OFFSET_MOVED, (0, 0, 0))
+
+
+@pytest.mark.trio
+async def test_a_tag_is_looked_for_far_behind_what_does_not_match(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, plugin__consume__scan_entries="64") as (_, channel):
+        await send(channel, 40, tag="A")
+        await send(channel, 1, tag="B")
+        answer = await channel.call(pull(0, tags="B || C"))
+        assert (bodies(answer), bounds(answer)[0]) == ([b"m0"], 41)
+        answer = await channel.call(pull(0, tags="C"))
+        assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
+        assert bounds(answer)[0] == 41
+
+
+@pytest.mark.trio
+async def test_a_pull_waits_for_what_comes_and_only_for_what_it_wants(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel), trio.open_nursery() as nursery:
+        await send(channel, 1, tag="A")
+        answers: list[Command] = []
+
+        async def wait() -> None:
+            answers.append(await channel.call(pull(1, tags="B", sys_flag=INLINE | SUSPEND, wait_ms=60_000), 10.0))
+
+        nursery.start_soon(wait)
+        await send(channel, 1, tag="A", topic="Other")
+        await send(channel, 1, tag="A")
+        assert answers == []
+        await send(channel, 1, tag="B")
+        with trio.fail_after(5):
+            while not answers:
+                await trio.lowlevel.checkpoint()
+        assert bodies(answers[0]) == [b"m0"]
+        assert bounds(answers[0])[0] == 3
+
+
+@pytest.mark.trio
+async def test_a_pull_whose_time_is_up_is_answered_not_found(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 1)
+        answer = await channel.call(pull(1, sys_flag=INLINE | SUSPEND, wait_ms=50), 5.0)
+        assert (answer.code, bounds(answer)) == (ResponseCode.PULL_NOT_FOUND, (1, 0, 1))
+
+
+@pytest.mark.trio
+async def test_a_stopping_broker_answers_the_pulls_it_holds(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel), trio.open_nursery() as nursery:
+        await send(channel, 1)
+        answers: list[Command] = []
+
+        async def wait() -> None:
+            answers.append(await channel.call(pull(1, sys_flag=INLINE | SUSPEND, wait_ms=60_000), 10.0))
+
+        nursery.start_soon(wait)
+        assert (await channel.call(pull(0))).code == 0
+        broker.stop()
+    assert [answer.code for answer in answers] == [ResponseCode.PULL_NOT_FOUND]
+
+
+@pytest.mark.trio
+async def test_without_a_holder_nothing_waits(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path / "store", disable=["longpoll"])
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        await send(channel, 1)
+        answer = await channel.call(pull(1, sys_flag=INLINE | SUSPEND, wait_ms=60_000), 5.0)
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+@pytest.mark.trio
+async def test_the_offset_that_rides_on_a_pull_is_committed(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 5)
+        await channel.call(pull(4, sys_flag=INLINE | COMMIT, commit=3))
+        query = Command(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "cg", "topic": "T", "queueId": "0"})
+        assert (await channel.call(query)).ext == {"offset": "3"}
+
+
+@pytest.mark.trio
+async def test_without_an_inline_subscription_the_groups_heartbeat_counts(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 1, tag="A")
+        await send(channel, 1, tag="B", body=b"n")
+        assert (await channel.call(pull(0, sys_flag=0))).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        subscription = SubscriptionData.for_tags("T", "B", 5)
+        consumer = ConsumerData(group_name="cg", subscription_data_set=[subscription])
+        beat = HeartbeatData(client_id="me", consumer_data_set=[consumer])
+        assert (await channel.call(Command(RequestCode.HEART_BEAT, body=beat.to_bytes()))).code == 0
+        assert bodies(await channel.call(pull(0, sys_flag=0, sub_version=5))) == [b"n0"]
+        answer = await channel.call(pull(0, sys_flag=0, sub_version=6))
+        assert answer.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+REFUSED = [
+    (pull(0, topic="Nowhere"), ResponseCode.TOPIC_NOT_EXIST),
+    (pull(0, queue=4), ResponseCode.SYSTEM_ERROR),
+    (pull(0, queue=-1), ResponseCode.SYSTEM_ERROR),
+    (pull(0, group="../x"), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+    (pull(0, tags="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    (pull(0, tags="a > 1", kind="SQL92"), ResponseCode.SYSTEM_ERROR),
+    (Command(RequestCode.PULL_MESSAGE), ResponseCode.SYSTEM_ERROR),
+]
+
+
+@pytest.mark.trio
+async def test_what_breaks_the_rules_is_answered(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await send(channel, 1)
+        for command, code in REFUSED:
+            answer = await channel.call(command)
+            assert answer.code == code, (command.ext, answer)
+            assert answer.remark
+        assert (await channel.call(pull(0, limit=2**31 - 1))).code == 0
+        assert bodies(await channel.call(pull(0, limit=-5))) == [b"m0"]

@@ -1,0 +1,151 @@
+"""Send requests against a whole broker: what is stored, what is answered, and with which code what is refused."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.record import decode as decode_record
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import SEND_LETTERS, SendMessageHeader
+from gantrymq.testing.harness import make_broker, run_broker
+
+
+@asynccontextmanager
+async def broker_and_channel(path: Path, **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
+    given = {
+        "store.commit_log_file_bytes": "1 MiB",
+        **{key.replace("__", "."): value for key, value in settings.items()},
+    }
+    async with (
+        run_broker(make_broker(path / "store", settings=given)) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        yield broker, channel
+
+
+def send(
+    topic: str = "T", body: bytes = b"hello", *, code: int = RequestCode.SEND_MESSAGE_V2, kind: int = 0,
+    **fields: str,
+) -> Command:  # fmt: skip
+    header = SendMessageHeader(
+        producer_group="g", topic=topic, default_topic="TBW102", default_topic_queue_nums=4, queue_id=0, sys_flag=0,
+        born_timestamp=1, flag=7,
+    )  # fmt: skip
+    ext = header.to_ext() | fields
+    if code == RequestCode.SEND_MESSAGE:
+        names = {letter: name for name, letter in SEND_LETTERS.items()}
+        ext = {names[letter]: value for letter, value in ext.items()}
+    return Command(code, ext, body, kind=kind)
+
+
+def inner(body: bytes, properties: bytes = b"") -> bytes:
+    size = 22 + len(body) + len(properties)
+    return struct.pack(">iiiii", size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+@pytest.mark.parametrize("kind", [0, 1])
+async def test_a_message_is_stored_as_sent_and_the_answer_says_where(tmp_path: Path, code: int, kind: int) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        for offset in range(3):
+            command = send(code=code, kind=kind, **{"i": "KEYS\x01k\x02WAIT\x01true\x02TAGS\x01a"})
+            answer = await channel.call(command)
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            assert answer.kind == kind
+            assert answer.ext is not None
+            assert answer.ext["queueOffset"] == str(offset)
+            assert answer.ext["MSG_REGION"] == "DefaultRegion"
+            assert answer.ext["TRACE_ON"] == "true"
+        record = broker.log.read_record(int(answer.ext["msgId"][16:], 16))
+        assert (record.topic, record.body, record.queue_offset, record.flag) == ("T", b"hello", 2, 7)
+        assert record.properties == b"KEYS\x01k\x02TAGS\x01a\x02CLUSTER\x01DefaultCluster"
+        assert broker.log.durable == broker.log.end, "acknowledged means durable"
+
+
+@pytest.mark.trio
+async def test_a_batch_becomes_records_of_their_own_with_consecutive_offsets(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        body = inner(b"one", b"TAGS\x01a") + inner(b"two")
+        answer = await channel.call(send(body=body, code=RequestCode.SEND_BATCH_MESSAGE, m="true"))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert answer.ext is not None
+        ids = answer.ext["msgId"].split(",")
+        records = [broker.log.read_record(int(message_id[16:], 16)) for message_id in ids]
+        assert [(record.body, record.queue_offset) for record in records] == [(b"one", 0), (b"two", 1)]
+        assert records[0].properties == b"TAGS\x01a\x02CLUSTER\x01DefaultCluster"
+
+
+REFUSED = [
+    (send("../x"), ResponseCode.SYSTEM_ERROR, "illegal"),
+    (send("a\x00b"), ResponseCode.SYSTEM_ERROR, "illegal"),
+    (send("t" * 128), ResponseCode.SYSTEM_ERROR, "max length"),
+    (send(""), ResponseCode.SYSTEM_ERROR, "blank"),
+    (send("SCHEDULE_TOPIC_XXXX"), ResponseCode.NO_PERMISSION, "forbidden"),
+    (send("RMQ_SYS_TRANS_HALF_TOPIC"), ResponseCode.NO_PERMISSION, "forbidden"),
+    (send("New", c="NoSuchDefault"), ResponseCode.TOPIC_NOT_EXIST, "not exist"),
+    (send("T", e="4"), ResponseCode.SYSTEM_ERROR, "illegal"),
+    (send("T", e="2147483648"), ResponseCode.SYSTEM_ERROR, "queueId|`e`|<= 2147483647"),
+    (send("T", e="zero"), ResponseCode.SYSTEM_ERROR, "int"),
+    (send("T", i="K\x01" + "v" * 32767), ResponseCode.MESSAGE_ILLEGAL, "32k"),
+    (send("T", b"x" * 65537), ResponseCode.MESSAGE_ILLEGAL, "size exceeded"),
+    (send("T", i="DELAY\x013"), ResponseCode.MESSAGE_ILLEGAL, "delayed"),
+    (send("T", i="TRAN_MSG\x01true"), ResponseCode.NO_PERMISSION, "transaction"),
+    (send("T", b"", m="true"), ResponseCode.MESSAGE_ILLEGAL, "empty"),
+    (send("T", b"\0\0\0\0", m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside"),
+    (send("T", inner(b"x")[:-1], m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside|add up"),
+    (send("T", inner(b"x", b"DELAY\x013"), m="true"), ResponseCode.MESSAGE_ILLEGAL, "delayed"),
+    (Command(RequestCode.SEND_MESSAGE_V2), ResponseCode.SYSTEM_ERROR, "missing"),
+    (Command(9999), ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 9999 not supported"),
+]
+
+
+@pytest.mark.trio
+async def test_what_breaks_the_rules_is_answered_and_nothing_is_stored(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, store__max_message_bytes="64 KiB") as (broker, channel):
+        assert (await channel.call(send())).code == ResponseCode.SUCCESS
+        end = broker.log.end
+        for command, code, remark in REFUSED:
+            answer = await channel.call(command)
+            assert answer.code == code, (command.ext, answer)
+            assert re.search(remark, answer.remark or ""), (command.ext, answer.remark)
+        assert broker.log.end == end
+        assert (await channel.call(send())).code == ResponseCode.SUCCESS, "the connection lives on"
+
+
+@pytest.mark.trio
+async def test_a_negative_queue_means_any(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        answers = [await channel.call(send(e="-1")) for _ in range(64)]
+        queues = {int((answer.ext or {})["queueId"]) for answer in answers}
+        assert queues == {0, 1, 2, 3}
+
+
+@pytest.mark.trio
+async def test_a_bad_row_harms_no_other_row_of_its_sweep(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        answers: dict[int, Command] = {}
+
+        async def call(number: int) -> None:
+            answers[number] = await channel.call(send("../x" if number % 3 == 0 else "T", str(number).encode()))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(60):
+                nursery.start_soon(call, number)
+        for number, answer in answers.items():
+            if number % 3 == 0:
+                assert answer.code == ResponseCode.SYSTEM_ERROR
+            else:
+                offset = int((answer.ext or {})["msgId"][16:], 16)
+                data = broker.log.view(offset, int.from_bytes(broker.log.view(offset, 4), "big"))
+                assert decode_record(data)[0].body == str(number).encode()
