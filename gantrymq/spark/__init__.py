@@ -20,8 +20,8 @@ from gantrymq.spark.errors import (
     Unreachable,
     WrongOption,
 )
-from gantrymq.spark.export import ExportResult, export
-from gantrymq.spark.session import SparkStatus, java_available, register, session, spark_status
+from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
+from gantrymq.spark.parquet import ExportResult, export
 
 __all__ = [
     "BrokenRecord",

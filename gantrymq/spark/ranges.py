@@ -82,8 +82,8 @@ def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) 
     """Messages from ``wanted`` on are gone: raise :class:`DataLoss`, or log how many when ``fail`` is off."""
     if fail:
         raise DataLoss(
-            f"{queue}: offset {wanted} is wanted, but {count} messages from there on are gone; the first that is left "
-            f"is {lowest}. Start there, or set failOnDataLoss to false to read what is left"
+            f"{queue}: offset {wanted} is wanted, but messages from there on are gone ({count} of them; the queue's "
+            f"min offset is {lowest}). Set failOnDataLoss to false to read what is left"
         )
     log.warning(
         "messages lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=wanted,

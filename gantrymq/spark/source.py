@@ -1,4 +1,4 @@
-"""The data source ``gantrymq`` as Spark sees it. The only module here, besides ``session``, that imports pyspark."""
+"""The data source ``gantrymq`` as Spark sees it. The only module here, besides ``local``, that imports pyspark."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import attrs
 import msgspec
 
 from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
+from gantrymq.spark.local import register, session, spark_status
 from gantrymq.spark.options import Offsets, read_options
 from gantrymq.spark.ranges import QueueRange, settle_ranges
-from gantrymq.spark.session import register, session, spark_status
 from gantrymq.spark.wire import Wire
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE_ROWS = 500_000
 """A queue with more messages than that is read by several tasks, each of which writes a file of its own."""
 _SUCCESS = "_SUCCESS"
-_EXPORTED = re.compile(r"part-.+\.parquet|_SUCCESS|\..+\.crc")
+_EXPORTED = re.compile(r"part-.+\.parquet|_SUCCESS|\..+\.crc|\.partial-.+")
 POLL_SECONDS = 0.2
 """How often progress is asked for."""
 
@@ -62,7 +62,8 @@ def export(
 
     What is exported is settled at the start: messages that come later are left out. The folder must be new or empty;
     with ``overwrite``, files of an earlier export are replaced. ``spark`` is a session to use; without one a local one
-    is started and stopped. Offsets are those of the data source. ``progress`` is called from another thread.
+    is started and stopped. Offsets are those of the data source. ``progress`` is called from another thread while Spark
+    works, and once at the end.
 
     Raises :class:`SparkMissing`, :class:`FolderInUse`, and what reading raises, all of them :class:`SparkError`; what
     can be checked is checked before Spark starts.
@@ -83,6 +84,7 @@ def export(
     with Wire() as wire:
         ranges = settle_ranges(read_options(given), wire)
     given |= _settled(ranges)
+    existed = folder.exists()
     partial = _make_partial(folder)
     try:
         with _session(spark) as running:
@@ -95,7 +97,9 @@ def export(
     except OSError as error:
         raise SparkError(f"cannot write to {folder}: {error.strerror or error}") from None
     finally:
-        _drop_partial(folder, partial)
+        _drop_partial(folder, partial, existed)
+    if progress is not None:
+        progress(files, files)
     return ExportResult(rows, size, files, time.monotonic() - started, folder)
 
 
@@ -194,10 +198,11 @@ def _make_partial(folder: Path) -> Path:
     return partial
 
 
-def _drop_partial(folder: Path, partial: Path) -> None:
+def _drop_partial(folder: Path, partial: Path, existed: bool) -> None:
     shutil.rmtree(partial, ignore_errors=True)
-    with suppress(OSError):  # it holds an export, new or old
-        folder.rmdir()
+    if not existed:
+        with suppress(OSError):  # not empty: it holds the export
+            folder.rmdir()
 
 
 def _measure(folder: Path) -> tuple[int, int, int]:
@@ -216,7 +221,11 @@ def _replace(folder: Path, partial: Path) -> None:
     """Put the new files in an earlier export's place; _SUCCESS, the mark of a whole one, goes first and comes last."""
     (folder / _SUCCESS).unlink(missing_ok=True)
     for old in folder.iterdir():
-        if _EXPORTED.fullmatch(old.name):
+        if old == partial or not _EXPORTED.fullmatch(old.name):
+            continue
+        if old.is_dir():  # what an export left that was killed
+            shutil.rmtree(old)
+        else:
             old.unlink()
     for new in sorted(partial.iterdir(), key=lambda file: file.name == _SUCCESS):
         new.rename(folder / new.name)

@@ -1,0 +1,193 @@
+"""A scripted cluster on loopback, and one Spark session for all tests that need one."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+
+from gantrymq.kernel.record import Record, encode_host
+from gantrymq.kernel.record import encode as encode_stored
+from gantrymq.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.headers import (
+    OffsetResponse,
+    PullMessageHeader,
+    PullMessageResponse,
+    QueueHeader,
+    RouteHeader,
+    read_header,
+)
+from gantrymq.remoting.properties import encode_properties
+from gantrymq.spark import session, spark_status
+from gantrymq.spark.wire import Wire
+
+BORN_MILLIS = 1_700_000_000_123
+
+
+@attrs.define
+class FakeQueue:
+    """The stored records of one queue by offset, and where it begins."""
+
+    records: dict[int, bytes] = attrs.field(factory=dict)
+    min_offset: int = 0
+    max_offset: int = 0
+
+
+class FakeCluster:
+    """A nameserver and its one broker behind one port: answers what RocketMQ answers, or what a test says.
+
+    ``busy`` answers are SYSTEM_BUSY first; ``script`` may answer a request itself, or return None.
+    """
+
+    broker = "broker-a"
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], FakeQueue] = {}
+        self.perm = 6
+        self.broker_ids = (0,)
+        self.pull_rows = 3
+        self.busy = 0
+        self.requests: list[Command] = []
+        self.script: Callable[[Command], Command | bytes | None] = lambda request: None
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def add_topic(self, topic: str, queues: int = 1) -> None:
+        for queue_id in range(queues):
+            self.queues[topic, queue_id] = FakeQueue()
+
+    def put(self, topic: str, queue_id: int, body: bytes, **fields: Any) -> int:
+        """Store a message; its offset."""
+        queue = self.queues[topic, queue_id]
+        offset = queue.max_offset
+        queue.records[offset] = encode_record(topic, queue_id, offset, body, **fields)
+        queue.max_offset += 1
+        return offset
+
+    def answer(self, request: Command) -> Command | bytes:
+        self.requests.append(request)
+        scripted = self.script(request)
+        if scripted is not None:
+            return scripted
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            return self._route(request)
+        if self.busy:
+            self.busy -= 1
+            return request.answer(ResponseCode.SYSTEM_BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy")
+        if request.code == RequestCode.PULL_MESSAGE:
+            return self._pull(request)
+        header = read_header(QueueHeader, request.ext)
+        queue = self.queues[header.topic, header.queue_id]
+        offset = queue.min_offset if request.code == RequestCode.GET_MIN_OFFSET else queue.max_offset
+        return request.answer(ResponseCode.SUCCESS, ext=OffsetResponse(offset=offset).to_ext())
+
+    def _route(self, request: Command) -> Command:
+        topic = read_header(RouteHeader, request.ext).topic
+        count = sum(1 for name, _ in self.queues if name == topic)
+        if not count:
+            return request.answer(ResponseCode.TOPIC_NOT_EXIST, f"No topic route info for {topic}")
+        route = TopicRouteData(
+            queue_datas=[QueueData(self.broker, count, count, self.perm)],
+            broker_datas=[BrokerData("c", self.broker, dict.fromkeys(self.broker_ids, self.address))],
+        )
+        return request.answer(ResponseCode.SUCCESS, body=route.to_bytes())
+
+    def _pull(self, request: Command) -> Command:
+        header = read_header(PullMessageHeader, request.ext)
+        queue = self.queues[header.topic, header.queue_id]
+        offset = header.queue_offset
+        code, next_offset, records = ResponseCode.SUCCESS, offset, b""
+        if offset < queue.min_offset:
+            code, next_offset = ResponseCode.PULL_OFFSET_MOVED, queue.min_offset
+        elif offset > queue.max_offset:
+            code, next_offset = ResponseCode.PULL_OFFSET_MOVED, queue.max_offset
+        elif offset == queue.max_offset:
+            code = ResponseCode.PULL_NOT_FOUND
+        else:
+            next_offset = min(offset + self.pull_rows, queue.max_offset)
+            records = b"".join(queue.records.get(number, b"") for number in range(offset, next_offset))
+        bounds = PullMessageResponse(
+            suggest_which_broker_id=0,
+            next_begin_offset=next_offset,
+            min_offset=queue.min_offset,
+            max_offset=queue.max_offset,
+        )
+        return request.answer(code, "FOUND", bounds.to_ext(), records)
+
+    def _handler(self) -> type[socketserver.BaseRequestHandler]:
+        cluster = self
+
+        class Handler(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                buffer = bytearray()
+                while piece := self.request.recv(65536):
+                    buffer += piece
+                    frames, taken = cut_frames(buffer)
+                    del buffer[:taken]
+                    for frame in frames:
+                        answer = cluster.answer(decode(frame))
+                        self.request.sendall(answer if isinstance(answer, bytes) else encode(answer))
+                        if answer == b"":  # a script's way to hang up
+                            return
+
+        return Handler
+
+
+def encode_record(
+    topic: str, queue_id: int, offset: int, body: bytes, properties: dict[str, str] | None = None, **fields: Any
+) -> bytes:
+    """A record as the commit log has it: born at 127.0.0.1:5000, stored at 10.0.0.1:10911 one second later."""
+    given: dict[str, Any] = {
+        "offset": 1000 + offset * 100,
+        "born_timestamp": BORN_MILLIS,
+        "born_host": encode_host("127.0.0.1", 5000),
+        "store_timestamp": BORN_MILLIS + 1000,
+        "store_host": encode_host("10.0.0.1", 10911),
+        **fields,
+    }
+    pairs = encode_properties(properties or {}).encode()
+    return encode_stored(Record(topic, queue_id, body, pairs, queue_offset=offset, **given))
+
+
+@pytest.fixture
+def make_record() -> Callable[..., bytes]:
+    return encode_record
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with Wire(timeout=5.0) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The one Spark session of the test run; starting it takes about as long as all tests that use it."""
+    status = spark_status()
+    if not status:
+        pytest.skip(f"Spark cannot run here: {status.reason}")
+    running = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})
+    yield running
+    running.stop()

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import datetime
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.record import encode_host
+from gantrymq.spark.columns import COLUMNS, ColumnBuilder
+from gantrymq.spark.errors import BrokenRecord
+from gantrymq.spark.wire import Queue
+
+pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
+
+QUEUE = Queue("orders", "broker-a", 3, "127.0.0.1:10911")
+Maker = Callable[..., bytes]
+
+
+def build(raw: bytes, start: int = 0, end: int = 100, limit: int = 1000) -> list[dict[str, Any]]:
+    builder = ColumnBuilder(QUEUE, list(COLUMNS), limit)
+    count = builder.add(raw, start, end)
+    rows: list[dict[str, Any]] = builder.build().to_pylist()
+    assert len(rows) == count
+    return rows
+
+
+def test_every_field_of_a_record_has_its_column(make_record: Maker) -> None:
+    properties = {"KEYS": "k1 k2", "TAGS": "paid", "UNIQ_KEY": "AC11", "colour": "grün"}
+    assert build(make_record("orders", 3, 7, b"hello", properties, flag=5, reconsume_times=2, sys_flag=2)) == [
+        {
+            "topic": "orders",
+            "broker": "broker-a",
+            "queueId": 3,
+            "queueOffset": 7,
+            "commitLogOffset": 1700,
+            "msgId": "AC11",
+            "keys": "k1 k2",
+            "tags": "paid",
+            "body": b"hello",
+            "properties": list(properties.items()),
+            "bornTimestamp": datetime.datetime(2023, 11, 14, 22, 13, 20, 123_000, datetime.UTC),
+            "storeTimestamp": datetime.datetime(2023, 11, 14, 22, 13, 21, 123_000, datetime.UTC),
+            "bornHost": "127.0.0.1:5000",
+            "reconsumeTimes": 2,
+            "flag": 5,
+            "sysFlag": 2,
+        }
+    ]
+
+
+def test_a_bare_record_has_nulls_and_the_id_of_its_place(make_record: Maker) -> None:
+    (row,) = build(make_record("orders", 3, 0, b""))
+    assert (row["keys"], row["tags"], row["properties"], row["body"]) == (None, None, [], b"")
+    assert row["msgId"] == "0A000001" + "00002A9F" + "00000000000003E8"
+
+
+def test_hosts_may_be_ipv6(make_record: Maker) -> None:
+    (row,) = build(make_record("orders", 3, 0, b"x", born_host=encode_host("::1", 5000)))
+    assert row["bornHost"] == "[::1]:5000"
+
+
+@pytest.mark.parametrize("born", [2**63 - 1, -(2**63)])
+def test_a_born_timestamp_that_spark_cannot_hold_is_null(make_record: Maker, born: int) -> None:
+    (row,) = build(make_record("orders", 3, 0, b"x", born_timestamp=born))
+    assert row["bornTimestamp"] is None
+
+
+def test_text_that_is_no_utf8_is_kept_as_far_as_it_is(make_record: Maker) -> None:
+    raw = make_record("orders", 3, 0, b"x", {"TAGS": "aXb"}).replace(b"aXb", b"a\xffb")
+    assert build(raw)[0]["tags"] == "a\ufffdb"
+
+
+def test_only_the_wanted_columns_are_built_in_the_wanted_order(make_record: Maker) -> None:
+    builder = ColumnBuilder(QUEUE, ["body", "queueOffset"], 1000)
+    builder.add(make_record("orders", 3, 0, b"x"), 0, 1)
+    assert builder.build().schema.names == ["body", "queueOffset"]
+
+
+def test_messages_outside_the_range_and_repeated_ones_are_passed_over(make_record: Maker) -> None:
+    raw = b"".join(make_record("orders", 3, offset, b"x") for offset in (3, 4, 5, 5, 4, 6, 7))
+    assert [row["queueOffset"] for row in build(raw, start=4, end=7)] == [4, 5, 6]
+
+
+def test_building_empties_the_builder(make_record: Maker) -> None:
+    builder = ColumnBuilder(QUEUE, ["body"], 1000)
+    builder.add(make_record("orders", 3, 0, b"four"), 0, 1)
+    assert (builder.rows, builder.size) == (1, 4)
+    builder.build()
+    assert (builder.rows, builder.size) == (0, 0)
+
+
+@pytest.mark.parametrize("sys_flag", [0x1, 0x301])
+def test_a_compressed_body_is_inflated(make_record: Maker, sys_flag: int) -> None:
+    raw = make_record("orders", 3, 0, zlib.compress(b"z" * 900), sys_flag=sys_flag)
+    assert build(raw)[0]["body"] == b"z" * 900
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag", "says"),
+    [
+        (zlib.compress(b"z" * 1001), 0x1, "more than 1000 bytes"),
+        (zlib.compress(b"z" * 900)[:-5], 0x1, "cut short"),
+        (b"plain", 0x1, "zlib"),
+        (b"plain", 0x401, "unknown compressor"),
+        (b"many", 0x80, "a batch kept as one record"),
+    ],
+)
+def test_a_body_that_cannot_be_unpacked_is_named(make_record: Maker, body: bytes, sys_flag: int, says: str) -> None:
+    with pytest.raises(BrokenRecord, match=f"orders broker-a queue 3 on 127.0.0.1:10911: offset 9.*{says}"):
+        build(make_record("orders", 3, 9, body, sys_flag=sys_flag))
+
+
+def test_every_damage_to_a_record_is_told(make_record: Maker) -> None:
+    raw = make_record("orders", 3, 9, b"hello")
+    for broken in (raw[:-1], raw[:40], raw + b"\0", raw.replace(b"hello", b"hellO"), b"\0" * len(raw)):
+        with pytest.raises(BrokenRecord, match="a pull at offset 0 answers with"):
+            build(broken)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gantrymq.spark import SparkMissing, local, session, spark_status
+from gantrymq.spark.local import java_available
+
+
+def fake_java(folder: Path, script: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(
+    ("script", "available", "says"),
+    [
+        ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", True, "Java 17 "),
+        ("echo 'java version \"21\" 2023-09-19 LTS' >&2", True, "Java 21 "),
+        ("echo 'java version \"1.8.0_392\"' >&2", False, "is Java 8: install a JDK or JRE of version 17"),
+        ("echo 'no runtime present' >&2; exit 1", False, "does not tell its version"),
+    ],
+)
+def test_java_is_known_by_the_version_it_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, available: bool, says: str
+) -> None:
+    java = fake_java(tmp_path, script)
+    for name, value in (("JAVA_HOME", str(tmp_path)), ("PATH", str(java.parent))):
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv(name, value)
+        status = java_available()
+        assert bool(status) is available
+        assert says in status.reason
+
+
+def test_a_machine_without_java_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no Java was found: install a JDK or JRE" in java_available().reason
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "does not run" in java_available().reason
+    with pytest.raises(SparkMissing, match=r"install a JDK or JRE|gantrymq\[spark\]"):
+        session()
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_a_missing_package_is_told_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None if name == missing else object())
+    assert spark_status().reason == f"{missing} is not installed: pip install 'gantrymq[spark]'"
+
+
+def test_an_old_pyspark_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(local.metadata, "version", lambda name: "4.1.9")
+    assert "pyspark 4.1.9 is too old" in spark_status().reason
+
+
+def test_importing_package_and_plugin_imports_neither_pyspark_nor_pyarrow() -> None:
+    code = (
+        "import sys, gantrymq.spark, gantrymq.plugins.spark, gantrymq.plugins.spark.command\n"
+        "print([name for name in ('pyspark', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.spark.errors import WrongOption
+from gantrymq.spark.options import BODY_MAX_BYTES, EARLIEST, LATEST, SourceOptions, read_options
+
+NEEDED = {"nameserver": "127.0.0.1:9876", "topic": "orders"}
+
+
+def test_nameserver_and_topic_are_enough() -> None:
+    assert read_options(NEEDED) == SourceOptions(
+        (("127.0.0.1", 9876),), ("orders",), EARLIEST, LATEST, True, 1, BODY_MAX_BYTES
+    )
+
+
+def test_every_option_is_read_and_its_name_may_have_any_case() -> None:
+    options = read_options(
+        {
+            "NameServer": "a:1; [::1]:2 ;",
+            "TOPIC": "orders, refunds ,orders",
+            "startingoffsets": '{"orders": {"broker-a": {"0": 23, "1": -2}}}',
+            "endingOffsets": '{"refunds": {"broker-b": {"3": -1}}}',
+            "failOnDataLoss": "False",
+            "minPartitions": "12",
+            "maxMessageBytes": "1000",
+        }
+    )
+    assert options.nameservers == (("a", 1), ("::1", 2))
+    assert options.topics == ("orders", "refunds")
+    assert options.starting == {"orders": {"broker-a": {0: 23, 1: EARLIEST}}}
+    assert options.ending == {"refunds": {"broker-b": {3: LATEST}}}
+    assert not options.fail_on_data_loss
+    assert (options.min_partitions, options.body_max_bytes) == (12, 1000)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"topic": ""}, "option topic is missing"),
+        ({"topic": " , "}, "option topic is missing"),
+        ({"nameserver": ";"}, "nameserver is empty"),
+        ({"nameserver": "localhost"}, "'localhost' is no address"),
+        ({"nameserver": "localhost:0"}, "port must be a number from 1"),
+        ({"nameserver": "localhost:99999"}, "port must be a number from 1"),
+        ({"startingOffset": "earliest"}, "unknown option 'startingOffset'; did you mean startingOffsets?"),
+        ({"zzz": "1"}, "unknown option 'zzz'; known are nameserver"),
+        ({"startingOffsets": "latest"}, "cannot start at latest"),
+        ({"startingOffsets": '{"orders":{"b":{"0":-1}}}'}, "cannot start at latest"),
+        ({"endingOffsets": "earliest"}, "cannot end at earliest"),
+        ({"endingOffsets": '{"orders":{"b":{"0":-2}}}'}, "cannot end at earliest"),
+        ({"startingOffsets": "23"}, "neither earliest, latest nor JSON"),
+        ({"startingOffsets": '{"orders":{"b":{"x":1}}}'}, "neither earliest, latest nor JSON"),
+        ({"startingOffsets": '{"orders":{"b":{"0":"1"}}}'}, "neither earliest, latest nor JSON"),
+        ({"startingOffsets": "[" * 100_000}, "neither earliest, latest nor JSON"),
+        ({"startingOffsets": '{"other":{"b":{"0":1}}}'}, "topic 'other' is not among the topics"),
+        ({"startingOffsets": '{"orders":{"b":{"0":-3}}}'}, "cannot have offset -3"),
+        ({"startingOffsets": '{"orders":{"b":{"-1":3}}}'}, "queue -1 cannot have offset 3"),
+        ({"failOnDataLoss": "yes"}, "true or false"),
+        ({"minPartitions": "0"}, "a number from 1"),
+        ({"minPartitions": "٣"}, "a number from 1"),
+        ({"maxMessageBytes": "9999999999"}, "a number from 1"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
+    with pytest.raises(WrongOption, match=says.replace("?", r"\?")):
+        read_options(NEEDED | given)
+
+
+def test_a_missing_nameserver_is_named() -> None:
+    with pytest.raises(WrongOption, match="option nameserver is missing"):
+        read_options({"topic": "orders"})

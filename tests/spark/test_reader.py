@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.spark import reader as reader_module
+from gantrymq.spark.errors import DataLoss, Refused
+from gantrymq.spark.options import read_options
+from gantrymq.spark.ranges import QueueRange
+from gantrymq.spark.reader import read_range
+from gantrymq.spark.wire import Queue, Wire
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+
+pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    cluster.add_topic("orders")
+    for number in range(10):
+        cluster.put("orders", 0, b"body %d" % number)
+    return cluster
+
+
+def read(cluster: FakeCluster, wire: Wire, start: int, end: int, fail: bool = True) -> list[int]:
+    options = read_options(
+        {"nameserver": cluster.address, "topic": "orders", "failOnDataLoss": "true" if fail else "false"}
+    )
+    wanted = QueueRange(Queue("orders", "broker-a", 0, cluster.address), start, end)
+    batches = list(read_range(wire, wanted, options, ["queueOffset", "body"]))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert all(row["body"] == b"body %d" % row["queueOffset"] for row in rows)
+    return [row["queueOffset"] for row in rows]
+
+
+@pytest.mark.parametrize("pull_rows", [1, 3, 100])
+@pytest.mark.parametrize(("start", "end"), [(0, 10), (2, 9), (9, 10), (4, 4)])
+def test_a_range_is_read_exactly(orders: FakeCluster, wire: Wire, pull_rows: int, start: int, end: int) -> None:
+    orders.pull_rows = pull_rows
+    assert read(orders, wire, start, end) == list(range(start, end))
+
+
+def test_batches_are_cut_by_rows_and_by_bytes(orders: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = read_options({"nameserver": orders.address, "topic": "orders"})
+    wanted = QueueRange(Queue("orders", "broker-a", 0, orders.address), 0, 10)
+    monkeypatch.setattr(reader_module, "BATCH_ROWS", 4)
+    assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [6, 4]
+    monkeypatch.setattr(reader_module, "BATCH_BYTES", 10)
+    assert [batch.num_rows for batch in read_range(wire, wanted, options, ["body"])] == [3, 3, 3, 1]
+
+
+def test_messages_that_expire_while_reading_are_data_loss(orders: FakeCluster, wire: Wire) -> None:
+    orders.queues["orders", 0].min_offset = 4
+    with pytest.raises(DataLoss, match=r"offset 2 is wanted.*\(2 of them; the queue's min offset is 4"):
+        read(orders, wire, 2, 10)
+
+
+def test_what_is_left_is_read_when_messages_may_be_lost(orders: FakeCluster, wire: Wire) -> None:
+    orders.queues["orders", 0].min_offset = 4
+    with capture_logs() as logs:
+        assert read(orders, wire, 2, 10, fail=False) == list(range(4, 10))
+    assert [(entry["wanted"], entry["lost"]) for entry in logs] == [(2, 2)]
+
+
+@pytest.mark.parametrize("left", [6, 3])
+def test_a_queue_that_became_shorter_is_data_loss(orders: FakeCluster, wire: Wire, left: int) -> None:
+    orders.queues["orders", 0].max_offset = left
+    with pytest.raises(DataLoss, match=r"messages from there on are gone"):
+        read(orders, wire, 5, 10)
+    with capture_logs() as logs:
+        assert read(orders, wire, 5, 10, fail=False) == list(range(5, left))
+    assert sum(entry["lost"] for entry in logs) == 10 - max(left, 5)
+
+
+def test_a_hole_inside_an_answer_is_data_loss(orders: FakeCluster, wire: Wire) -> None:
+    del orders.queues["orders", 0].records[4]
+    with pytest.raises(DataLoss, match=r"offset 3 is wanted.*\(1 of them"):
+        read(orders, wire, 0, 10)
+
+
+def test_an_answer_to_retry_at_once_is_followed(orders: FakeCluster, wire: Wire) -> None:
+    retries = [ResponseCode.PULL_RETRY_IMMEDIATELY] * 3
+
+    def script(request: Command) -> Command | None:
+        if request.code != RequestCode.PULL_MESSAGE or not retries or request.ext is None:
+            return None
+        bounds = {"suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": "10"}
+        return request.answer(retries.pop(), ext=bounds | {"nextBeginOffset": request.ext["queueOffset"]})
+
+    orders.script = script
+    assert read(orders, wire, 0, 10) == list(range(10))
+
+
+@pytest.mark.parametrize("next_offset", [0, -1])
+def test_a_broker_that_leads_nowhere_is_not_followed_for_ever(
+    orders: FakeCluster, wire: Wire, next_offset: int
+) -> None:
+    bounds = {"suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": "10", "nextBeginOffset": str(next_offset)}
+    orders.script = lambda request: request.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, ext=bounds)
+    with pytest.raises(Refused, match="leads nowhere"):
+        read(orders, wire, 0, 10)
+
+
+def test_a_refused_pull_carries_the_brokers_words(orders: FakeCluster, wire: Wire) -> None:
+    orders.script = lambda request: request.answer(ResponseCode.NO_PERMISSION, "the topic is not for reading")
+    with pytest.raises(Refused, match=r"a pull of orders broker-a queue 0 at 0: \[16\] the topic is not for reading"):
+        read(orders, wire, 0, 10)

@@ -1,0 +1,144 @@
+"""The data source inside a real Spark, against the scripted cluster."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    """Two queues with 25 and 10 messages, one of them compressed, and an empty queue."""
+    cluster.add_topic("orders", queues=3)
+    for number in range(35):
+        queue_id = 0 if number < 25 else 1
+        properties = {
+            "KEYS": f"key-{number}",
+            "TAGS": "even" if number % 2 == 0 else "odd",
+            "UNIQ_KEY": f"{number:08X}",
+        }
+        body, sys_flag = b"body %d" % number, 0
+        if number == 30:
+            body, sys_flag = zlib.compress(b"z" * 5000), 1
+        cluster.put("orders", queue_id, body, properties=properties, sys_flag=sys_flag, flag=number)
+    return cluster
+
+
+def load(spark: SparkSession, cluster: FakeCluster, **options: Any) -> DataFrame:
+    given = {"nameserver": cluster.address, "topic": "orders"} | {name: str(value) for name, value in options.items()}
+    return spark.read.format("gantrymq").options(**given).load()
+
+
+def test_spark_reads_every_message_with_all_its_columns(spark: SparkSession, orders: FakeCluster) -> None:
+    frame = load(spark, orders)
+    assert frame.rdd.getNumPartitions() == 2
+    rows = sorted(frame.collect(), key=lambda row: row.flag)
+    assert len(rows) == 35
+    assert frame.dtypes == [
+        ("topic", "string"), ("broker", "string"), ("queueId", "int"), ("queueOffset", "bigint"),
+        ("commitLogOffset", "bigint"), ("msgId", "string"), ("keys", "string"), ("tags", "string"),
+        ("body", "binary"), ("properties", "map<string,string>"), ("bornTimestamp", "timestamp"),
+        ("storeTimestamp", "timestamp"), ("bornHost", "string"), ("reconsumeTimes", "int"), ("flag", "int"),
+        ("sysFlag", "int"),
+    ]  # fmt: skip
+    assert [(row.queueId, row.queueOffset) for row in rows] == [(0, n) for n in range(25)] + [(1, n) for n in range(10)]
+    assert bytes(rows[30].body) == b"z" * 5000
+    row = rows[7]
+    assert (row.topic, row.broker, row.msgId, row["keys"], row.tags) == (
+        "orders", "broker-a", "00000007", "key-7", "odd",
+    )  # fmt: skip
+    assert bytes(row.body) == b"body 7"
+    assert row.properties == {"KEYS": "key-7", "TAGS": "odd", "UNIQ_KEY": "00000007"}
+    assert row.commitLogOffset == 1700
+    assert row.bornHost == "127.0.0.1:5000"
+
+
+def test_times_are_exact_to_the_millisecond(spark: SparkSession, orders: FakeCluster) -> None:
+    row = load(spark, orders).selectExpr("unix_micros(bornTimestamp) b", "unix_micros(storeTimestamp) s").first()
+    assert row is not None
+    assert (row.b, row.s) == (1_700_000_000_123_000, 1_700_000_001_123_000)
+
+
+def test_sql_runs_over_a_range_of_offsets_split_into_partitions(spark: SparkSession, orders: FakeCluster) -> None:
+    frame = load(
+        spark,
+        orders,
+        startingOffsets='{"orders": {"broker-a": {"0": 5}}}',
+        endingOffsets='{"orders": {"broker-a": {"1": 2}}}',
+        minPartitions=4,
+    )
+    assert frame.rdd.getNumPartitions() >= 4
+    counts = {row.tags: row["count"] for row in frame.groupBy("tags").count().collect()}
+    assert counts == {"odd": 11, "even": 11}
+
+
+def test_a_schema_given_by_the_user_picks_columns(spark: SparkSession, orders: FakeCluster) -> None:
+    options = {"nameserver": orders.address, "topic": "orders"}
+    frame = spark.read.format("gantrymq").options(**options).schema("tags string, queueOffset bigint").load()
+    assert frame.columns == ["tags", "queueOffset"]
+    assert sorted(frame.where("queueOffset < 2").collect()) == [("even", 0), ("even", 1), ("odd", 0), ("odd", 1)]
+    with pytest.raises(Exception, match="column 'colour' of type string cannot be read; there are topic string"):
+        spark.read.format("gantrymq").options(**options).schema("colour string").load().count()
+
+
+def test_several_topics_are_read_as_one(spark: SparkSession, orders: FakeCluster) -> None:
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    counts = load(spark, orders, topic="orders,refunds").groupBy("topic").count().collect()
+    assert {row.topic: row["count"] for row in counts} == {"orders": 35, "refunds": 1}
+
+
+def test_a_topic_without_messages_is_an_empty_frame(spark: SparkSession, cluster: FakeCluster) -> None:
+    cluster.add_topic("orders")
+    assert load(spark, cluster).count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topic": "nope"}, "UnknownTopic: topic 'nope' is not known to the nameserver"),
+        ({"nameserver": "127.0.0.1:1"}, "Unreachable: no nameserver answers: cannot connect to 127.0.0.1:1"),
+        ({"startingOffset": "earliest"}, "did you mean startingOffsets"),
+        ({"startingOffsets": "latest"}, "cannot start at latest"),
+    ],
+)
+def test_errors_of_the_plan_reach_the_user(
+    spark: SparkSession, orders: FakeCluster, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(Exception, match=says):
+        load(spark, orders, **options).count()
+
+
+def test_an_error_of_a_task_reaches_the_user(spark: SparkSession, orders: FakeCluster) -> None:
+    orders.script = lambda request: (
+        request.answer(ResponseCode.NO_PERMISSION, "closed") if request.code == RequestCode.PULL_MESSAGE else None
+    )
+    with pytest.raises(Exception, match=r"Refused: .* refused a pull of orders broker-a queue . at 0: \[16\] closed"):
+        load(spark, orders).count()
+
+
+def test_pythons_workers_run_in_this_interpreter(spark: SparkSession) -> None:
+    def executable(_: int) -> str:
+        import sys
+
+        return sys.executable
+
+    assert spark.sparkContext.parallelize([0], 1).map(executable).collect() == [sys.executable]
+
+
+def test_the_session_stays_on_this_machine(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.sparkContext.uiWebUrl is None
