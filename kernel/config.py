@@ -210,15 +210,18 @@ def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> lis
     known = {*kinds, *(f"plugin.{name}" for name in settings.disable)}
     unknown = {section: setting for (section, _), setting in settings.values.items() if section not in known}
     for section, setting in unknown.items():
-        hint = f"; did you mean 'plugin.{section}'?" if f"plugin.{section}" in kinds else did_you_mean(section, kinds)
-        if not hint and section.startswith("plugin."):
-            hint = f"; is the plugin named in plugins.enable? Loaded plugins have: {_listing(kinds, 'plugin.')}"
+        if section.startswith("plugin."):
+            names = {name.removeprefix("plugin."): name for name in kinds if name.startswith("plugin.")}
+            near = did_you_mean(section.removeprefix("plugin."), names)
+            hint = near.replace("'", "'plugin.", 1) or (
+                f"; is the plugin named in plugins.enable? Loaded plugins have: {', '.join(names) or 'none'}"
+            )
+        elif f"plugin.{section}" in kinds:
+            hint = f"; did you mean 'plugin.{section}'?"
+        else:
+            hint = did_you_mean(section, kinds)
         problems.append(f"[{section}] ({setting.origin} {setting.source}): there is no such section{hint}")
     return problems
-
-
-def _listing(kinds: Mapping[str, type[Any]], prefix: str) -> str:
-    return ", ".join(name for name in kinds if name.startswith(prefix)) or "none"
 
 
 def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], problems: list[str]) -> dict[str, object]:
