@@ -1,1 +1,97 @@
-"""GantryMQ: a message broker as a microkernel that speaks RocketMQ's protocol and keeps RocketMQ's files."""
+"""GantryMQ: a message broker as a microkernel that speaks RocketMQ's protocol and keeps RocketMQ's files.
+
+``gantrymq.connect`` is the client's entrance (``gantrymq.sync.connect`` without async). The names below are loaded when
+they are first used, so that ``import gantrymq`` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gantrymq._version import __version__
+    from gantrymq.client.client import Client, connect
+    from gantrymq.client.consumer import Consumer
+    from gantrymq.client.errors import (
+        BadAnswer,
+        BodyError,
+        BrokerError,
+        CallTimeout,
+        ChannelClosed,
+        ClientClosed,
+        ConnectError,
+        ConnectFailed,
+        GantryError,
+        InvalidMessage,
+        InvalidName,
+        NoRoute,
+        SendTimeout,
+    )
+    from gantrymq.client.producer import Producer
+    from gantrymq.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+
+_HOMES = {
+    "__version__": "gantrymq._version",
+    "Client": "gantrymq.client.client",
+    "connect": "gantrymq.client.client",
+    "Consumer": "gantrymq.client.consumer",
+    "Producer": "gantrymq.client.producer",
+    "BadAnswer": "gantrymq.client.errors",
+    "BodyError": "gantrymq.client.errors",
+    "BrokerError": "gantrymq.client.errors",
+    "CallTimeout": "gantrymq.client.errors",
+    "ChannelClosed": "gantrymq.client.errors",
+    "ClientClosed": "gantrymq.client.errors",
+    "ConnectError": "gantrymq.client.errors",
+    "ConnectFailed": "gantrymq.client.errors",
+    "GantryError": "gantrymq.client.errors",
+    "InvalidMessage": "gantrymq.client.errors",
+    "InvalidName": "gantrymq.client.errors",
+    "NoRoute": "gantrymq.client.errors",
+    "SendTimeout": "gantrymq.client.errors",
+    "Message": "gantrymq.message",
+    "MessageQueue": "gantrymq.message",
+    "ReceivedMessage": "gantrymq.message",
+    "SendResult": "gantrymq.message",
+    "SendStatus": "gantrymq.message",
+}
+
+__all__ = [
+    "BadAnswer",
+    "BodyError",
+    "BrokerError",
+    "CallTimeout",
+    "ChannelClosed",
+    "Client",
+    "ClientClosed",
+    "ConnectError",
+    "ConnectFailed",
+    "Consumer",
+    "GantryError",
+    "InvalidMessage",
+    "InvalidName",
+    "Message",
+    "MessageQueue",
+    "NoRoute",
+    "Producer",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+    "SendTimeout",
+    "__version__",
+    "connect",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'gantrymq' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -11,7 +11,7 @@ from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer, open_consumer
 from gantrymq.client.nameservers import parse_nameservers
-from gantrymq.client.options import ConsumerOptions, Start
+from gantrymq.client.options import ConsumerOptions, R, Start
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
 from gantrymq.message import ReceivedMessage
 from gantrymq.remoting.tasks import background_tasks
@@ -56,7 +56,15 @@ class Client:
         the group has no offset yet. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has
         a consumer of that group.
         """
-        options = ConsumerOptions.checked(topic, group, tags, start, ReceivedMessage, int(time.time() * 1000))
+        async with self.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start) as consumer:
+            yield consumer
+
+    @asynccontextmanager
+    async def consumer_of(
+        self, make: type[R], topic: str, group: str, *, tags: str = "*", start: Start = "last"
+    ) -> AsyncIterator[Consumer[R]]:
+        """As :meth:`consumer`, with messages of the class ``make``."""
+        options = ConsumerOptions.checked(topic, group, tags, start, make, int(time.time() * 1000))
         async with open_consumer(self._cluster, options) as consumer:
             yield consumer
 

@@ -45,13 +45,11 @@ class Nameservers:
             try:
                 channel = await self._connections.get(self.addresses[index])
             except ConnectError as error:
-                failures.append(str(error))
+                failures.append(error.reason if len(self.addresses) == 1 else str(error))
             else:
                 self._current = index
                 return channel
-        raise ConnectFailed(
-            ";".join(self.addresses), f"no nameserver can be reached, is one running? ({'; '.join(failures)})"
-        )
+        raise ConnectFailed(";".join(self.addresses), f"no nameserver can be reached: {'; '.join(failures)}")
 
     async def call(self, command: Command) -> Command:
         """The answer of one nameserver, whatever its code. Raises :class:`ConnectError` when none answers."""

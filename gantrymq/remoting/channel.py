@@ -156,8 +156,10 @@ class Channel:
                 return await anyio.connect_tcp(host, port)
         except TimeoutError:
             reason = f"no connection within {timeout:g} s"
-        except (OSError, ValueError) as error:
-            reason = _reason(error, str(error))
+        except ValueError as error:
+            reason = str(error)
+        except OSError as error:
+            reason = _connect_reason(error)
         self._lose(reason)
         raise ConnectFailed(self.address, reason)
 
@@ -305,6 +307,19 @@ def _name(code: int) -> str:
         return f"{code} {RequestCode(code).name}"
     except ValueError:
         return str(code)
+
+
+def _connect_reason(error: OSError) -> str:
+    # asyncio and trio try every address of a host and put the failures into causes and groups of their own
+    failures: list[BaseException] = [error]
+    for failure in failures:
+        if isinstance(failure, ConnectionRefusedError):
+            return "connection refused: nothing listens there"
+        if isinstance(failure, BaseExceptionGroup):
+            failures += failure.exceptions
+        elif failure.__cause__ is not None:
+            failures.append(failure.__cause__)
+    return str(failures[-1])
 
 
 def _reason(error: Exception, otherwise: str) -> str:

@@ -1,0 +1,297 @@
+"""The client without async: the same objects behind blocking calls, for scripts, notebooks and threads.
+
+An event loop runs in a thread of its own while :func:`connect`'s block lasts, so heartbeats go on whatever the caller
+does. Errors are those of ``gantrymq.client``. Any thread may call; a consumer is iterated by one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from gantrymq.client import admin, client, consumer, producer
+from gantrymq.client.admin import TOPIC_QUEUES
+from gantrymq.client.consumer import BATCH_MESSAGES
+from gantrymq.client.errors import ClientClosed
+from gantrymq.client.options import Start
+from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, QueueChoice
+from gantrymq.message import DeliveredRecord, Delivery, Message, MessageQueue, SendResult
+from gantrymq.remoting.bodies import ClusterInfo, TopicRouteData
+
+T = TypeVar("T")
+
+__all__ = ["Admin", "Client", "Consumer", "Producer", "ReceivedMessage", "connect"]
+
+
+class ReceivedMessage(DeliveredRecord):
+    """A message from a blocking consumer: everything that is stored of it, and :meth:`ack`."""
+
+    def ack(self) -> None:
+        """Mark the message as done, as :meth:`gantrymq.ReceivedMessage.ack` does."""
+        self._acknowledge()
+
+
+class _Loop:
+    """The way into the event loop, shut when ``what`` ends."""
+
+    def __init__(self, portal: BlockingPortal, what: str) -> None:
+        self.portal = portal
+        self._what = what
+        self._closed = False
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        self.ensure_open()
+        return self.portal.call(function, *args)
+
+    def ensure_open(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"the {self._what} is closed: its `with` block has ended")
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _DeliveryAcrossThreads:
+    # The event loop's own objects must not be touched from here: what is done is handed over at the next call.
+    __slots__ = ("_done", "_inner", "_loop")
+
+    def __init__(self, inner: Delivery, done: deque[tuple[Delivery, int]], loop: _Loop) -> None:
+        self._inner = inner
+        self._done = done
+        self._loop = loop
+
+    @property
+    def dropped(self) -> bool:
+        return self._inner.dropped
+
+    def acknowledge(self, queue_offset: int) -> None:
+        self._loop.ensure_open()
+        self._done.append((self._inner, queue_offset))
+
+
+class Producer:
+    """:class:`gantrymq.Producer` with blocking calls."""
+
+    def __init__(self, loop: _Loop, inner: producer.Producer) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """As :meth:`gantrymq.Producer.send`."""
+        send = partial(self._inner.send, tags=tags, keys=keys, properties=properties, queue=queue, timeout=timeout)
+        return self._loop.call(send, message, body)
+
+    def send_batch(
+        self, messages: Iterable[Message], *, queue: QueueChoice | None = None, timeout: float | None = None
+    ) -> list[SendResult]:
+        """As :meth:`gantrymq.Producer.send_batch`."""
+        return self._loop.call(partial(self._inner.send_batch, queue=queue, timeout=timeout), list(messages))
+
+    def send_oneway(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice | None = None,
+    ) -> None:
+        """As :meth:`gantrymq.Producer.send_oneway`."""
+        send = partial(self._inner.send_oneway, tags=tags, keys=keys, properties=properties, queue=queue)
+        self._loop.call(send, message, body)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """As :meth:`gantrymq.Producer.queues`."""
+        return self._loop.call(self._inner.queues, topic)
+
+
+class Consumer:
+    """:class:`gantrymq.Consumer` as a plain iterator.
+
+    Acknowledgements take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
+    """
+
+    def __init__(self, loop: _Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._current: deque[ReceivedMessage] = deque()
+        self._done: deque[tuple[Delivery, int]] = deque()
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message, whenever it comes."""
+        while True:
+            while self._current:
+                message = self._current.popleft()
+                if message.delivery is not None and not message.delivery.dropped:
+                    return message
+            self._current.extend(self.next_batch())
+
+    def batches(self, max: int = BATCH_MESSAGES) -> Iterator[list[ReceivedMessage]]:
+        """As :meth:`gantrymq.Consumer.batches`."""
+        while True:
+            yield self.next_batch(max)
+
+    def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> list[ReceivedMessage]:
+        """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
+        batch = self._loop.call(self._fetch, max, timeout)
+        for message in batch:
+            if message.delivery is not None:
+                message.delivery = _DeliveryAcrossThreads(message.delivery, self._done, self._loop)
+        return batch
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that are this member's now."""
+        return self._inner.queues
+
+    def commit(self) -> None:
+        """As :meth:`gantrymq.Consumer.commit`."""
+        self._loop.call(self._commit)
+
+    def close(self) -> None:
+        """Hand over what was acknowledged; every use raises :class:`ClientClosed` from now on."""
+        self._loop.call(self._settle)
+        self._loop.close()
+
+    async def _settle(self) -> None:
+        self._hand_over()
+
+    async def _fetch(self, max: int, timeout: float | None) -> list[ReceivedMessage]:
+        self._hand_over()
+        with anyio.move_on_after(timeout):
+            return await self._inner.next_batch(max)
+        return []
+
+    async def _commit(self) -> None:
+        self._hand_over()
+        await self._inner.commit()
+
+    def _hand_over(self) -> None:
+        while self._done:
+            delivery, queue_offset = self._done.popleft()
+            delivery.acknowledge(queue_offset)
+
+
+class Admin:
+    """:class:`gantrymq.client.admin.Admin` with blocking calls."""
+
+    def __init__(self, loop: _Loop, inner: admin.Admin) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return self._loop.call(self._inner.topics)
+
+    def cluster(self) -> ClusterInfo:
+        """All clusters and brokers with their addresses."""
+        return self._loop.call(self._inner.cluster)
+
+    def route(self, topic: str) -> TopicRouteData:
+        """Where ``topic`` lies now."""
+        return self._loop.call(self._inner.route, topic)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of ``topic`` that can be read."""
+        return self._loop.call(self._inner.queues, topic)
+
+    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, *, cluster: str | None = None) -> list[str]:
+        """Create ``topic`` on every master (of one ``cluster``); returns the brokers' addresses."""
+        return self._loop.call(partial(self._inner.create_topic, cluster=cluster), topic, queues)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """The queue offset of the oldest message that ``queue`` still has."""
+        return self._loop.call(self._inner.min_offset, queue)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message of ``queue`` will get."""
+        return self._loop.call(self._inner.max_offset, queue)
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        """The queue offset of the first message stored at or after ``timestamp`` (ms since 1970)."""
+        return self._loop.call(self._inner.search_offset, queue, timestamp)
+
+    def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
+        return self._loop.call(self._inner.consumer_offset, group, queue)
+
+    def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Let ``group`` go on at ``offset`` of ``queue``."""
+        self._loop.call(self._inner.set_consumer_offset, group, queue, offset)
+
+
+class Client:
+    """:class:`gantrymq.Client` with blocking calls."""
+
+    def __init__(self, loop: _Loop, inner: client.Client) -> None:
+        self._loop = loop
+        self._inner = inner
+        self.admin = Admin(loop, inner.admin)
+
+    @property
+    def client_id(self) -> str:
+        """The name under which brokers know this client."""
+        return self._inner.client_id
+
+    @contextmanager
+    def producer(
+        self,
+        group: str = client.DEFAULT_PRODUCER_GROUP,
+        *,
+        timeout: float = SEND_TIMEOUT_SECONDS,
+        retries: int = SEND_RETRIES,
+    ) -> Iterator[Producer]:
+        """As :meth:`gantrymq.Client.producer`."""
+        self._loop.ensure_open()
+        opened = self._inner.producer(group, timeout=timeout, retries=retries)
+        loop = _Loop(self._loop.portal, f"producer of group {group}")
+        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+            try:
+                yield Producer(loop, inner)
+            finally:
+                loop.close()
+
+    @contextmanager
+    def consumer(self, topic: str, group: str, *, tags: str = "*", start: Start = "last") -> Iterator[Consumer]:
+        """As :meth:`gantrymq.Client.consumer`."""
+        self._loop.ensure_open()
+        opened = self._inner.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start)
+        loop = _Loop(self._loop.portal, f"consumer of group {group}")
+        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+            consumer = Consumer(loop, inner)
+            try:
+                yield consumer
+            finally:
+                consumer.close()
+
+
+@contextmanager
+def connect(nameservers: str | Sequence[str], *, backend: Literal["asyncio", "trio"] = "asyncio") -> Iterator[Client]:
+    """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
+    with start_blocking_portal(backend) as portal:
+        loop = _Loop(portal, "client")
+        with portal.wrap_async_context_manager(client.connect(nameservers)) as inner:
+            try:
+                yield Client(loop, inner)
+            finally:
+                loop.close()
