@@ -32,6 +32,7 @@ STRICT_JSON_VERSION: Final = 401
 """Java clients from 4.9.4 on get routes with quoted keys; the Go client (317) cannot read those."""
 FILTER_SERVER_VERSION: Final = 37
 """Brokers before 3.0.11 register their topics without the wrapping body."""
+ZLIB_FIRST_BYTE: Final = 0x78
 
 log = structlog.get_logger()
 
@@ -235,7 +236,8 @@ def _read_register_body(request: Command, compressed: bool) -> tuple[TopicConfig
         return TopicConfigSerializeWrapper(), []
     if request.version < FILTER_SERVER_VERSION:
         return TopicConfigSerializeWrapper.from_bytes(request.body), None
-    body = RegisterBrokerBody.decode(request.body, compressed)
+    # A 5.3.3 broker with compressedRegister compresses and says it did not; no JSON begins with zlib's first byte.
+    body = RegisterBrokerBody.decode(request.body, compressed or request.body[0] == ZLIB_FIRST_BYTE)
     return body.topic_config_serialize_wrapper, body.filter_server_list
 
 

@@ -14,6 +14,7 @@ import trio
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
+from gantrymq.remoting.address import format_address
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
@@ -76,7 +77,7 @@ class NameServer:
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen and answer until cancelled. Reports the bound address as "host:port"; OSError when it is taken."""
         listeners = await trio.open_tcp_listeners(self.config.port, host=self.config.host)
-        self.address = _host_port(listeners[0].socket.getsockname())
+        self.address = format_address(*listeners[0].socket.getsockname()[:2])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
             await nursery.start(trio.serve_listeners, self._accept, listeners)
@@ -98,7 +99,7 @@ class NameServer:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         try:
-            peer = _host_port(stream.socket.getpeername())
+            peer = format_address(*stream.socket.getpeername()[:2])
         except OSError:  # it is gone already
             return
         if len(self.connections) >= self.config.connections_max:
@@ -174,8 +175,3 @@ class NameServer:
             if wait.cancelled_caught:
                 return False
         return True
-
-
-def _host_port(name: tuple[str, int]) -> str:
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

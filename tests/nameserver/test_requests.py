@@ -68,6 +68,12 @@ async def test_a_registered_broker_is_routed_to(peer: Any, compressed: bool) -> 
     assert data.queue_datas[0].read_queue_nums == 4
 
 
+async def test_a_compressed_body_is_known_without_being_announced(peer: Any) -> None:
+    # as a 5.3.3 broker with compressedRegister=true sends it
+    assert (await register(peer, body=BODY.encode(compressed=True))).code == 0
+    assert (await route(peer)).code == 0
+
+
 async def test_a_slave_is_told_its_master(peer: Any) -> None:
     await register(peer)
     answer = await register(peer, broker_id=1, broker_addr="10.0.0.2:10911")
