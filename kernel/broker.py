@@ -224,12 +224,11 @@ class Broker:
     async def _drain(self) -> None:
         """Take nothing new, let plugins give back what they hold, wait a while for the last acknowledgements."""
         self.sweep.stop_listening()
-        for info in reversed(self.manager.plugins):
-            if "stopping" in info.hooks:
-                try:
-                    info.plugin.stopping(broker=self)
-                except Exception:
-                    log.exception("stopping failed", plugin=info.name)
+        for info, call in reversed(self.manager.calls("stopping", broker=self)):
+            try:
+                call()
+            except Exception:
+                log.exception("stopping failed", plugin=info.name)
         self._draining = True
         self.wake()
         with trio.move_on_after(DRAIN_S):
@@ -241,12 +240,11 @@ class Broker:
 
     def persist(self) -> None:
         """Let every plugin write its tables; a failure is logged and the next round tries again."""
-        for info in self.manager.plugins:
-            if "persist" in info.hooks:
-                try:
-                    info.plugin.persist(broker=self)
-                except Exception:
-                    log.exception("persist failed", plugin=info.name)
+        for info, call in self.manager.calls("persist", broker=self):
+            try:
+                call()
+            except Exception:
+                log.exception("persist failed", plugin=info.name)
 
 
 def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:

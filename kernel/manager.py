@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -57,12 +58,18 @@ class PluginManager:
 
     def by_plugin(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Any]]:
         """Call a ``register_*`` hook and keep who answered what, in call order."""
-        results = []
-        for info in self.plugins:
-            implementation = getattr(info.plugin, hook_name, None)
-            if hook_name in info.hooks and implementation is not None:
-                results.append((info, implementation(**arguments)))
-        return results
+        return [(info, call()) for info, call in self.calls(hook_name, **arguments)]
+
+    def calls(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Callable[[], Any]]]:
+        """The calls of a hook one by one, in call order, for where one plugin's failure must not keep the others out."""
+        by_plugin = {id(info.plugin): info for info in self.plugins}
+        return [
+            (
+                by_plugin[id(implementation.plugin)],
+                partial(implementation.function, *[arguments[name] for name in implementation.argnames]),
+            )
+            for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
+        ]
 
     def _inspect(self, origin: str, plugin: Any) -> PluginInfo:
         name = getattr(plugin, "name", None)

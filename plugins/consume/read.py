@@ -14,7 +14,7 @@ import structlog
 
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange
 from gantrymq.kernel.filters import MessageFilter
-from gantrymq.kernel.queues import ConsumeQueue
+from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.consume")

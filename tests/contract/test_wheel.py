@@ -1,0 +1,43 @@
+"""The wheel owns one name in site-packages and holds real files where the source tree has links."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    source = tmp_path_factory.mktemp("source")
+    for name in ("kernel", "plugins", "gantrymq"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return zipfile.ZipFile(built).namelist()
+
+
+@pytest.mark.slow
+def test_the_wheel_owns_one_name(wheel: list[str]) -> None:
+    assert {name.partition("/")[0] for name in wheel if ".dist-info/" not in name} == {"gantrymq"}
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
+    for folder in ("kernel", "plugins", "gantrymq"):
+        for path in (ROOT / folder).rglob("*.py"):
+            inside = path.relative_to(ROOT).as_posix()
+            expected = inside if inside.startswith("gantrymq/") else f"gantrymq/{inside}"
+            assert expected in wheel
+    assert "gantrymq/py.typed" in wheel

@@ -1,0 +1,112 @@
+"""Requests reach their processors in one call each, and what a handler raises stays with its request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.requests import RequestTable
+from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+
+
+class FakeConnection:
+    address = "test:1"
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = []
+
+    def handle(self, requests: list[Request]) -> None:
+        self.calls.append([request.command.opaque for request in requests])
+
+
+class Processors:
+    def __init__(self, name: str, table: dict[int, Any]) -> None:
+        self.name = name
+        self.table = table
+
+    @hookimpl
+    def register_processors(self) -> dict[int, Any]:
+        return self.table
+
+
+def table(*plugins: Processors, spawned: list[Any] | None = None) -> RequestTable:
+    def spawn(function: Callable[[Request], Awaitable[None]], request: Request) -> None:
+        if spawned is not None:
+            spawned.append((function, request))
+
+    return RequestTable(PluginManager([(plugin.name, plugin) for plugin in plugins]), object(), spawn)
+
+
+def request(code: int, opaque: int = 0, flag: int = 0) -> tuple[Request, FakeConnection]:
+    connection = FakeConnection()
+    return Request(connection, Command(code, opaque=opaque, flag=flag)), connection  # type: ignore[arg-type]
+
+
+def test_codes_of_one_batch_processor_are_one_call_in_order_of_arrival() -> None:
+    batch = Batch()
+    handlers = table(Processors("a", {10: batch, 310: batch}))
+    handlers.handle([request(10, 1)[0], request(310, 2)[0], request(10, 3)[0]])
+    assert batch.calls == [[1, 2, 3]]
+    assert handlers.codes == [10, 310]
+
+
+def test_a_code_taken_twice_names_both_plugins() -> None:
+    with pytest.raises(StartError, match="request code 10 is taken by plugins 'a' and 'b'"):
+        table(Processors("a", {10: Batch()}), Processors("b", {10: Batch()}))
+
+
+def test_an_unknown_code_is_answered_in_rocketmqs_words() -> None:
+    asked, connection = request(77, 5)
+    table().handle([asked])
+    (answer,) = connection.sent
+    assert (answer.code, answer.opaque, answer.remark) == (3, 5, " request type 77 not supported")
+
+
+def test_faults_and_bugs_of_a_handler_are_answered_to_the_one_who_asked() -> None:
+    def faulty(request: Request) -> Command | None:
+        raise RemoteFault(ResponseCode.NO_PERMISSION, "not you")
+
+    def broken(request: Request) -> Command | None:
+        raise KeyError("oops")
+
+    handlers = table(Processors("a", {1: faulty, 2: broken, 3: lambda asked: asked.command.answer(0)}))
+    rows = [request(1), request(2), request(3), request(3, flag=ONEWAY_FLAG)]
+    handlers.handle([row[0] for row in rows])
+    sent = [[(answer.code, answer.remark) for answer in connection.sent] for _, connection in rows]
+    assert sent == [[(16, "not you")], [(1, "KeyError: 'oops'")], [(0, None)], []]
+
+
+@pytest.mark.trio
+async def test_an_async_handler_runs_as_a_task_of_its_own() -> None:
+    async def slow(asked: Request) -> Command | None:
+        if asked.command.opaque == 2:
+            raise RemoteFault(ResponseCode.SYSTEM_BUSY, "later")
+        return asked.command.answer(0, body=b"done")
+
+    spawned: list[Any] = []
+    handlers = table(Processors("a", {1: slow}), spawned=spawned)
+    rows = [request(1, 1), request(1, 2)]
+    handlers.handle([row[0] for row in rows])
+    assert [connection.sent for _, connection in rows] == [[], []]
+    for function, asked in spawned:
+        await function(asked)
+    assert [(answer.code, answer.body) for _, connection in rows for answer in connection.sent] == [
+        (0, b"done"),
+        (2, b""),
+    ]
