@@ -1,0 +1,99 @@
+"""Stamps a property on every message of some topics, and counts what the broker dispatches of them.
+
+Slot: none. Hooks: config_section, configure, before_append, dispatch, stopping.
+Config ``[plugin.stamp]``: topics, name, value. Files: none.
+
+Enable it by its entry point (the package being installed) or as module:attr (the folder being on PYTHONPATH)::
+
+    [plugins]
+    enable = ["stamp"]                       # or "gantrymq_stamp:StampPlugin"
+
+    [plugin.stamp]
+    topics = ["orders"]
+    name = "region"
+    value = "eu-1"
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config import filled
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+log = structlog.get_logger("gantrymq.stamp")
+
+
+@attrs.frozen
+class StampConfig:
+    """``[plugin.stamp]``: strictly typed; a wrong key or type refuses the start with a text that names it."""
+
+    topics: tuple[str, ...] = ()
+    name: str = filled("stamped-by")
+    value: str = filled("gantrymq-stamp")
+
+
+class StampPlugin:
+    """One object a broker. A hook is called once for all messages of a sweep, so the loops are here."""
+
+    name = "stamp"
+    version = "1.0.0"
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """The section's name and type."""
+        return "stamp", StampConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Take the section; refuse what makes no sense before anything is open."""
+        section = config.section(StampConfig)
+        if "\x01" in section.name + section.value or "\x02" in section.name + section.value:
+            raise StartError("plugin.stamp: name and value may not contain the separators 1 and 2 of properties")
+        self._name = section.name
+        self._value = section.value
+        self._topics = frozenset(section.topics)
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        """Before the messages get their offsets: properties may still change."""
+        topics = batch.topics
+        for row in batch.live:
+            if topics[row] in self._topics:
+                properties = decode_properties(batch.properties[row].decode("utf-8", "surrogateescape"))
+                properties[self._name] = self._value
+                encoded = encode_properties(properties).encode("utf-8", "surrogateescape")
+                if len(encoded) > PROPERTIES_MAX_BYTES:
+                    batch.refuse(
+                        row, ResponseCode.MESSAGE_ILLEGAL, "no room for the stamp: the properties are too long"
+                    )
+                else:
+                    batch.properties[row] = encoded
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """Committed messages in log order; ``replay`` ones belong to an earlier life of the broker."""
+        if batch.replay:
+            return
+        for topic in batch.topics:
+            if topic in self._topics:
+                self.counts[topic] = self.counts.get(topic, 0) + 1
+
+    @hookimpl
+    def stopping(self, broker: Broker) -> None:
+        """The broker drains: tell what was counted."""
+        log.info("stamped", counts=self.counts, total=sum(self.counts.values()))
