@@ -84,3 +84,7 @@ def collect_plugin_commands() -> dict[str, click.Command]:
 @click.version_option(__version__, prog_name="gantrymq")
 def cli() -> None:
     """A message broker that speaks RocketMQ's protocol and keeps RocketMQ's files."""
+    from gantrymq.cli.logs import configure_logs
+
+    # the servers say more; a command that prints data keeps to what went wrong
+    configure_logs("warning")
