@@ -27,8 +27,8 @@ def test_go_produces_and_go_consumes_every_message_unaltered(go_client: ForeignC
 def test_a_tag_expression_selects(go_client: ForeignClient, system, names: Names):
     topic = names("t")
     go_client.produce(system.nameserver, topic, 200, seed=12)
-    wanted = [index for index in range(200) if content(12, index).tags in ("TagA", "标签")]
-    messages = go_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagA || 标签")
+    wanted = [index for index in range(200) if content(12, index).tags in ("TagA", "TagC")]
+    messages = go_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagA || TagC")
     check_complete(messages, 12, wanted)
 
 

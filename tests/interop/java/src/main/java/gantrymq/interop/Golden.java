@@ -111,7 +111,7 @@ final class Golden {
     private static byte[] record(Map<String, Object> fields) throws Exception {
         MessageExt message = filled(new MessageExt(), fields);
         message.setQueueId(number(fields, "queueId"));
-        message.setQueueOffset(number(fields, "queueOffset"));
+        message.setQueueOffset(((Number) fields.get("queueOffset")).longValue());
         message.setCommitLogOffset(((Number) fields.get("physicalOffset")).longValue());
         message.setSysFlag(number(fields, "sysFlag"));
         message.setBornTimestamp(((Number) fields.get("bornTimestamp")).longValue());
