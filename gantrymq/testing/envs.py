@@ -1,0 +1,424 @@
+"""Environments for tests: a disk in memory that can lose what was not synced, and one whose calls fail on demand.
+
+Both stand in for :class:`gantrymq.kernel.env.SystemEnv`, under a store or a whole broker.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from typing import Any
+
+from gantrymq.kernel.env import DiskUsage, Env, EventWaker, File, Lock, StoreInUse, Waker
+
+BLOCK_BYTES = 512
+"""What a disk writes whole or not at all."""
+
+
+class _Inode:
+    """The content of a file: as the processes see it, and as it would be after a power cut."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.synced = bytearray()
+        self.dirty: set[int] = set()
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        end = offset + len(data)
+        if end > len(self.data):
+            self.resize(end)
+        self.data[offset:end] = data
+        if data:
+            self.dirty.update(range(offset // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
+
+    def resize(self, size: int) -> None:
+        old = len(self.data)
+        if size < old:
+            del self.data[size:]
+        else:
+            self.data += bytes(size - old)
+        # Blocks that were cut off and came back are zero now, whatever the disk has there.
+        self.dirty.update(range(min(old, size) // BLOCK_BYTES, (max(old, size, 1) - 1) // BLOCK_BYTES + 1))
+
+    def sync(self) -> None:
+        _resize(self.synced, len(self.data))
+        for block in self.dirty:
+            start = block * BLOCK_BYTES
+            self.synced[start : start + BLOCK_BYTES] = self.data[start : start + BLOCK_BYTES]
+        self.dirty.clear()
+
+    def cut(self, chance: random.Random | None) -> _Inode:
+        """The file after a power cut: without the unsynced blocks, or with those that ``chance`` picks."""
+        survivor = _Inode()
+        survivor.data = bytearray(self.synced)
+        if chance is not None:
+            if len(self.data) != len(self.synced) and chance.random() < 0.5:
+                _resize(survivor.data, len(self.data))
+            for block in sorted(self.dirty):
+                start = block * BLOCK_BYTES
+                piece = self.data[start : start + BLOCK_BYTES]
+                room = max(len(survivor.data) - start, 0)
+                if chance.random() < 0.5:
+                    survivor.data[start : start + min(len(piece), room)] = piece[:room]
+        survivor.synced = bytearray(survivor.data)
+        return survivor
+
+
+def _resize(data: bytearray, size: int) -> None:
+    del data[size:]
+    data += bytes(size - len(data))
+
+
+class MemoryFile:
+    """An open file of a :class:`MemoryEnv`."""
+
+    def __init__(self, env: MemoryEnv, inode: _Inode) -> None:
+        self._env = env
+        self._inode = inode
+
+    def size(self) -> int:
+        return len(self._inode.data)
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        self._env.check()
+        self._env.take_room(max(offset + len(data) - len(self._inode.data), 0))
+        self._inode.write(data, offset)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        self._env.check()
+        return bytes(self._inode.data[offset : offset + size])
+
+    def view(self, offset: int, size: int) -> memoryview | bytes:
+        return self.pread(size, offset)
+
+    def next_data(self, offset: int) -> int:
+        return min(offset, len(self._inode.data))
+
+    def datasync(self) -> None:
+        self._env.check()
+        self._inode.sync()
+
+    def truncate(self, size: int) -> None:
+        self._env.check()
+        self._inode.resize(size)
+
+    def preallocate(self, size: int) -> None:
+        self._env.check()
+        if size > len(self._inode.data):
+            self._env.take_room(size - len(self._inode.data))
+            self._inode.resize(size)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class MemoryLock:
+    """The lock of a store on a :class:`MemoryEnv`."""
+
+    def __init__(self, env: MemoryEnv, path: str) -> None:
+        self._env = env
+        self._path = path
+
+    def close(self) -> None:
+        self._env.locks.discard(self._path)
+
+
+class MemoryEnv:
+    """A machine in memory, whose clock stands still until :meth:`advance`.
+
+    It knows what was synced, contents and names apart: :meth:`power_cut` and :meth:`kill` end its life and return the
+    machine after the restart. ``free_bytes``, when it is no longer None, is the room that is left.
+    """
+
+    def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
+        self.files: dict[str, _Inode] = {}
+        self.folders: set[str] = {"/", "."}
+        self.locks: set[str] = set()
+        self.free_bytes: int | None = None
+        self.wall = start_ms
+        self._synced_names: dict[str, _Inode] = {}
+        self._unsynced: list[tuple[str | None, str | None, _Inode]] = []
+        self._random = random.Random(seed)  # noqa: S311 - chance that can be repeated is the point
+        self._alive = True
+
+    # ---------------------------------------------------------------------------------------------- what tests do
+
+    def advance(self, milliseconds: int) -> None:
+        """Let time pass."""
+        self.wall += milliseconds
+
+    def kill(self) -> MemoryEnv:
+        """The process ends at once: what it wrote is there, synced or not."""
+        return self._restart(self.files, self._synced_names, self._unsynced)
+
+    def power_cut(self, seed: int | None = None) -> MemoryEnv:
+        """The power goes: what was not synced is gone. With a ``seed``, some blocks and names of it made it."""
+        chance = None if seed is None else random.Random(seed)  # noqa: S311
+        names = dict(self._synced_names)
+        for change in self._unsynced[: chance.randint(0, len(self._unsynced)) if chance else 0]:
+            _apply(names, change)
+        survivors: dict[int, _Inode] = {}
+        files = {path: survivors.setdefault(id(inode), inode.cut(chance)) for path, inode in sorted(names.items())}
+        return self._restart(files, files, [])
+
+    def _restart(self, files: dict[str, _Inode], synced: dict[str, _Inode], unsynced: list[Any]) -> MemoryEnv:
+        self._alive = False
+        env = MemoryEnv(self._random.randrange(1 << 30), self.wall)
+        env.files, env._synced_names, env._unsynced = dict(files), dict(synced), list(unsynced)
+        env.folders = set(self.folders)
+        env.free_bytes = self.free_bytes
+        return env
+
+    def check(self) -> None:
+        """Raise when this machine has been switched off."""
+        if not self._alive:
+            raise OSError(errno.EIO, "this machine is switched off")
+
+    def take_room(self, size: int) -> None:
+        """Raise ENOSPC when there is no room for ``size`` bytes more."""
+        if self.free_bytes is not None:
+            if size > self.free_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.free_bytes -= size
+
+    # ------------------------------------------------------------------------------------------------- what Env has
+
+    def open(self, path: str, create: bool = False) -> File:
+        self.check()
+        inode = self.files.get(path)
+        if inode is None:
+            if not create or _parent(path) not in self.folders:
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+            self.take_room(0)
+            inode = _Inode()
+            self._change(None, path, inode)
+        return MemoryFile(self, inode)
+
+    def _change(self, source: str | None, target: str | None, inode: _Inode) -> None:
+        change = (source, target, inode)
+        _apply(self.files, change)
+        self._unsynced.append(change)
+
+    def exists(self, path: str) -> bool:
+        return path in self.files or path in self.folders
+
+    def is_dir(self, path: str) -> bool:
+        return path in self.folders
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(
+            name.rpartition("/")[2] for name in {*self.files, *self.folders} if _parent(name) == path and name != path
+        )
+
+    def mkdirs(self, path: str) -> None:
+        self.check()
+        while path not in self.folders:
+            self.folders.add(path)
+            path = _parent(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.check()
+        old = self.files.get(path)
+        self.take_room(len(data))
+        inode = _Inode()
+        inode.write(data, 0)
+        inode.sync()
+        self._change(None, f"{path}.tmp", inode)
+        if old is not None:
+            self._change(None, f"{path}.bak", old)
+        self._change(f"{path}.tmp", path, inode)
+        self.sync_dir(_parent(path))
+
+    def read_bytes(self, path: str) -> bytes:
+        self.check()
+        inode = self.files.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        return bytes(inode.data)
+
+    def unlink(self, path: str) -> None:
+        self.check()
+        inode = self.files.get(path)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        if self.free_bytes is not None:
+            self.free_bytes += len(inode.data)
+        self._change(path, None, inode)
+
+    def rename(self, source: str, target: str) -> None:
+        self.check()
+        inode = self.files.get(source)
+        if inode is None or _parent(target) not in self.folders:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
+        self._change(source, target, inode)
+
+    def rmtree(self, path: str) -> None:
+        self.check()
+        for name in [name for name in self.files if name.startswith(f"{path}/")]:
+            self.unlink(name)
+        self.folders -= {folder for folder in self.folders if folder == path or folder.startswith(f"{path}/")}
+
+    def sync_dir(self, path: str) -> None:
+        self.check()
+        waiting = []
+        for change in self._unsynced:
+            if any(name is not None and _parent(name) == path for name in change[:2]):
+                _apply(self._synced_names, change)
+            else:
+                waiting.append(change)
+        self._unsynced = waiting
+
+    def lock(self, path: str) -> Lock:
+        self.check()
+        if path in self.locks:
+            raise StoreInUse(path)
+        self.open(path, create=True).pwrite(b"lock", 0)
+        self.locks.add(path)
+        return MemoryLock(self, path)
+
+    def disk_usage(self, path: str) -> DiskUsage:
+        used = sum(len(inode.data) for inode in self.files.values())
+        free = 1 << 40 if self.free_bytes is None else self.free_bytes
+        return DiskUsage(used + free, free)
+
+    def wall_ms(self) -> int:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.wall / 1000
+
+    def random_int(self, bound: int) -> int:
+        return self._random.randrange(bound)
+
+    def waker(self) -> Waker:
+        return EventWaker()
+
+
+def _apply(names: dict[str, _Inode], change: tuple[str | None, str | None, _Inode]) -> None:
+    source, target, inode = change
+    if source is not None:
+        names.pop(source, None)
+    if target is not None:
+        names[target] = inode
+
+
+def _parent(path: str) -> str:
+    head, separator, _ = path.rpartition("/")
+    return head or ("/" if separator else ".")
+
+
+class FaultEnv:
+    """Lets calls of another environment fail.
+
+    ``fail_at``: the how many-th call fails, counted from 1 over all that change something on the disk (``kinds``, when
+    given, are the only ones that count). ``forever``: so do all that follow. ``number`` is the errno. ``tear``: a write
+    that fails has written its first half (``"short"``) or its second (``"tear"``) before. ``calls`` counts all calls by
+    kind, ``failed`` those that were made to fail.
+    """
+
+    KINDS = (
+        "open", "pwrite", "datasync", "truncate", "preallocate", "mkdirs", "replace", "unlink", "rename", "rmtree",
+        "sync_dir",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        env: Env,
+        fail_at: int = 0,
+        *,
+        number: int = errno.EIO,
+        forever: bool = False,
+        tear: str = "",
+        kinds: tuple[str, ...] = KINDS,
+    ) -> None:
+        self.env = env
+        self.fail_at = fail_at
+        self.number = number
+        self.forever = forever
+        self.tear = tear
+        self.kinds = kinds
+        self.count = 0
+        self.failed = 0
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        """What does not fail is the other environment's."""
+        return getattr(self.env, name)
+
+    def is_due(self, kind: str) -> bool:
+        """Count a call; True when it is to fail."""
+        self.calls[kind] += 1
+        if kind not in self.kinds:
+            return False
+        self.count += 1
+        due = self.fail_at > 0 and (self.count == self.fail_at or (self.forever and self.count > self.fail_at))
+        self.failed += due
+        return due
+
+    def enter(self, kind: str) -> None:
+        """Count a call and fail if it is due."""
+        if self.is_due(kind):
+            raise OSError(self.number, f"injected failure of {kind}, call {self.count}")
+
+    def open(self, path: str, create: bool = False) -> File:
+        if create:
+            self.enter("open")
+        return FaultFile(self, self.env.open(path, create))
+
+    def mkdirs(self, path: str) -> None:
+        self.enter("mkdirs")
+        self.env.mkdirs(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.enter("replace")
+        self.env.replace(path, data)
+
+    def unlink(self, path: str) -> None:
+        self.enter("unlink")
+        self.env.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self.enter("rename")
+        self.env.rename(source, target)
+
+    def rmtree(self, path: str) -> None:
+        self.enter("rmtree")
+        self.env.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        self.enter("sync_dir")
+        self.env.sync_dir(path)
+
+
+class FaultFile:
+    """An open file of a :class:`FaultEnv`."""
+
+    def __init__(self, env: FaultEnv, file: File) -> None:
+        self._env = env
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        if self._env.is_due("pwrite"):
+            half = len(data) // 2
+            if self._env.tear == "short":
+                self._file.pwrite(data[:half], offset)
+            elif self._env.tear == "tear":
+                self._file.pwrite(data[half:], offset + half)
+            raise OSError(self._env.number, f"injected failure of pwrite, call {self._env.count}")
+        self._file.pwrite(data, offset)
+
+    def datasync(self) -> None:
+        self._env.enter("datasync")
+        self._file.datasync()
+
+    def truncate(self, size: int) -> None:
+        self._env.enter("truncate")
+        self._file.truncate(size)
+
+    def preallocate(self, size: int) -> None:
+        self._env.enter("preallocate")
+        self._file.preallocate(size)

@@ -1,0 +1,282 @@
+"""The commit log: every message of the broker, one behind the other, in files of one size.
+
+It knows no policy. One batch is one write a file; offsets, queue offsets and the store timestamp are given here. A
+failed write or flush poisons the log for good: Linux reports a lost page once and then calls it clean, so that a second
+flush that succeeds would mean nothing. ``docs/format/record.md``, ``docs/format/store.md``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
+from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
+from gantrymq.kernel.segments import Segments
+from gantrymq.remoting.codes import ResponseCode
+
+log = structlog.get_logger("gantrymq.commitlog")
+
+SCAN_ROWS = 4096
+
+
+class LogPoisoned(Exception):
+    """The disk failed under the log: nothing more may be written or acknowledged; the broker must stop."""
+
+
+class OutOfLog(ValueError):
+    """Something was asked for that lies before the first file, behind the end, or across the end of a file."""
+
+
+class CorruptRange(Exception):
+    """The bytes asked for are quarantined: they were acknowledged once and can no longer be trusted."""
+
+
+class CommitLog:
+    """The log in ``folder``. One thread appends; :meth:`flush` and the reading methods may be called from any.
+
+    ``next_offsets`` is the table of the next queue offset by (topic, queue id); the log reads and advances it.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        *,
+        file_bytes: int,
+        next_offsets: dict[tuple[str, int], int],
+        store_host: bytes,
+        max_body_bytes: int,
+    ) -> None:
+        self._env = env
+        self.segments = Segments(env, folder, file_bytes, staging)
+        self._next_offsets = next_offsets
+        self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
+        self._tail = (0, 0)
+        self._durable = (0, 0)
+        self._flushing = threading.Lock()
+        self._poison: str | None = None
+        self.quarantine: list[tuple[int, int]] = []
+        """Ranges of bytes, start and end, that may not be read."""
+
+    # ------------------------------------------------------------------------------------------------- watermarks
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the first byte there is."""
+        return self.segments.start
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last record that was written."""
+        return self._tail[0]
+
+    @property
+    def durable(self) -> int:
+        """The offset behind the last record that is certainly on the disk."""
+        return self._durable[0]
+
+    @property
+    def durable_mark(self) -> tuple[int, int]:
+        """:attr:`durable` and the store timestamp (ms since 1970) of that record, of one moment."""
+        return self._durable
+
+    @property
+    def last_timestamp(self) -> int:
+        """Store timestamp of the last record: the next one's is not lower."""
+        return self._tail[1]
+
+    def open(self) -> None:
+        """Find the files. Where the log ends is for the recovery to find out (:meth:`opened_at`)."""
+        self.segments.load()
+
+    def opened_at(self, end: int, timestamp: int) -> None:
+        """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
+        self._tail = self._durable = (end, timestamp)
+
+    def check(self) -> None:
+        """Raise :class:`LogPoisoned` if the log is poisoned."""
+        if self._poison is not None:
+            raise LogPoisoned(self._poison)
+
+    def poison(self, doing: str, error: OSError) -> LogPoisoned:
+        """Poison the log because ``error`` happened while ``doing``. Returns what is to be raised."""
+        self._poison = (
+            f"{doing} failed: {error}. Nothing more is acknowledged. Look after the disk, then start the broker again: "
+            f"everything up to offset {self.durable} is safe"
+        )
+        log.error("log poisoned", doing=doing, error=str(error), durable=self.durable)
+        return LogPoisoned(self._poison)
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def append(self, batch: AppendBatch) -> None:
+        """Write the live rows of ``batch`` and fill its columns; refused rows get offset -1 and size 0.
+
+        Rows that are too large are refused with MESSAGE_ILLEGAL. Without room for the next file the rest of the rows is
+        refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`.
+        """
+        self.check()
+        count = len(batch)
+        batch.offsets = [-1] * count
+        batch.sizes = [0] * count
+        batch.queue_offsets = [-1] * count
+        start, timestamp = self._tail
+        batch.start = batch.end = start
+        batch.store_timestamp = timestamp = max(self._env.wall_ms(), timestamp)
+        rows = batch.live
+        index, position = 0, start
+        try:
+            while index < len(rows):
+                index, position = self._append_to_file(batch, rows, index, position)
+        except NoRoom as error:
+            for row in rows[index:]:
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            log.warning("rows refused", reason=str(error), rows=len(rows) - index)
+        except OSError as error:
+            raise self.poison("writing to the commit log", error) from error
+        if position > start:
+            batch.end = position
+            self._tail = (position, timestamp)
+
+    def _append_to_file(
+        self, batch: AppendBatch, rows: range | list[int], index: int, position: int
+    ) -> tuple[int, int]:
+        """Write as many rows as the file at ``position`` takes. Returns the next index and position."""
+        segment = self.segments.ensure(position)
+        room = segment.end - position
+        parts, next_index, end = encode_rows(batch, rows, index, position, room, self._next_offsets, self._layout)
+        if next_index < len(rows):
+            # The next file first: without it the records behind the blank would have no place.
+            try:
+                self.segments.ensure(segment.end)
+            except NoRoom as error:
+                self._write(batch, rows, index, next_index, position, parts)
+                for row in rows[next_index:]:
+                    batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+                log.warning("rows refused", reason=str(error), rows=len(rows) - next_index)
+                return len(rows), end
+            parts.append(blank(segment.end - end))
+            end = segment.end
+        self._write(batch, rows, index, next_index, position, parts)
+        return next_index, end
+
+    def _write(
+        self,
+        batch: AppendBatch,
+        rows: range | list[int],
+        index: int,
+        next_index: int,
+        position: int,
+        parts: list[bytes],
+    ) -> None:
+        data = b"".join(parts)
+        if not data:
+            return
+        try:
+            self.segments.write(position, data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # The room was reserved, yet some file systems (copy on write) cannot promise it. Whatever part was written
+            # must not lie behind the end as something that looks like a record.
+            self.segments.write(position, bytes(len(data)))
+            self._give_back(batch, rows[index:next_index])
+            raise NoRoom(self.segments.folder, error) from error
+
+    def _give_back(self, batch: AppendBatch, rows: range | list[int]) -> None:
+        for row in reversed(rows):
+            if batch.queue_offsets[row] >= 0 and not batch.sys_flags[row] & 4:
+                self._next_offsets[batch.topics[row], batch.queue_ids[row]] = batch.queue_offsets[row]
+            batch.offsets[row], batch.sizes[row], batch.queue_offsets[row] = -1, 0, -1
+
+    def prepare_next(self) -> bool:
+        """Make the next file before it is needed; for a worker thread. False when there is no room."""
+        self.check()
+        try:
+            return self.segments.prepare_next()
+        except OSError as error:
+            raise self.poison("making the next file of the commit log", error) from error
+
+    def flush(self) -> int:
+        """Bring everything that is written onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
+        with self._flushing:
+            self.check()
+            tail = self._tail
+            durable = self._durable[0]
+            if tail[0] > durable:
+                try:
+                    for segment in self.segments:
+                        if segment.end > durable and segment.base < tail[0]:
+                            segment.file.datasync()
+                except OSError as error:
+                    raise self.poison("flushing the commit log", error) from error
+                self._durable = tail
+            return self._durable[0]
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def view(self, offset: int, size: int) -> memoryview | bytes:
+        """``size`` bytes at ``offset``, as they lie in the log.
+
+        Raises :class:`OutOfLog` or :class:`CorruptRange`. The bytes stay valid, whatever happens to the log.
+        """
+        if offset < self.segments.start or size < 0 or offset + size > self._tail[0]:
+            raise OutOfLog(f"{size} bytes at {offset}: the log reaches from {self.segments.start} to {self._tail[0]}")
+        for start, end in self.quarantine:
+            if offset < end and offset + size > start:
+                raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
+        data = self.segments.view(offset, size)
+        if len(data) != size:
+            raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
+        return data
+
+    def read_record(self, offset: int) -> Record:
+        """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
+        size = int.from_bytes(self.view(offset, 4), "big", signed=True)
+        record, _ = decode(self.view(offset, max(size, 0)))
+        if record.offset != offset:
+            raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
+        return record
+
+    def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
+        """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``, without a gap.
+
+        Quarantined ranges are stepped over: no row is from there. Raises :class:`CorruptRange` where something is no
+        record. A record that reaches over ``stop`` is left out.
+        """
+        stop = min(stop, self._tail[0])
+        position = max(start, self.segments.start)
+        while position < stop:
+            hole = next((end for first, end in self.quarantine if first <= position < end), None)
+            if hole is not None:
+                batch, why = scan(b"", position, 0, check_body=False)
+                batch.end = min(hole, stop)
+            else:
+                limit = min([stop, *(first for first, _ in self.quarantine if first > position)])
+                data = self.segments.view(position, limit - position)
+                batch, why = scan(data, position, rows, check_body=False)
+                if why is Stop.BLANK:
+                    batch.end = position + len(data)
+                elif why is Stop.BAD or why is Stop.ZERO:
+                    raise CorruptRange(f"no record at {batch.end}, below the end of the log at {self._tail[0]}")
+            if batch.end > position:
+                yield batch
+            if why is Stop.CUT:
+                return
+            position = batch.end
+
+    # ---------------------------------------------------------------------------------------------------- the ends
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files that end at or before ``offset``, never the one in use. Returns how many."""
+        return self.segments.delete_before(min(offset, self.end))
+
+    def close(self) -> None:
+        """Close the files; what is not flushed stays with the operating system."""
+        self.segments.close()

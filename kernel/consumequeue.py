@@ -1,0 +1,314 @@
+"""One consume queue: the entries of one topic and queue, in files of one size and a tail in memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from threading import Lock
+from typing import Final
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.fast import encode_entries
+from gantrymq.kernel.segments import Segments, StoreDamaged
+
+log = structlog.get_logger("gantrymq.queues")
+
+ENTRY: Final = struct.Struct(">qiq")
+"""Log offset, record size, tag code."""
+UNIT: Final = ENTRY.size
+FILLER_SIZE: Final = 0x7FFFFFFF
+"""The size in an entry that stands for no message (RocketMQ pre-fills a queue that does not begin at 0 with them)."""
+FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
+REACH_UNITS: Final = 300_000
+"""The widest gap that is filled; a queue offset further ahead is a damaged one."""
+_CHUNK_UNITS: Final = 512
+
+
+class ConsumeQueue:
+    """The queue in ``folder``. ``min_offset`` is the first entry whose record is still in the log.
+
+    One thread puts; :meth:`flush` may be called from another, :meth:`entries` from any.
+    """
+
+    def __init__(
+        self, env: Env, folder: str, staging: str, topic: str, queue_id: int, *, file_units: int, tail_bytes: int
+    ) -> None:
+        self._env = env
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self._staging = staging
+        self._file_units = file_units
+        self._tail_bytes = tail_bytes
+        self._segments = self._make_segments()
+        self._written = 0
+        self._tail = bytearray()
+        self._guard = Lock()
+        self._writing = Lock()
+        self._gone = False
+        self.min_offset = 0
+        self.log_end = 0
+        """The log offset behind the last record that has an entry here."""
+
+    def _make_segments(self) -> Segments:
+        return Segments(self._env, self.folder, self._file_units * UNIT, self._staging, sparse=True)
+
+    @property
+    def max_offset(self) -> int:
+        """The queue offset behind the last entry."""
+        with self._guard:
+            return (self._written + len(self._tail)) // UNIT
+
+    def load(self) -> None:
+        """Find the files and the last entry in them; files that cannot be right are deleted, to be built again."""
+        try:
+            self._segments.load()
+        except StoreDamaged as error:
+            log.error("consume queue will be built again", path=self.folder, reason=str(error))
+            self._segments.close()
+            self._env.rmtree(self.folder)
+            self._segments = self._make_segments()
+        self._written = self._segments.start
+        for segment in reversed(list(self._segments)):
+            if self._is_written(segment.base // UNIT):
+                low, high = segment.base // UNIT, segment.end // UNIT
+                self._written = self._first(low, high, lambda unit: not self._is_written(unit)) * UNIT
+                break
+        self.min_offset = self._segments.start // UNIT
+        self._find_log_end()
+        self._segments.close()
+
+    def _is_written(self, unit: int) -> bool:
+        entry: tuple[int, int, int] = ENTRY.unpack(self._segments.pread(unit * UNIT, UNIT))
+        return entry[0] >= 0 and entry[1] > 0
+
+    def _find_log_end(self) -> None:
+        self.log_end = 0
+        for unit in range(self.max_offset - 1, self._segments.start // UNIT - 1, -1):
+            offset, size, _ = self._entry(unit)
+            if size != FILLER_SIZE:
+                self.log_end = offset + size
+                break
+
+    @staticmethod
+    def _first(low: int, high: int, predicate: Callable[[int], bool]) -> int:
+        """The first number from ``low`` on for which ``predicate`` holds, ``high`` if for none; it must be monotone."""
+        while low < high:
+            middle = (low + high) // 2
+            if predicate(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def entries(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has."""
+        with self._guard:
+            written = self._written
+            end = min((offset + count) * UNIT, written + len(self._tail))
+            start = offset * UNIT
+            if start >= written:
+                return bytes(self._tail[start - written : max(end - written, 0)])
+            tail = bytes(self._tail[: end - written]) if end > written else b""
+        segments = self._segments
+        if start < segments.start or end <= start:
+            return b""
+        end = min(end, written)
+        parts = []
+        while start < end:
+            part = segments.pread(start, end - start)
+            if not part:
+                return b""
+            parts.append(part)
+            start += len(part)
+        return b"".join((*parts, tail))
+
+    def _entry(self, offset: int) -> tuple[int, int, int]:
+        entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
+        return entry
+
+    def _next_real(self, unit: int, end: int) -> int:
+        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it."""
+        while unit < end:
+            data = self.entries(unit, min(_CHUNK_UNITS, end - unit))
+            if not data:
+                break
+            for _, size, _ in ENTRY.iter_unpack(data):
+                if size != FILLER_SIZE:
+                    return unit
+                unit += 1
+        return end
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def put(self, batch: DispatchBatch, rows: list[int]) -> None:
+        """Put the entries of these rows of ``batch``; :class:`OSError` when they could not be written."""
+        offsets = [batch.offsets[row] for row in rows]
+        sizes = [batch.sizes[row] for row in rows]
+        codes = [batch.tag_codes[row] for row in rows]
+        queue_offsets = [batch.queue_offsets[row] for row in rows]
+        first = self.max_offset
+        if offsets[0] >= self.log_end and queue_offsets == list(range(first, first + len(rows))):
+            data = encode_entries(offsets, sizes, codes)
+            with self._guard:
+                self._tail += data
+            self.log_end = offsets[-1] + sizes[-1]
+        else:
+            for row in zip(queue_offsets, offsets, sizes, codes, strict=True):
+                self._put_one(*row)
+        if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
+            # Not while the other thread writes: it takes these entries along or leaves them for the next time.
+            try:
+                self._write_tail()
+            except NoRoom as error:
+                log.warning("queue entries stay in memory", path=self.folder, reason=str(error))
+            finally:
+                self._writing.release()
+
+    def _put_one(self, queue_offset: int, offset: int, size: int, code: int) -> None:
+        """Put an entry that is not, or not simply, the next one."""
+        if offset + size <= self.log_end:
+            return
+        expected = self.max_offset
+        if queue_offset == 0 and expected > 0:
+            # The log is right: here the topic was deleted and made again.
+            log.warning("queue begins anew", path=self.folder, entries=expected, log_offset=offset)
+            self._restart()
+            expected = 0
+        if queue_offset < expected:
+            log.error("queue offset taken already", path=self.folder, queue_offset=queue_offset, log_offset=offset)
+            return
+        if queue_offset > expected:
+            if expected == 0 and not len(self._segments):
+                start = queue_offset - queue_offset % self._file_units
+                self._written = start * UNIT
+                self.min_offset = queue_offset
+                expected = start
+            elif queue_offset - expected > max(self._file_units, REACH_UNITS):
+                log.error("queue offset out of reach", path=self.folder, queue_offset=queue_offset, next=expected)
+                return
+            else:
+                log.warning("queue has a gap", path=self.folder, first=expected, missing=queue_offset - expected)
+        with self._guard:
+            self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
+        self.log_end = offset + size
+
+    def _restart(self) -> None:
+        with self._writing:
+            self._segments.close()
+            self._env.rmtree(self.folder)
+            self._segments = self._make_segments()
+            with self._guard:
+                self._tail.clear()
+                self._written = 0
+            self.min_offset = 0
+
+    def _write_tail(self) -> None:
+        """Write the entries in memory to the files; with ``_writing`` held."""
+        with self._guard:
+            data = memoryview(bytes(self._tail))
+            start = self._written
+        done = 0
+        try:
+            if data and not len(self._segments):
+                self._env.mkdirs(self.folder)
+            while done < len(data):
+                segment = self._segments.ensure(start + done)
+                part = data[done : done + segment.end - start - done]
+                self._segments.write(start + done, part)
+                done += len(part)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoom(self.folder, error) from error
+            raise
+        finally:
+            with self._guard:
+                del self._tail[:done]
+                self._written = start + done
+
+    def flush(self) -> None:
+        """Bring all entries onto the disk. :class:`NoRoom`, :class:`OSError`."""
+        with self._writing:
+            if not self._gone:
+                self._write_tail()
+                self._segments.sync()
+
+    # --------------------------------------------------------------------------------------------------- both ends
+
+    def correct_min(self, log_min: int) -> None:
+        """Set ``min_offset`` to the first entry of a record at or behind ``log_min``; drop files before it."""
+        low, high = self._segments.start // UNIT, self.max_offset
+
+        def is_kept(unit: int) -> bool:
+            # A filler says nothing about its place: the next real entry does.
+            unit = self._next_real(unit, high)
+            return unit == high or self._entry(unit)[0] >= log_min
+
+        unit = self.min_offset = self._next_real(self._first(low, high, is_kept), high)
+        with self._writing:
+            self._segments.delete_before(min(unit * UNIT, self._written))
+
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool]) -> int:
+        """See :meth:`ConsumeQueues.truncate`. All entries must be in the files, as after :meth:`load`."""
+        low = self._segments.start // UNIT
+
+        def is_behind(unit: int) -> bool:
+            offset, size, _ = self._entry(unit)
+            return size <= 0 or offset < 0 or offset >= bound
+
+        end = self._first(low, self.max_offset, is_behind)
+        lowest = bound
+        while end > low:
+            offset, size, _ = self._entry(end - 1)
+            if size != FILLER_SIZE and offset < bound and is_entry(self, offset, size):
+                break
+            if size != FILLER_SIZE and 0 <= offset < bound and end - 1 > low and self._entry(end - 2)[0] < offset:
+                lowest = min(lowest, offset)
+            end -= 1
+        self._written = end * UNIT
+        self._segments.truncate(self._written)
+        self.min_offset = min(self.min_offset, end)
+        self._find_log_end()
+        return lowest
+
+    def offset_by_time(self, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+        """See :meth:`ConsumeQueues.offset_by_time`."""
+        low, high = self.min_offset, self.max_offset
+        if low >= high:
+            return 0
+
+        def time_of(unit: int) -> int | None:
+            while (unit := self._next_real(unit, high)) < high:
+                stored = stored_at(self._entry(unit)[0])
+                if stored is not None:
+                    return stored
+                unit += 1
+            return None
+
+        def is_late(unit: int) -> bool:
+            stored = time_of(unit)
+            return stored is None or stored >= timestamp
+
+        unit = self._first(low, high, is_late)
+        after = time_of(unit) if unit < high else None
+        if after is None:
+            return max(unit - 1, low)
+        before = time_of(unit - 1) if unit > low else None
+        if before is not None and timestamp - before <= after - timestamp and after != timestamp:
+            return unit - 1
+        return unit
+
+    def discard(self) -> None:
+        """Close the files, and write nothing more: the queue was deleted."""
+        with self._writing:
+            self._gone = True
+            self._segments.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._segments.close()

@@ -1,0 +1,393 @@
+"""The one seam to the operating system: files, folders, the lock, the clock, chance, and a wake-up across threads.
+
+Nothing else in ``kernel/`` and ``plugins/`` calls ``open``, ``os``, ``time`` or ``random``, so that a test may put a
+disk that forgets, or a clock of its own, under the whole broker (``gantrymq.testing.envs``). Paths are strings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import random
+import shutil
+import threading
+import time
+from typing import NamedTuple, Protocol
+
+from gantrymq.kernel.errors import StartError
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors that go away when there is room again: a full disk, a quota, a limit on the size of files."""
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class StoreInUse(StartError):
+    """Another broker holds the lock of this store."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the store is in use: another broker holds {path}. Stop that broker, or give this one a data folder of "
+            "its own"
+        )
+
+
+class StoreNotWritable(StartError):
+    """The store's folder, or a file in it, cannot be written by this user."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f"cannot write {path}: {error.strerror}. Give the broker's user the right to write there, or choose "
+            "another data folder"
+        )
+
+
+class NoRoom(StartError):
+    """The disk has no room for a file that the store needs; it can be tried again when there is."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f"no room for {path}: {error.strerror}. Free some space on that disk; a running broker goes on by itself"
+        )
+
+
+class DiskUsage(NamedTuple):
+    """Sizes in bytes of the file system that a path lies on."""
+
+    total: int
+    free: int
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
+
+    def size(self) -> int:
+        """The file's size."""
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``, or raise: then any part of it may have been written."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
+
+    def view(self, offset: int, size: int) -> memoryview | bytes:
+        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later."""
+
+    def next_data(self, offset: int) -> int:
+        """Where the next byte that may not be zero lies, from ``offset`` on; the file's size if there is none."""
+
+    def datasync(self) -> None:
+        """Return when what was written, and the size, is on the disk. After a failure nothing can be relied upon."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file, or let it grow by a hole of zeros."""
+
+    def preallocate(self, size: int) -> None:
+        """Let the file grow to ``size`` bytes of zeros that have their room on the disk."""
+
+    def close(self) -> None:
+        """Close it. Views stay valid."""
+
+
+class Waker(Protocol):
+    """Wakes whoever waits for a descriptor to become readable; ``wake`` may be called from any thread."""
+
+    def fileno(self) -> int:
+        """The descriptor to wait for."""
+
+    def wake(self) -> None:
+        """Make the descriptor readable."""
+
+    def drain(self) -> None:
+        """Make it wait again."""
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+
+
+class Lock(Protocol):
+    """A lock that is held; released by :meth:`close` or by the end of the process."""
+
+    def close(self) -> None:
+        """Let it go."""
+
+
+class Env(Protocol):
+    """Everything the kernel asks of the system. Changes of names last once :meth:`sync_dir` returned."""
+
+    def open(self, path: str, create: bool = False) -> File:
+        """Open for reading and writing; with ``create`` make an empty file when there is none."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a folder, sorted; of a folder that is missing, none."""
+
+    def mkdirs(self, path: str) -> None:
+        """Make a folder and those above it, for this user alone (mode 0700), to last."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Let ``path`` hold ``data``, to last. A crash leaves the old content or the new; the old is kept as .bak."""
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Give ``source`` the name ``target``, in place of what had it."""
+
+    def rmtree(self, path: str) -> None:
+        """Delete a folder and all in it; none is no error."""
+
+    def sync_dir(self, path: str) -> None:
+        """Return when the names in this folder are on the disk."""
+
+    def lock(self, path: str) -> Lock:
+        """Hold the store's lock, as RocketMQ does: a record lock on byte 0. :class:`StoreInUse` if another does."""
+
+    def disk_usage(self, path: str) -> DiskUsage: ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970; never steps back while the process lives."""
+
+    def monotonic(self) -> float:
+        """Seconds since some moment, for measuring time."""
+
+    def random_int(self, bound: int) -> int:
+        """A number from 0 to ``bound`` - 1."""
+
+    def waker(self) -> Waker: ...
+
+
+class SystemFile:
+    """A :class:`File` of Linux."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._map: memoryview | None = None
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        written = os.pwrite(self._descriptor, data, offset)
+        size = len(data)
+        while written < size:
+            # A short write is how a disk that fills up announces itself: the next one tells the reason.
+            more = os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+            if more == 0:
+                raise OSError(errno.EIO, "a write that writes nothing")
+            written += more
+
+    def pread(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        while data and len(data) < size:
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def view(self, offset: int, size: int) -> memoryview | bytes:
+        mapped = self._map
+        if mapped is None or offset + size > len(mapped):
+            length = self.size()
+            if length == 0:
+                return b""
+            mapped = memoryview(mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ))
+            # The old map lives on as long as someone has a view of it.
+            self._map = mapped
+        return mapped[offset : offset + size]
+
+    def next_data(self, offset: int) -> int:
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            raise
+
+    def datasync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        self._map = None
+        os.ftruncate(self._descriptor, size)
+
+    def preallocate(self, size: int) -> None:
+        os.posix_fallocate(self._descriptor, 0, size)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._map = None
+
+
+class EventWaker:
+    """A :class:`Waker` over an eventfd."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def wake(self) -> None:
+        if self._descriptor >= 0:
+            os.eventfd_write(self._descriptor, 1)
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class SystemLock:
+    """A POSIX record lock on byte 0 of a file that says ``lock``, as ``DefaultMessageStore.start`` takes it."""
+
+    _held: set[str] = set()  # noqa: RUF012 - one for the process, on purpose
+    _guard = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.realpath(path)
+        # Record locks belong to the process: a second store in this one would get it too, and closing any descriptor of
+        # the file would let it go. So the process's own holders are told apart before the file is touched.
+        with self._guard:
+            if self._path in self._held:
+                raise StoreInUse(path)
+            self._held.add(self._path)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                os.pwrite(self._descriptor, b"lock", 0)
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, BlockingIOError | PermissionError) and error.errno in (errno.EAGAIN, errno.EACCES):
+                raise (StoreInUse(path) if error.errno == errno.EAGAIN else StoreNotWritable(path, error)) from None
+            raise
+
+    def _forget(self) -> None:
+        with self._guard:
+            self._held.discard(self._path)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._forget()
+
+
+class SystemEnv:
+    """Linux itself."""
+
+    def __init__(self) -> None:
+        # Since boot, suspended time included: the wall clock may be set back under us, this one is not.
+        self._anchor_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._random = random.Random()  # noqa: S311 - spreads load, guards nothing
+
+    def open(self, path: str, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        return SystemFile(os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def mkdirs(self, path: str) -> None:
+        path = os.path.abspath(path)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            os.mkdir(folder, 0o700)
+            self.sync_dir(os.path.dirname(folder))
+
+    def replace(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(descriptor, memoryview(data)[written:])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if os.path.exists(path):
+            # A second name, not a rename: at every moment one of the two contents is there under its own name.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}.bak")
+            os.link(path, f"{path}.bak")
+        os.replace(temporary, path)
+        self.sync_dir(os.path.dirname(os.path.abspath(path)))
+
+    def read_bytes(self, path: str) -> bytes:
+        with open(path, "rb") as stream:
+            return stream.read()
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def rmtree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> Lock:
+        return SystemLock(path)
+
+    def disk_usage(self, path: str) -> DiskUsage:
+        usage = shutil.disk_usage(path)
+        return DiskUsage(usage.total, usage.free)
+
+    def wall_ms(self) -> int:
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + self._anchor_ns) // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def random_int(self, bound: int) -> int:
+        return self._random.randrange(bound)
+
+    def waker(self) -> Waker:
+        return EventWaker()
+
+
+def blame(path: str, error: OSError) -> Exception:
+    """The error that a user can act upon, where ``error`` is one of that kind; else ``error`` itself."""
+    if error.errno in NO_ROOM:
+        return NoRoom(path, error)
+    if error.errno in _NOT_ALLOWED:
+        return StoreNotWritable(path, error)
+    return error

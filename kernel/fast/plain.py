@@ -1,0 +1,308 @@
+"""The store's inner loops as plain functions: encode rows, scan records, queue entries, tag hashes.
+
+They are written for speed, not for reading: see :mod:`gantrymq.kernel.record` for the same record spelled out. All
+state is in the arguments, so that a compiled twin can take their place.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.record import (
+    BLANK_BYTES,
+    BLANK_MAGIC,
+    CRC_MASK,
+    HEADS,
+    HOST_V6_BITS,
+    LEAST_BYTES,
+    PREPARED_BIT,
+    PROPERTIES_LIMIT,
+    TOPIC_MAX_BYTES,
+)
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.records import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+
+KIND: Final = "plain"
+
+_CACHE_LIMIT: Final = 10_000
+_ENTRY = struct.Struct(">qiq")
+_U16 = struct.Struct(">H")
+_PREFIX = struct.Struct(">iI")
+_TAGS: Final = b"TAGS\x01"
+
+_make_batch: Callable[..., DispatchBatch] = DispatchBatch
+
+_topic_parts: dict[str, bytes] = {}
+_topics: dict[bytes, str] = {}
+_tag_codes: dict[bytes, int] = {}
+_lengths: Final = tuple(_U16.pack(length) for length in range(1024))
+
+
+class Stop(Enum):
+    """Why a scan ended."""
+
+    ROWS = "rows"
+    """As many records as were asked for."""
+    DATA = "data"
+    """The data ended where a record ended."""
+    BLANK = "blank"
+    """The mark that the rest of the file is unused."""
+    ZERO = "zero"
+    """Zeros where a record would begin: nothing was written here."""
+    CUT = "cut"
+    """The data ends within something that begins like a record or a blank."""
+    BAD = "bad"
+    """Something that is no record."""
+
+
+class Layout(NamedTuple):
+    """What is the same for every record that a log writes: the broker's address and the limits in bytes."""
+
+    store_host: bytes
+    max_body_bytes: int
+    max_record_bytes: int
+
+
+def encode_rows(
+    batch: AppendBatch,
+    rows: Sequence[int],
+    first: int,
+    offset: int,
+    room: int,
+    next_offsets: dict[tuple[str, int], int],
+    layout: Layout,
+) -> tuple[list[bytes], int, int]:
+    """Encode ``rows[first:]`` of ``batch`` for the log at ``offset``, as long as they fit into ``room`` bytes.
+
+    A record fits when 8 bytes are left behind it for the mark of a blank. Fills the columns ``offsets``, ``sizes`` and
+    ``queue_offsets`` (which have a value for every row already), counts ``next_offsets`` up, and refuses rows that are
+    too large or cannot be said in the format. Returns the pieces to be written, the index of the first row that was
+    not encoded, and the log's offset behind the last one.
+    """
+    store_host, max_body, max_record = layout
+    bits = STORE_HOST_V6 if len(store_host) == 20 else 0
+    pack, fixed_size = HEADS[bits].pack, HEADS[bits].size + 2
+    offsets, sizes, queue_offsets, stored = batch.offsets, batch.sizes, batch.queue_offsets, batch.store_timestamp
+    crc32, lengths, topic_parts = zlib.crc32, _lengths, _topic_parts
+    limit = offset + room - BLANK_BYTES
+    parts: list[bytes] = []
+    add = parts.append
+    index = first - 1
+    for row, topic, queue_id, body, properties, flag, sys_flag, born, born_host, times, prepared in _rows(
+        batch, rows, first
+    ):
+        index += 1
+        topic_part = topic_parts.get(topic) or _topic_part(topic)
+        body_size = len(body)
+        properties_size = len(properties)
+        size = fixed_size + body_size + len(topic_part) + properties_size
+        row_pack = pack
+        if sys_flag & HOST_V6_BITS != bits or len(born_host) != 8:
+            batch.sys_flags[row] = sys_flag = _sys_flag(sys_flag & ~HOST_V6_BITS | bits, born_host)
+            row_pack = HEADS[sys_flag & HOST_V6_BITS].pack
+            size += len(born_host) - 8
+        if body_size > max_body or size > max_record or properties_size > PROPERTIES_LIMIT or not topic_part:
+            _refuse(batch, row, max_body)
+            continue
+        end = offset + size
+        if end > limit:
+            return parts, index, offset
+        key = (topic, queue_id)
+        queue_offset = 0 if sys_flag & PREPARED_BIT else next_offsets.get(key, 0)
+        try:
+            head = row_pack(
+                size, MAGIC_V1, crc32(body) & CRC_MASK, queue_id, flag, queue_offset, offset, sys_flag, born,
+                born_host, stored, store_host, times, prepared, body_size,
+            )  # fmt: skip
+        except struct.error as error:
+            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, f"a field is out of its range: {error}")
+            continue
+        if not sys_flag & PREPARED_BIT:
+            next_offsets[key] = queue_offset + 1
+        add(head)
+        add(body)
+        add(topic_part)
+        add(lengths[properties_size] if properties_size < 1024 else _U16.pack(properties_size))
+        add(properties)
+        offsets[row] = offset
+        sizes[row] = size
+        queue_offsets[row] = queue_offset
+        offset = end
+    return parts, index + 1, offset
+
+
+def _sys_flag(sys_flag: int, born_host: bytes) -> int:
+    if len(born_host) not in (8, 20):
+        raise ValueError(f"a stored host has 8 or 20 bytes, this has {len(born_host)}")
+    return sys_flag | BORN_HOST_V6 if len(born_host) == 20 else sys_flag
+
+
+def _rows(
+    batch: AppendBatch, rows: Sequence[int], first: int
+) -> Iterable[tuple[int, str, int, bytes, bytes, int, int, int, bytes, int, int]]:
+    columns = (
+        batch.topics, batch.queue_ids, batch.bodies, batch.properties, batch.flags, batch.sys_flags,
+        batch.born_timestamps, batch.born_hosts, batch.reconsume_times, batch.prepared_offsets,
+    )  # fmt: skip
+    if first == 0 and isinstance(rows, range):
+        return zip(rows, *columns, strict=True)
+    return _some_rows(columns, rows[first:])
+
+
+def _some_rows(columns: tuple[list[Any], ...], rows: Sequence[int]) -> Iterator[Any]:
+    for row in rows:
+        yield (row, *[column[row] for column in columns])
+
+
+def _topic_part(topic: str) -> bytes:
+    """Length byte and name; empty when it cannot be stored."""
+    try:
+        raw = topic.encode()
+    except UnicodeEncodeError:
+        return b""
+    if len(raw) > TOPIC_MAX_BYTES:
+        return b""
+    if len(_topic_parts) >= _CACHE_LIMIT:
+        _topic_parts.clear()
+    part = _topic_parts[topic] = bytes((len(raw),)) + raw
+    return part
+
+
+def _refuse(batch: AppendBatch, row: int, max_body_bytes: int) -> None:
+    body, properties = len(batch.bodies[row]), len(batch.properties[row])
+    if body > max_body_bytes:
+        reason = f"the body has {body} bytes, more than the {max_body_bytes} allowed"
+    elif properties > PROPERTIES_LIMIT:
+        reason = f"the properties have {properties} bytes, more than the {PROPERTIES_LIMIT} allowed"
+    elif not _topic_part(batch.topics[row]):
+        reason = f"the topic's name is no UTF-8 or longer than {TOPIC_MAX_BYTES} bytes"
+    else:
+        reason = "the message is larger than a file of the log"
+    batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, reason)
+
+
+def encode_entries(offsets: Iterable[int], sizes: Iterable[int], codes: Iterable[int]) -> bytes:
+    """Consume-queue entries, 20 bytes each."""
+    return b"".join(map(_ENTRY.pack, offsets, sizes, codes))
+
+
+def tag_code(properties: bytes) -> int:
+    """What the queue entry of a message with these properties stores: the Java hash of its tag, 0 without one."""
+    at = properties.find(_TAGS)
+    if at < 0:
+        return 0
+    while at > 0 and properties[at - 1] != 2:
+        at = properties.find(_TAGS, at + 1)
+    if at < 0:
+        return 0
+    end = properties.find(b"\x02", at)
+    tag = properties[at + 5 :] if end < 0 else properties[at + 5 : end]
+    code = _tag_codes.get(tag)
+    if code is None:
+        if len(_tag_codes) >= _CACHE_LIMIT:
+            _tag_codes.clear()
+        code = _tag_codes[tag] = java_hash(tag.decode("utf-8", "replace"))
+    return code
+
+
+def tag_codes(properties: Iterable[bytes]) -> list[int]:
+    """:func:`tag_code` of each."""
+    return [tag_code(one) for one in properties]
+
+
+def scan(
+    data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False
+) -> tuple[DispatchBatch, Stop]:
+    """Read up to ``rows`` records from ``data``, which is the log from the offset ``start`` on, of one file.
+
+    A record counts when its sizes agree, it says itself that it lies at its offset, and, with ``check_body``, its body
+    matches the CRC. The batch ends where the scan stopped.
+    """
+    columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [], [], [])
+    add_offset, add_size, add_topic, add_queue, add_queue_offset, add_time, add_flag, add_prepared, add_properties = (
+        column.append for column in columns
+    )
+    crc32, topics, heads, length = zlib.crc32, _topics, HEADS, len(data)
+    v4_head = heads[0]
+    position = 0
+    stop = Stop.ROWS
+    while rows > 0:
+        left = length - position
+        if left < LEAST_BYTES:
+            stop = _stop(data, position)
+            break
+        (
+            size, magic, crc, queue_id, _, queue_offset, offset, sys_flag, _, _, stored, _, _, prepared, body_size,
+        ) = v4_head.unpack_from(data, position)  # fmt: skip
+        if magic != MAGIC_V1 and magic != MAGIC_V2:
+            stop = _stop(data, position)
+            break
+        stop = Stop.BAD if offset != start + position or size <= left else Stop.CUT
+        head = v4_head
+        if sys_flag & HOST_V6_BITS:
+            head = heads[sys_flag & HOST_V6_BITS]
+            if left < head.size:
+                break
+            *_, stored, _, _, prepared, body_size = head.unpack_from(data, position)
+        end = position + size
+        body_start = position + head.size
+        body_end = body_start + body_size
+        if offset != start + position or size > left or body_size < 0 or body_end + 3 > end:
+            break
+        stop = Stop.BAD
+        topic_start = body_end + (1 if magic == MAGIC_V1 else 2)
+        topic_end = topic_start + (data[body_end] if magic == MAGIC_V1 else data[body_end] << 8 | data[body_end + 1])
+        if topic_end + 2 > end or topic_end + 2 + (data[topic_end] << 8 | data[topic_end + 1]) != end:
+            break
+        if check_body and body_size and crc32(data[body_start:body_end]) & CRC_MASK != crc:
+            break
+        raw_topic = bytes(data[topic_start:topic_end])
+        topic = topics.get(raw_topic) or _topic(raw_topic)
+        if topic is None:
+            break
+        stop = Stop.ROWS
+        add_offset(offset)
+        add_size(size)
+        add_topic(topic)
+        add_queue(queue_id)
+        add_queue_offset(queue_offset)
+        add_time(stored)
+        add_flag(sys_flag)
+        add_prepared(prepared)
+        add_properties(bytes(data[topic_end + 2 : end]))
+        position = end
+        rows -= 1
+    codes = [tag_code(properties) for properties in columns[8]]
+    return _make_batch(start, start + position, *columns, codes, replay), stop
+
+
+def _stop(data: memoryview | bytes, position: int) -> Stop:
+    """What lies at ``position``, which is no record."""
+    if position == len(data):
+        return Stop.DATA
+    left = len(data) - position
+    if left < BLANK_BYTES:
+        return Stop.CUT if any(data[position:]) else Stop.ZERO
+    size, magic = _PREFIX.unpack_from(data, position)
+    if magic == BLANK_MAGIC and size == left:
+        return Stop.BLANK
+    if size == 0 and magic == 0:
+        return Stop.ZERO
+    return Stop.CUT if size > left and magic in (MAGIC_V1, MAGIC_V2, BLANK_MAGIC) else Stop.BAD
+
+
+def _topic(raw: bytes) -> str | None:
+    try:
+        topic = raw.decode()
+    except UnicodeDecodeError:
+        return None
+    if len(_topics) >= _CACHE_LIMIT:
+        _topics.clear()
+    _topics[raw] = topic
+    return topic

@@ -1,0 +1,219 @@
+"""The consume queues: for each topic and queue the places of its messages in the log, 20 bytes each.
+
+They are derived from the log and can always be built again. Entries wait in memory for :meth:`ConsumeQueues.flush`;
+readers see them at once. Offsets of queues count entries, offsets of the log count bytes.
+``docs/format/consume-queue.md`` has the grammar. Source: RocketMQ 4.9.7 ``ConsumeQueue``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Lock
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.consumequeue import ConsumeQueue
+from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+
+log = structlog.get_logger("gantrymq.queues")
+
+PREPARED_BIT = 4
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+_QUEUE_ID = re.compile(r"[0-9]{1,10}")
+
+
+class QueuesPoisoned(LogPoisoned):
+    """The disk failed under a consume queue: the broker must stop; the next start builds what is missing again."""
+
+
+def check_topic(topic: str) -> None:
+    """:class:`ValueError` for a name that must not become part of a path (``TopicValidator`` of RocketMQ)."""
+    if not _TOPIC.fullmatch(topic):
+        raise ValueError(f"not the name of a topic: {topic[:64]!r}")
+
+
+class ConsumeQueues:
+    """All consume queues under ``folder``, and the table of the next queue offsets.
+
+    One thread puts and deletes; :meth:`flush` may be called from another, reading from any. ``units`` is the number of
+    all entries ever put, those that were deleted at the front included.
+    """
+
+    def __init__(self, env: Env, folder: str, staging: str, *, file_units: int, tail_bytes: int) -> None:
+        self._env = env
+        self.folder = folder
+        self._staging = staging
+        self._file_units = file_units
+        self._tail_bytes = tail_bytes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._unflushed: set[ConsumeQueue] = set()
+        self._guard = Lock()
+        self._flushing = Lock()
+        self._poison: str | None = None
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
+        self.units = 0
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def open(self) -> None:
+        """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""
+        for topic in self._env.listdir(self.folder):
+            if not _TOPIC.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
+                log.warning("not a topic's folder, left alone", path=f"{self.folder}/{topic}")
+                continue
+            for name in self._env.listdir(f"{self.folder}/{topic}"):
+                if _QUEUE_ID.fullmatch(name) and self._env.is_dir(f"{self.folder}/{topic}/{name}"):
+                    queue = self._make(topic, int(name))
+                    queue.load()
+        self.count()
+
+    def count(self) -> None:
+        """Bring ``units`` and the next offsets in line with the queues."""
+        self.units = sum(queue.max_offset for queue in self)
+        self.next_offsets.clear()
+        self.next_offsets.update({key: queue.max_offset for key, queue in self._queues.items()})
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, or None when nothing was ever put into it."""
+        return self._queues.get((topic, queue_id))
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message gets."""
+        return self.next_offsets.get((topic, queue_id), 0)
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        check_topic(topic)
+        if queue_id < 0:
+            raise ValueError(f"not the number of a queue: {queue_id}")
+        queue = ConsumeQueue(
+            self._env,
+            f"{self.folder}/{topic}/{queue_id}",
+            self._staging,
+            topic,
+            queue_id,
+            file_units=self._file_units,
+            tail_bytes=self._tail_bytes,
+        )
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    # ------------------------------------------------------------------------------------------------------- put
+
+    def put(self, batch: DispatchBatch) -> None:
+        """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
+        groups: dict[tuple[str, int], list[int]] = {}
+        find = groups.get
+        row = -1
+        for topic, queue_id, sys_flag in zip(batch.topics, batch.queue_ids, batch.sys_flags, strict=True):
+            row += 1
+            if sys_flag & PREPARED_BIT:
+                continue
+            key = (topic, queue_id)
+            rows = find(key)
+            if rows is None:
+                groups[key] = [row]
+            else:
+                rows.append(row)
+        for key, rows in groups.items():
+            queue = self._queues.get(key)
+            if queue is None:
+                try:
+                    queue = self._make(*key)
+                except ValueError as error:
+                    log.error("records without a queue", reason=str(error), records=len(rows))
+                    continue
+            before = queue.max_offset
+            self._guarded("writing", queue, partial(queue.put, batch, rows))
+            self.units += queue.max_offset - before
+            with self._guard:
+                self._unflushed.add(queue)
+
+    def flush(self) -> None:
+        """Bring every entry that was put before onto the disk; for a worker thread.
+
+        :class:`NoRoom` when there is none: the entries stay in memory, a later call tries again. Any other failure is
+        :class:`QueuesPoisoned`, then and for good.
+        """
+        with self._flushing:
+            self._check()
+            with self._guard:
+                unflushed, self._unflushed = self._unflushed, set()
+            while unflushed:
+                queue = unflushed.pop()
+                try:
+                    self._guarded("flushing", queue, queue.flush)
+                except NoRoom:
+                    with self._guard:
+                        self._unflushed |= {queue, *unflushed}
+                    raise
+
+    def _guarded(self, doing: str, queue: ConsumeQueue, work: Callable[[], None]) -> None:
+        self._check()
+        try:
+            work()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoom(queue.folder, error) from error
+            self._poison = (
+                f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
+                "again: the queue is built again from the log"
+            )
+            log.error("consume queues poisoned", doing=doing, path=queue.folder, error=str(error))
+            raise QueuesPoisoned(self._poison) from error
+
+    def _check(self) -> None:
+        if self._poison is not None:
+            raise QueuesPoisoned(self._poison)
+
+    # ------------------------------------------------------------------------------------------------------ search
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+        """The queue offset of the message stored nearest to ``timestamp`` (ms); the lower one of two equally near.
+
+        Of several with that very timestamp, the first. ``stored_at`` tells the store timestamp of the record at a log
+        offset, None where it cannot be read. 0 for a queue that is missing or empty.
+        """
+        queue = self.get(topic, queue_id)
+        return 0 if queue is None else queue.offset_by_time(timestamp, stored_at)
+
+    def correct_min(self, log_min: int) -> None:
+        """Let no queue begin with entries that lie before the log's first byte; files of such entries alone go."""
+        for queue in self:
+            queue.correct_min(log_min)
+
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool]) -> int:
+        """Drop, in every queue, all from the first entry on that lies at or behind ``bound`` in the log.
+
+        ``is_entry`` judges the last ones that are left: queue, log offset, size. Returns the lowest log offset of an
+        entry before ``bound`` that was dropped as well, else ``bound``. The numbers are :meth:`count` ed anew.
+        """
+        lowest = bound
+        for queue in self:
+            lowest = min(lowest, queue.truncate(bound, is_entry))
+        self.count()
+        return lowest
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete all queues of ``topic``. Should it come back while the broker lives, its queue offsets go on."""
+        check_topic(topic)
+        for key, queue in list(self._queues.items()):
+            if key[0] == topic:
+                del self._queues[key]
+                with self._guard:
+                    self._unflushed.discard(queue)
+                self.units -= queue.max_offset
+                queue.discard()
+        self._env.rmtree(f"{self.folder}/{topic}")
+        if self._env.is_dir(self.folder):
+            self._env.sync_dir(self.folder)
+
+    def close(self) -> None:
+        """Close all files; entries that were not flushed are forgotten."""
+        for queue in self:
+            queue.close()

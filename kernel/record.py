@@ -1,0 +1,188 @@
+"""The record of one message in the commit log, both ways; pure. ``docs/format/record.md`` has the grammar.
+
+Source: RocketMQ 4.9.7 ``CommitLog``, ``MessageDecoder``. :mod:`gantrymq.kernel.fast` has the same for many records at
+once; this module is for one, with every check and a reason for each refusal.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+
+import attrs
+
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
+from gantrymq.remoting.records import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+
+BLANK_MAGIC: Final = 0xCBD43194
+"""Marks the unused rest of a file; the next record is the first of the next file."""
+BLANK_BYTES: Final = 8
+BODY_MAX_BYTES: Final = 4 * 1024 * 1024
+"""``maxMessageSize`` of RocketMQ."""
+TOPIC_MAX_BYTES: Final = 127
+CRC_MASK: Final = 0x7FFFFFFF
+TRANSACTION_MASK: Final = 0xC
+PREPARED_BIT: Final = 0x4
+"""Set in the types prepared (4) and rollback (12): neither is put into a queue nor takes a queue offset."""
+HOST_V6_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
+PROPERTIES_LIMIT: Final = PROPERTIES_MAX_BYTES
+
+SYS_FLAG_AT: Final = 36
+HEADS: Final = {
+    bits: struct.Struct(f">iIiiiqqiq{20 if bits & BORN_HOST_V6 else 8}sq{20 if bits & STORE_HOST_V6 else 8}siqi")
+    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, HOST_V6_BITS)
+}
+"""All fields up to the body's length, by which of the two hosts are IPv6."""
+LEAST_BYTES: Final = HEADS[0].size + 3
+"""The size of a record without body, topic and properties."""
+_BLANK = struct.Struct(">iI")
+_U16 = struct.Struct(">H")
+
+
+class BadRecord(Exception):
+    """These bytes are no record; the text says what contradicts what."""
+
+
+@attrs.frozen
+class Record:
+    """One stored message. Hosts are as stored: 4 or 16 bytes of address, 4 of port. Times are ms since 1970."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    queue_offset: int = 0
+    offset: int = 0
+    born_timestamp: int = 0
+    born_host: bytes = b"\x7f\0\0\x01\0\0\0\0"
+    store_timestamp: int = 0
+    store_host: bytes = b"\x7f\0\0\x01\0\0\0\0"
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+
+    @property
+    def message_id(self) -> str:
+        """RocketMQ's offset message id."""
+        return offset_message_id(self.store_host, self.offset)
+
+
+def encode(record: Record) -> bytes:
+    """The record's bytes. :class:`ValueError` when a part is longer than the format can say."""
+    topic = record.topic.encode()
+    if len(topic) > TOPIC_MAX_BYTES:
+        raise ValueError(f"the topic has {len(topic)} bytes, at most {TOPIC_MAX_BYTES} fit")
+    if len(record.properties) > PROPERTIES_LIMIT:
+        raise ValueError(f"the properties have {len(record.properties)} bytes, at most {PROPERTIES_LIMIT} fit")
+    bits = _host_bits(record.born_host, record.store_host)
+    head = HEADS[bits]
+    size = head.size + len(record.body) + 1 + len(topic) + 2 + len(record.properties)
+    try:
+        start = head.pack(
+            size, MAGIC_V1, zlib.crc32(record.body) & CRC_MASK, record.queue_id, record.flag, record.queue_offset,
+            record.offset, record.sys_flag & ~HOST_V6_BITS | bits, record.born_timestamp, record.born_host,
+            record.store_timestamp, record.store_host, record.reconsume_times, record.prepared_offset, len(record.body),
+        )  # fmt: skip
+    except struct.error as error:
+        raise ValueError(f"a field is out of its range: {error}") from None
+    return b"".join(
+        (start, record.body, bytes((len(topic),)), topic, _U16.pack(len(record.properties)), record.properties)
+    )
+
+
+def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: bool = True) -> tuple[Record, int]:
+    """The record at ``start`` of ``data``, and where it ends; what follows is not looked at.
+
+    Raises :class:`BadRecord` for everything that is no whole record.
+    """
+    size, magic, bits = _frame(data, start)
+    head = HEADS[bits]
+    body_start = start + head.size
+    end = start + size
+    if end > len(data):
+        raise BadRecord(f"cut short: the record says {size} bytes, {len(data) - start} are there")
+    (
+        _, _, crc, queue_id, flag, queue_offset, offset, sys_flag, born, born_host, stored, store_host, reconsume_times,
+        prepared_offset, body_size,
+    ) = head.unpack_from(data, start)  # fmt: skip
+    topic_size_bytes = 1 if magic == MAGIC_V1 else 2
+    body_end = body_start + body_size
+    topic_start = body_end + topic_size_bytes
+    if body_size < 0 or topic_start + 2 > end:
+        raise BadRecord(f"a body of {body_size} bytes does not fit into a record of {size}")
+    topic_end = topic_start + int.from_bytes(data[body_end:topic_start], "big")
+    if topic_end + 2 > end:
+        raise BadRecord(f"a topic of {topic_end - topic_start} bytes does not fit into a record of {size}")
+    (properties_size,) = _U16.unpack_from(data, topic_end)
+    if topic_end + 2 + properties_size != end:
+        raise BadRecord(f"the parts make {topic_end + 2 + properties_size - start} bytes, the record says {size}")
+    body = bytes(data[body_start:body_end])
+    if check_body and body and zlib.crc32(body) & CRC_MASK != crc:
+        raise BadRecord("the body does not match its CRC")
+    try:
+        topic = bytes(data[topic_start:topic_end]).decode()
+    except UnicodeDecodeError:
+        raise BadRecord("the topic is no UTF-8") from None
+    record = Record(
+        topic, queue_id, body, bytes(data[topic_end + 2 : end]), flag, sys_flag, queue_offset, offset, born, born_host,
+        stored, store_host, reconsume_times, prepared_offset,
+    )  # fmt: skip
+    return record, end
+
+
+def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, int]:
+    """Size, magic and kinds of hosts of the record at ``start``."""
+    if len(data) - start < LEAST_BYTES:
+        raise BadRecord(f"cut short: {len(data) - start} bytes, a record has at least {LEAST_BYTES}")
+    size, magic = _BLANK.unpack_from(data, start)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise BadRecord(f"no record: magic {magic:08X}")
+    bits = int.from_bytes(data[start + SYS_FLAG_AT : start + SYS_FLAG_AT + 4], "big") & HOST_V6_BITS
+    if size < HEADS[bits].size + (3 if magic == MAGIC_V1 else 4):
+        raise BadRecord(f"the record says {size} bytes, its fixed fields alone are more")
+    return size, magic, bits
+
+
+def blank(size: int) -> bytes:
+    """The mark for ``size`` unused bytes at the end of a file; the bytes behind the mark stay as they are."""
+    return _BLANK.pack(size, BLANK_MAGIC)
+
+
+def offset_message_id(store_host: bytes, offset: int) -> str:
+    """RocketMQ's message id of a place in a log: hex of address, port and offset; 32 characters, 56 for IPv6."""
+    return (store_host + offset.to_bytes(8, "big")).hex().upper()
+
+
+def parse_offset_message_id(text: str) -> tuple[bytes, int]:
+    """Store host and commit log offset of a message id. :class:`ValueError` for anything else."""
+    raw = bytes.fromhex(text)
+    if len(raw) not in (16, 28):
+        raise ValueError(f"an offset message id has 32 or 56 hex digits, this has {len(text)}")
+    return raw[:-8], int.from_bytes(raw[-8:], "big")
+
+
+def encode_host(address: str, port: int) -> bytes:
+    """Address and port as stored: 8 bytes, 20 for IPv6. :class:`ValueError` for what is no IP address."""
+    return ip_address(address).packed + port.to_bytes(4, "big")
+
+
+def decode_host(host: bytes) -> tuple[str, int]:
+    """Address and port of a stored host."""
+    if len(host) == 8:
+        return str(IPv4Address(host[:4])), int.from_bytes(host[4:], "big")
+    if len(host) == 20:
+        return str(IPv6Address(host[:16])), int.from_bytes(host[16:], "big")
+    raise ValueError(f"a stored host has 8 or 20 bytes, this has {len(host)}")
+
+
+def _host_bits(born_host: bytes, store_host: bytes) -> int:
+    bits = 0
+    for host, bit in ((born_host, BORN_HOST_V6), (store_host, STORE_HOST_V6)):
+        if len(host) == 20:
+            bits |= bit
+        elif len(host) != 8:
+            raise ValueError(f"a stored host has 8 or 20 bytes, this has {len(host)}")
+    return bits

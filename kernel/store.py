@@ -1,0 +1,260 @@
+"""The store: lock, log, queues, marks and recovery as one thing that can be driven without an event loop.
+
+``open``, ``recover``, then ``append`` / ``flush`` / ``dispatch`` in any order, then ``close``. One thread drives it;
+``flush``, ``flush_queues`` and ``prepare_next`` may run in worker threads beside it. ``docs/format/store.md``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import Any
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.checkpoint import MarkFiles, Marks
+from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.env import Env, NoRoom, blame
+from gantrymq.kernel.env import Lock as StoreLock
+from gantrymq.kernel.fast import tag_codes
+from gantrymq.kernel.queues import ConsumeQueues
+from gantrymq.kernel.record import BODY_MAX_BYTES
+from gantrymq.kernel.recovery import Recovery, RecoveryReport
+
+log = structlog.get_logger("gantrymq.store")
+
+
+@attrs.frozen
+class StoreConfig:
+    """Sizes of the store. The first two must stay what the store was made with; RocketMQ's defaults."""
+
+    commit_log_file_bytes: int = 1024 * 1024 * 1024
+    queue_file_units: int = 300_000
+    max_message_bytes: int = BODY_MAX_BYTES
+    store_host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f"
+    """The broker's advertised address as stored in every record: 8 bytes, 20 for IPv6."""
+    queue_tail_bytes: int = 64 * 1024
+    """Entries of one queue that wait in memory before they are written between two flushes."""
+    dispatch_rows: int = 4096
+    """The most records in one dispatched batch."""
+    backlog_bytes: int = 64 * 1024 * 1024
+    """Appended batches kept for dispatch; past it they are read from the log again."""
+
+
+class Store:
+    """The store in the folder ``root``."""
+
+    def __init__(self, env: Env, root: str, config: StoreConfig | None = None) -> None:
+        self._env = env
+        self.root = root
+        self.config = config = config or StoreConfig()
+        staging = f"{root}/staging"
+        self.queues = ConsumeQueues(
+            env,
+            f"{root}/consumequeue",
+            staging,
+            file_units=config.queue_file_units,
+            tail_bytes=config.queue_tail_bytes,
+        )
+        self.log = CommitLog(
+            env,
+            f"{root}/commitlog",
+            staging,
+            file_bytes=config.commit_log_file_bytes,
+            next_offsets=self.queues.next_offsets,
+            store_host=config.store_host,
+            max_body_bytes=config.max_message_bytes,
+        )
+        self._lock: StoreLock | None = None
+        self._mark_files: MarkFiles | None = None
+        self._was_clean = False
+        self._backlog: deque[AppendBatch] = deque()
+        self._backlog_bytes = 0
+        self._progress = (0, 0, 0)
+        self._saving = Lock()
+
+    @property
+    def dispatched(self) -> int:
+        """The log offset up to which everything is in the queues."""
+        return self._progress[0]
+
+    # ------------------------------------------------------------------------------------------------ open, close
+
+    def open(self) -> None:
+        """Lock the store and open its files; an empty folder becomes a store.
+
+        Raises ``StoreInUse``, ``StoreNotWritable``, ``NoRoom`` or ``StoreDamaged``; then nothing stays open.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            self.abandon()
+            raise blame(error.filename or self.root, error) from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self) -> None:
+        env, root = self._env, self.root
+        env.mkdirs(root)
+        self._lock = env.lock(f"{root}/lock")
+        env.rmtree(f"{root}/staging")
+        for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):
+            env.mkdirs(f"{root}/{name}")
+        self._mark_files = MarkFiles(env, root)
+        self.log.open()
+        self.queues.open()
+        self._was_clean = not env.exists(f"{root}/abort")
+        env.open(f"{root}/abort", create=True).close()
+        env.sync_dir(root)
+
+    def recover(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None = None) -> RecoveryReport:
+        """Find the log's end and build the queues up to there; ``on_dispatch`` sees what is dispatched again.
+
+        ``replay_from``: the log offset from which on ``on_dispatch`` must see all records.
+        """
+        files = self._files
+        recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
+        report = recovery.run(on_dispatch, replay_from)
+        self._progress = (report.end, self.queues.units, self.log.last_timestamp)
+        self.flush_queues()
+        return report
+
+    def close(self) -> None:
+        """Flush and dispatch everything and leave a store that opens without a recovery. Safe to call twice."""
+        if self._lock is None:
+            return
+        try:
+            for _ in self.dispatch(self.log.flush()):
+                pass
+            if self._save(clean=True):
+                self._env.unlink(f"{self.root}/abort")
+                self._env.sync_dir(self.root)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files and let the lock go, as a crash would: nothing is flushed, the abort file stays."""
+        self._backlog.clear()
+        self.log.close()
+        self.queues.close()
+        if self._mark_files is not None:
+            self._mark_files.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    @property
+    def _files(self) -> MarkFiles:
+        if self._mark_files is None:
+            raise RuntimeError("the store is not open")
+        return self._mark_files
+
+    # --------------------------------------------------------------------------------------------------- the path
+
+    def append(self, batch: AppendBatch) -> None:
+        """See :meth:`CommitLog.append`."""
+        self.log.append(batch)
+        if batch.end > batch.start:
+            self._backlog.append(batch)
+            self._backlog_bytes += batch.end - batch.start
+            if self._backlog_bytes > self.config.backlog_bytes:
+                self._backlog.clear()
+                self._backlog_bytes = 0
+
+    def flush(self) -> int:
+        """See :meth:`CommitLog.flush`."""
+        return self.log.flush()
+
+    def dispatch(self, committed: int) -> Iterator[DispatchBatch]:
+        """Put all records that end at or below ``committed`` into their queues, in the order of the log.
+
+        Yields them in batches that follow each other without a gap; a batch is in the queues when it is yielded, and
+        what a caller leaves comes with the next call.
+        """
+        committed = min(committed, self.log.end)
+        while self.dispatched < committed:
+            batch = self._from_memory(committed) or self._from_log(committed)
+            if batch is None:
+                return
+            self.queues.put(batch)
+            timestamp = batch.store_timestamps[-1] if batch.store_timestamps else self._progress[2]
+            self._progress = (batch.end, self.queues.units, timestamp)
+            yield batch
+
+    def _from_memory(self, committed: int) -> DispatchBatch | None:
+        """The next batch, of those just appended; None where they do not begin at what is dispatched."""
+        start = self.dispatched
+        backlog = self._backlog
+        while backlog and backlog[0].end <= start:
+            self._drop_first()
+        if not backlog or backlog[0].start != start or backlog[0].end > committed:
+            return None
+        batch = DispatchBatch(start, start, [], [], [], [], [], [], [], [], [], [])
+        while backlog and backlog[0].end <= committed and len(batch) < self.config.dispatch_rows:
+            _extend(batch, self._drop_first())
+        batch.tag_codes = tag_codes(batch.properties)
+        return batch
+
+    def _drop_first(self) -> AppendBatch:
+        batch = self._backlog.popleft()
+        self._backlog_bytes -= batch.end - batch.start
+        return batch
+
+    def _from_log(self, committed: int) -> DispatchBatch | None:
+        start = self.dispatched
+        stop = min([committed, *(batch.start for batch in list(self._backlog)[:1] if batch.start > start)])
+        return next(self.log.scan(start, stop, rows=self.config.dispatch_rows), None)
+
+    # ------------------------------------------------------------------------------------------- for worker threads
+
+    def flush_queues(self) -> None:
+        """Bring queues and marks onto the disk, so that a recovery begins here. Without room it does nothing."""
+        self._save(clean=False)
+
+    def prepare_next(self) -> bool:
+        """See :meth:`CommitLog.prepare_next`."""
+        return self.log.prepare_next()
+
+    def _save(self, *, clean: bool) -> bool:
+        with self._saving:
+            files = self._files
+            dispatched, units, timestamp = self._progress
+            if self.log.durable < dispatched:
+                self.log.flush()
+            durable, durable_timestamp = self.log.durable_mark
+            marks = Marks(durable, dispatched, units, clean)
+            if marks == files.marks:
+                return True
+            try:
+                self.queues.flush()
+            except NoRoom as error:
+                log.warning("queues not flushed", reason=str(error))
+                return False
+            try:
+                files.save(marks, durable_timestamp, timestamp)
+            except OSError as error:
+                raise self.log.poison("writing the watermark", error) from error
+            return True
+
+
+def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
+    """Add the rows of ``batch`` that were written. Statuses do not tell: an acknowledgement may have changed them."""
+    columns: tuple[tuple[list[Any], list[Any]], ...] = (
+        (target.offsets, batch.offsets), (target.sizes, batch.sizes), (target.topics, batch.topics),
+        (target.queue_ids, batch.queue_ids), (target.queue_offsets, batch.queue_offsets),
+        (target.sys_flags, batch.sys_flags), (target.prepared_offsets, batch.prepared_offsets),
+        (target.properties, batch.properties),
+    )  # fmt: skip
+    if -1 in batch.offsets:
+        rows = [row for row, offset in enumerate(batch.offsets) if offset >= 0]
+        for into, column in columns:
+            into.extend([column[row] for row in rows])
+    else:
+        for into, column in columns:
+            into.extend(column)
+    target.store_timestamps.extend([batch.store_timestamp] * (len(target.offsets) - len(target.store_timestamps)))
+    target.end = batch.end
