@@ -24,5 +24,5 @@ if __name__ == "__main__":
         sys.exit("usage: python spark_read.py TOPIC [NAMESERVER]")
     try:
         main(*sys.argv[1:])
-    except spark.SparkError as error:
-        sys.exit(f"spark_read: {error}")
+    except Exception as error:
+        sys.exit(f"spark_read: {spark.reason(error)}")

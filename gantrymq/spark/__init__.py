@@ -19,6 +19,7 @@ from gantrymq.spark.errors import (
     UnknownTopic,
     Unreachable,
     WrongOption,
+    reason,
 )
 from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
 from gantrymq.spark.parquet import ExportResult, export
@@ -37,6 +38,7 @@ __all__ = [
     "WrongOption",
     "export",
     "java_available",
+    "reason",
     "register",
     "session",
     "spark_status",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gantrymq.remoting.errors import GantryError
 
 
@@ -43,3 +45,9 @@ class FolderInUse(SparkError):
 
 class SparkMissing(SparkError):
     """Spark cannot run here: the text says what to install."""
+
+
+def reason(error: BaseException) -> str:
+    """The one line that matters of what Spark raises: our own error from inside it, else Spark's first line."""
+    own = re.findall(r"gantrymq\.spark\.errors\.\w+: (.+)", str(error))
+    return str(own[-1]) if own else next(iter(str(error).strip().splitlines()), type(error).__name__)

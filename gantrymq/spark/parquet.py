@@ -15,7 +15,7 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
+from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing, reason
 from gantrymq.spark.local import register, session, spark_status
 from gantrymq.spark.options import Offsets, read_options
 from gantrymq.spark.ranges import QueueRange, settle_ranges
@@ -147,7 +147,7 @@ def _write(spark: SparkSession, options: dict[str, str], folder: Path, progress:
         frame = spark.read.format("gantrymq").options(**options).load()
         frame.write.mode("append").option("compression", "zstd").parquet(folder.as_uri())
     except (PySparkException, Py4JError) as error:
-        raise SparkError(_reason(str(error))) from error
+        raise SparkError(reason(error)) from error
     finally:
         done.set()
         if watcher.is_alive():
@@ -166,12 +166,6 @@ def _watch(spark: SparkSession, group: str, done: threading.Event, progress: Pro
         ]
         if stages:
             progress(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
-
-
-def _reason(text: str) -> str:
-    """The one line that matters of what a failed job prints: our own error, else Spark's first line."""
-    own = re.findall(r"gantrymq\.spark\.errors\.\w+: (.+)", text)
-    return str(own[-1]) if own else next(iter(text.strip().splitlines()), "Spark failed without a word")
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.spark import reason
 
 if TYPE_CHECKING:
     from conftest import FakeCluster
@@ -116,8 +117,11 @@ def test_a_topic_without_messages_is_an_empty_frame(spark: SparkSession, cluster
 def test_errors_of_the_plan_reach_the_user(
     spark: SparkSession, orders: FakeCluster, options: dict[str, str], says: str
 ) -> None:
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(Exception, match=says) as caught:
         load(spark, orders, **options).count()
+    told = reason(caught.value)
+    assert says.rpartition(": ")[2] in told
+    assert "\n" not in told
 
 
 def test_an_error_of_a_task_reaches_the_user(spark: SparkSession, orders: FakeCluster) -> None:
