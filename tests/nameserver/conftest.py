@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import trio
+import trio.testing
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting.command import Command, decode, encode
