@@ -43,6 +43,9 @@ def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
                 log.warning(
                     "state_restored_from_backup", path=path, reason="; ".join(problems) or "the file is missing"
                 )
+                if problems:
+                    # out of the way: the next write would keep it as .bak, in place of the good one
+                    env.rename(path, path + ".bad")
             return state
     if problems:
         raise StartError(
