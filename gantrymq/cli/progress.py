@@ -46,14 +46,16 @@ class Meter:
         """``done`` are done, of ``total`` if that is known now. May be called from another thread."""
         self.done = done
         self.total = self.total if total is None else total
-        if not self._visible:
-            return
-        if self._shown is None:
-            if self.seconds < PATIENCE_SECONDS:
-                return
+        if self._shown is None and self.seconds >= PATIENCE_SECONDS:
+            self.show()
+        if self._shown is not None:
+            progress, task = self._shown
+            progress.update(task, completed=self.done, total=self.total)
+
+    def show(self) -> None:
+        """Show the bar now: for work that takes long and says nothing at first."""
+        if self._visible and self._shown is None:
             self._shown = self._show()
-        progress, task = self._shown
-        progress.update(task, completed=self.done, total=self.total)
 
     def _show(self) -> tuple[Progress, TaskID]:
         from rich.console import Console
