@@ -98,7 +98,12 @@ def test_members_hear_of_who_comes_and_goes(broker: Any, connect: Any) -> None:
     beat(broker, second, "b@1")
     assert notices(broker, first, second) == [2, 1]
     notice = first.sent[-1]
-    assert (notice.code, notice.ext, notice.is_oneway, notice.is_response) == (40, {"consumerGroup": "shop"}, True, False)
+    assert (notice.code, notice.ext, notice.is_oneway, notice.is_response) == (
+        40,
+        {"consumerGroup": "shop"},
+        True,
+        False,
+    )
     beat(broker, first, "a@1")
     beat(broker, second, "b@1")
     assert notices(broker, first, second) == [2, 1], "a heartbeat that changes nothing is no news"

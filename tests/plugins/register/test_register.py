@@ -1,0 +1,341 @@
+"""Nameservers learn of the broker at its start, of each change soon, every half minute, and of its end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.services import Registration, TopicTable
+from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins.register import link
+from gantrymq.plugins.register.body import Announcement
+from gantrymq.remoting.bodies import TopicRouteData
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
+from gantrymq.remoting.headers import BrokerHeader, RegisterBrokerHeader, RouteHeader, read_header
+from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
+
+FIRST, SECOND = "127.0.0.1:9876", "127.0.0.2:9876"
+
+
+class FakeNameserver:
+    """Answers calls over fake channels; can be away, refuse, be silent, and lose its connections."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.away = False
+        self.silent = False
+        self.code = 0
+        self.calls: list[tuple[float, Command]] = []
+        self.attempts: list[float] = []
+        self._lost = trio.Event()
+
+    @property
+    def codes(self) -> list[int]:
+        return [command.code for _, command in self.calls]
+
+    def lose_connections(self) -> None:
+        self._lost.set()
+        self._lost = trio.Event()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[FakeChannel]:
+        self.attempts.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        if self.away:
+            raise ConnectFailed(self.address, "nobody listens")
+        yield FakeChannel(self, self._lost)
+
+
+class FakeChannel:
+    def __init__(self, nameserver: FakeNameserver, lost: trio.Event) -> None:
+        self._nameserver = nameserver
+        self._lost = lost
+
+    @property
+    def closed(self) -> bool:
+        return self._lost.is_set()
+
+    async def wait_closed(self) -> None:
+        await self._lost.wait()
+
+    async def call(self, command: Command, timeout: float) -> Command:
+        if self.closed:
+            raise ChannelClosed(self._nameserver.address, "closed")
+        if self._nameserver.silent:
+            await trio.sleep(timeout)
+            raise CallTimeout(self._nameserver.address, "silent")
+        await trio.lowlevel.checkpoint()
+        self._nameserver.calls.append((trio.current_time(), command))
+        return command.answer(self._nameserver.code, "broken" if self._nameserver.code else None)
+
+
+@pytest.fixture
+def nameservers(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNameserver]:
+    known = {address: FakeNameserver(address) for address in (FIRST, SECOND)}
+    monkeypatch.setattr(link, "open_channel", lambda address: known[address].open())
+    return known
+
+
+@asynccontextmanager
+async def running(broker: Any) -> AsyncIterator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        for services in broker.manager.hook.register_services(broker=broker):
+            for service in services:
+                nursery.start_soon(service.run)
+        broker.manager.hook.started(broker=broker)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+def make(make_broker: Any, *addresses: str, **settings: str) -> Any:
+    return make_broker("topics", "register", **{"broker.nameservers": ";".join(addresses or (FIRST,)), **settings})
+
+
+@pytest.mark.trio
+async def test_every_nameserver_is_told_at_the_start(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, FIRST, SECOND, FIRST)
+    async with running(broker):
+        assert await broker.services.get(Registration).wait_first(1.0)
+        assert [nameserver.codes for nameserver in nameservers.values()] == [[103], [103]]
+
+
+@pytest.mark.trio
+async def test_nothing_is_said_before_the_sockets_listen(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(broker.manager.hook.register_services(broker=broker)[0][0].run)
+        assert not await broker.services.get(Registration).wait_first(100.0)
+        assert nameservers[FIRST].attempts == []
+        nursery.cancel_scope.cancel()
+
+
+def test_what_is_said_is_what_rocketmqs_nameservers_read(make_broker: Any) -> None:
+    broker = make(make_broker, **{"broker.id": "3"})
+    broker.services.get(TopicTable).for_send("orders", "TBW102", 4)
+    command = Announcement(broker).register()
+    header = read_header(RegisterBrokerHeader, command.ext)
+    assert (header.broker_name, header.cluster_name, header.broker_id) == ("broker-a", "DefaultCluster", 3)
+    assert (header.broker_addr, header.ha_server_addr) == ("127.0.0.1:10911", "127.0.0.1:10912")
+    assert (header.compressed, header.body_crc32) == (False, body_crc32(command.body))
+    body = RegisterBrokerBody.decode(command.body)
+    wrapper = body.topic_config_serialize_wrapper
+    assert body.filter_server_list == []
+    assert wrapper.topic_config_table["orders"].write_queue_nums == 4
+    assert wrapper.data_version.counter > 0
+    assert command.body == body.encode(), "the parts put together are the whole"
+    farewell = read_header(BrokerHeader, Announcement(broker).unregister().ext)
+    assert (farewell.broker_addr, farewell.broker_id) == ("127.0.0.1:10911", 3)
+
+
+def test_a_topic_that_changed_or_went_is_said_so_the_next_time(make_broker: Any) -> None:
+    broker = make(make_broker)
+    topics = broker.services.get(TopicTable)
+    announcement = Announcement(broker)
+    topics.for_send("orders", "TBW102", 4)
+    topics.for_send("gone", "TBW102", 4)
+    announcement.register()
+    broker.ask(17, {
+        "topic": "orders", "defaultTopic": "", "readQueueNums": 2, "writeQueueNums": 2, "perm": 4,
+        "topicFilterType": "SINGLE_TAG",
+    })  # fmt: skip
+    broker.ask(215, {"topic": "gone"})
+    table = RegisterBrokerBody.decode(announcement.register().body).topic_config_serialize_wrapper.topic_config_table
+    assert (table["orders"].read_queue_nums, table["orders"].perm) == (2, 4)
+    assert "gone" not in table
+
+
+def test_an_ipv6_address_gets_an_ipv6_ha_address(make_broker: Any) -> None:
+    broker = make(make_broker)
+    broker.address = "[::1]:10911"
+    assert read_header(RegisterBrokerHeader, Announcement(broker).register().ext).ha_server_addr == "[::1]:10912"
+
+
+def test_two_plugins_that_say_the_same_are_named(make_broker: Any) -> None:
+    class Second:
+        @hookimpl
+        def advertise(self) -> dict[str, object]:
+            return {"topic_config_serialize_wrapper": None}
+
+    broker = make(make_broker)
+    broker.manager._manager.register(Second())
+    with pytest.raises(StartError, match="two plugins advertise topic_config_serialize_wrapper"):
+        Announcement(broker).register()
+
+
+@pytest.mark.trio
+async def test_it_registers_each_half_minute_and_soon_after_a_change(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker)
+    topics = broker.services.get(TopicTable)
+    async with running(broker):
+        start = trio.current_time()
+        await trio.sleep(61)
+        assert [round(at - start) for at, _ in nameservers[FIRST].calls] == [0, 30, 60]
+        for name in ("a", "b", "c"):
+            topics.for_send(name, "TBW102", 4)
+        changed = trio.current_time()
+        await trio.sleep(1)
+        assert len(nameservers[FIRST].calls) == 4, "three topics at once are told at once"
+        at, command = nameservers[FIRST].calls[-1]
+        assert at - changed < 0.02
+        table = RegisterBrokerBody.decode(command.body).topic_config_serialize_wrapper.topic_config_table
+        assert {"a", "b", "c"} <= table.keys()
+        assert len(nameservers[FIRST].attempts) == 1, "over one connection"
+
+
+@pytest.mark.trio
+async def test_one_that_is_away_holds_up_nobody_is_logged_once_and_tried_again(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, FIRST, SECOND)
+    away = nameservers[SECOND]
+    away.away = True
+    with structlog.testing.capture_logs() as logs:
+        async with running(broker):
+            assert await broker.services.get(Registration).wait_first(1.0)
+            assert nameservers[FIRST].codes == [103]
+            await trio.sleep(120)
+            gaps = [round(later - sooner, 2) for sooner, later in zip(away.attempts, away.attempts[1:], strict=False)]
+            assert gaps[:9] == [0.25, 0.5, 1, 2, 4, 8, 16, 30, 30]
+            away.away = False
+            await trio.sleep(31)
+            assert away.codes == [103]
+    told = [(entry["event"], entry["address"]) for entry in logs if entry.get("address") == SECOND]
+    assert told == [
+        ("nameserver_unreachable", SECOND),
+        ("nameserver_registered", SECOND),
+    ]
+    assert next(entry for entry in logs if entry["event"] == "nameserver_unreachable")["reason"] == "nobody listens"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("fault", ["refuses", "silent"])
+async def test_an_answer_that_is_none_is_tried_again_and_never_fatal(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock, fault: str
+) -> None:
+    broker = make(make_broker)
+    nameserver = nameservers[FIRST]
+    nameserver.code, nameserver.silent = (1, False) if fault == "refuses" else (0, True)
+    with structlog.testing.capture_logs() as logs:
+        async with running(broker):
+            assert not await broker.services.get(Registration).wait_first(20.0)
+            nameserver.code, nameserver.silent = 0, False
+            await trio.sleep(40)
+            assert await broker.services.get(Registration).wait_first(0)
+    reason = next(entry for entry in logs if entry["event"] == "nameserver_unreachable")["reason"]
+    assert reason == ("[1] broken" if fault == "refuses" else "silent")
+
+
+@pytest.mark.trio
+async def test_a_nameserver_that_restarted_learns_of_the_broker_at_once(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker)
+    async with running(broker):
+        await trio.sleep(5)
+        nameservers[FIRST].lose_connections()
+        await trio.sleep(1)
+        assert nameservers[FIRST].codes == [103, 103]
+
+
+@pytest.mark.trio
+async def test_without_nameservers_nothing_is_awaited(make_broker: Any, autojump_clock: trio.testing.MockClock) -> None:
+    broker = make(make_broker, ";")
+    async with running(broker):
+        assert not await broker.services.get(Registration).wait_first(1000.0)
+        assert trio.current_time() < 1000
+
+
+@pytest.mark.trio
+async def test_the_wait_for_the_first_answer_is_bounded(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    nameservers[FIRST].silent = True
+    broker = make(make_broker)
+    async with running(broker):
+        before = trio.current_time()
+        assert not await broker.services.get(Registration).wait_first(1.0)
+        assert trio.current_time() - before == pytest.approx(1.0)
+
+
+@pytest.mark.trio
+async def test_a_broker_that_drains_says_farewell_at_once_and_stays_away(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, FIRST, SECOND)
+    nameservers[SECOND].away = True
+    async with running(broker):
+        await trio.sleep(1)
+        broker.manager.hook.stopping(broker=broker)
+        nameservers[SECOND].away = False
+        await trio.sleep(100)
+        assert nameservers[FIRST].codes == [103, 104]
+        assert nameservers[SECOND].codes == [], "never heard of it"
+    assert nameservers[FIRST].codes == [103, 104]
+
+
+@pytest.mark.trio
+async def test_a_cancelled_broker_says_farewell_too(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker)
+    async with running(broker):
+        await trio.sleep(1)
+    assert nameservers[FIRST].codes == [103, 104]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("fault", ["away", "silent", "refuses"])
+async def test_the_farewell_holds_up_the_end_for_two_seconds_at_most(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock, fault: str
+) -> None:
+    broker = make(make_broker)
+    nameserver = nameservers[FIRST]
+    async with running(broker):
+        await trio.sleep(1)
+        nameserver.away, nameserver.silent, nameserver.code = (
+            fault == "away",
+            fault == "silent",
+            int(fault == "refuses"),
+        )
+        before = trio.current_time()
+    assert trio.current_time() - before <= 2.0
+
+
+@pytest.mark.trio
+async def test_a_real_nameserver_knows_the_routes_from_start_to_end(make_broker: Any) -> None:
+    async def route(channel: Any, topic: str) -> Command:
+        return await channel.call(Command(105, RouteHeader(topic=topic).to_ext()))
+
+    async with trio.open_nursery() as nursery:
+        nameserver = NameServer(NameServerConfig(port=0))
+        await nursery.start(nameserver.serve)
+        broker = make(make_broker, nameserver.address)
+        topics = broker.services.get(TopicTable)
+        async with open_channel(nameserver.address) as channel:
+            async with running(broker):
+                assert await broker.services.get(Registration).wait_first(10.0)
+                found = TopicRouteData.from_bytes((await route(channel, "TBW102")).body)
+                assert found.broker_datas[0].broker_addrs == {0: "127.0.0.1:10911"}
+                assert found.queue_datas[0].write_queue_nums == 8
+                topics.for_send("orders", "TBW102", 4)
+                with trio.fail_after(10):
+                    while (await route(channel, "orders")).code != 0:
+                        await trio.lowlevel.checkpoint()
+            assert (await route(channel, "TBW102")).code == 17
+        nursery.cancel_scope.cancel()
