@@ -22,7 +22,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.flushing import FlushStrategy
-from gantrymq.kernel.housekeeping import housekeeping
+from gantrymq.kernel.housekeeping import tend_disk, watch_deadlines
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.queues import ConsumeQueues
 from gantrymq.kernel.requests import RequestTable
@@ -148,7 +148,8 @@ class Broker:
         self._register()
         async with trio.open_nursery() as services:
             services.start_soon(self._strategy.run)
-            services.start_soon(housekeeping, self, self.sweep, self._acks)
+            services.start_soon(watch_deadlines, self, self.sweep, self._acks)
+            services.start_soon(tend_disk, self)
             for service in self._services:
                 services.start_soon(partial(_run_service, service))
             async with trio.open_nursery() as handlers:

@@ -1,10 +1,12 @@
-"""What the kernel does beside the hot path, once a second or so: deadlines, files ahead, tables and tails to disk."""
+"""What the kernel does beside the hot path: deadlines, files ahead, tables and queue tails to the disk.
+
+Two tasks, because a disk that hangs must not keep anyone from being told that it does.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import structlog
 import trio
 
 from gantrymq.kernel.acks import Acks
@@ -13,20 +15,29 @@ from gantrymq.kernel.sweep import Sweep
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
-log = structlog.get_logger("gantrymq.housekeeping")
+DEADLINE_TICK_S = 0.1
+DISK_TICK_S = 0.5
 
-TICK_S = 0.5
+
+async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
+    """Late acknowledgements, idle connections and unfinished frames, until cancelled."""
+    while True:
+        acks.expire(broker.env.monotonic())
+        sweep.check_deadlines()
+        await trio.sleep(DEADLINE_TICK_S)
 
 
-async def housekeeping(broker: Broker, sweep: Sweep, acks: Acks) -> None:
-    """Run until cancelled. Disk work goes to a worker thread; a failure of it there is the store's to judge."""
-    next_persist = trio.current_time() + broker.config.broker.persist_interval
+async def tend_disk(broker: Broker) -> None:
+    """The next file of the log before it is needed, queue tails and tables, until cancelled; in a worker thread.
+
+    A failure there is the store's to judge: it poisons the log, and the broker stops.
+    """
+    interval = broker.config.broker.persist_interval
+    next_persist = trio.current_time() + interval
     while True:
         await trio.to_thread.run_sync(broker.store.prepare_next)
         await trio.to_thread.run_sync(broker.store.flush_queues)
-        acks.expire(broker.env.monotonic())
-        sweep.check_deadlines()
         if trio.current_time() >= next_persist:
-            next_persist = trio.current_time() + broker.config.broker.persist_interval
+            next_persist = trio.current_time() + interval
             broker.persist()
-        await trio.sleep(TICK_S)
+        await trio.sleep(DISK_TICK_S)

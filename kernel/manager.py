@@ -61,7 +61,7 @@ class PluginManager:
         return [(info, call()) for info, call in self.calls(hook_name, **arguments)]
 
     def calls(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Callable[[], Any]]]:
-        """The calls of a hook one by one, in call order, for where one plugin's failure must not keep the others out."""
+        """The calls of a hook one by one, in call order, for where a plugin's failure must not keep others out."""
         by_plugin = {id(info.plugin): info for info in self.plugins}
         return [
             (

@@ -1,0 +1,210 @@
+"""A broker's life: start, stop, restart, and what it does when its disk fails or hangs."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.env import File, StoreInUse, SystemEnv
+from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker
+
+
+class WatchedFile:
+    """A file of the commit log whose datasync does something first."""
+
+    def __init__(self, file: File, before_datasync: Callable[[], None]) -> None:
+        self._file = file
+        self._before_datasync = before_datasync
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def datasync(self) -> None:
+        self._before_datasync()
+        self._file.datasync()
+
+
+class WatchedEnv(SystemEnv):
+    """The real system, but for what the commit log's datasync does first; nothing until ``before_datasync`` is set."""
+
+    before_datasync: Callable[[], None] = staticmethod(lambda: None)
+
+    def open(self, path: str, create: bool = False) -> File:
+        file = super().open(path, create)
+        if "/commitlog/" in path or "/staging/" in path:
+            return WatchedFile(file, lambda: self.before_datasync())  # type: ignore[return-value]
+        return file
+
+
+def send(body: bytes, *, wait: bool = True) -> Command:
+    header = SendMessageHeader(
+        producer_group="g", topic="T", default_topic="TBW102", default_topic_queue_nums=1, queue_id=0, sys_flag=0,
+        born_timestamp=1, flag=0, properties="" if wait else "WAIT\x01false",
+    )  # fmt: skip
+    return Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body)
+
+
+async def bodies(channel: Channel) -> list[bytes]:
+    header = PullMessageHeader(
+        consumer_group="cg", topic="T", queue_id=0, queue_offset=0, max_msg_nums=1000, sys_flag=4, commit_offset=0,
+        suspend_timeout_millis=0, subscription="*", sub_version=0,
+    )  # fmt: skip
+    answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()))
+    return [record.body for record in decode_records(answer.body)]
+
+
+@pytest.mark.trio
+async def test_what_was_acknowledged_is_there_after_a_restart_and_offsets_go_on(tmp_path: Path) -> None:
+    for life in range(3):
+        async with run_broker(make_broker(tmp_path)) as broker, open_channel(broker.address) as channel:
+            assert await bodies(channel) == [b"%d" % number for number in range(life * 2)]
+            for number in range(2):
+                answer = await channel.call(send(b"%d" % (life * 2 + number)))
+                assert answer.code == 0
+                assert (answer.ext or {})["queueOffset"] == str(life * 2 + number)
+        assert not (tmp_path / "abort").exists(), "a stop is clean"
+
+
+@pytest.mark.trio
+async def test_a_cancelled_broker_closes_its_store_cleanly(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def run(*, task_status: trio.TaskStatus[Any]) -> None:
+            await make_broker(tmp_path).run(task_status=task_status)
+
+        broker = await nursery.start(run)
+        async with open_channel(broker.address) as channel:
+            assert (await channel.call(send(b"x"))).code == 0
+        nursery.cancel_scope.cancel()
+    assert not (tmp_path / "abort").exists()
+
+
+@pytest.mark.trio
+async def test_a_second_broker_on_the_same_store_is_refused(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path)):
+        with pytest.raises(StoreInUse, match=str(tmp_path)):
+            await make_broker(tmp_path).run()
+
+
+@pytest.mark.trio
+async def test_a_failed_flush_stops_the_broker_without_an_acknowledgement(tmp_path: Path) -> None:
+    env = WatchedEnv()
+    answers: list[Command] = []
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def life() -> None:
+        async with run_broker(make_broker(tmp_path, env=env)) as broker, open_channel(broker.address) as channel:
+            answers.append(await channel.call(send(b"safe")))
+            env.before_datasync = fail
+            answers.append(await channel.call(send(b"lost"), 5.0))
+
+    with pytest.RaisesGroup(pytest.RaisesExc(LogPoisoned, match="flushing the commit log failed")):
+        await life()
+    assert [answer.code for answer in answers] == [0]
+    assert (tmp_path / "abort").exists(), "the next start recovers as after a crash"
+    async with run_broker(make_broker(tmp_path)) as broker, open_channel(broker.address) as channel:
+        assert (await bodies(channel))[0] == b"safe"
+
+
+@pytest.mark.trio
+async def test_a_disk_that_hangs_is_told_in_time_and_nothing_undurable_can_be_read(tmp_path: Path) -> None:
+    env = WatchedEnv()
+    hang = threading.Event()
+    settings = {"plugin.flush.timeout": "300ms"}
+    broker = make_broker(tmp_path, env=env, settings=settings)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        assert (await channel.call(send(b"before"))).code == 0
+        env.before_datasync = lambda: (hang.wait(20), None)[1]
+        answer = await channel.call(send(b"during"), 10.0)
+        assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
+        assert (answer.ext or {})["queueOffset"] == "1", "it is stored, and the answer says where"
+        assert await bodies(channel) == [b"before"]
+        hang.set()
+        assert (await channel.call(send(b"after"))).code == 0
+        assert await bodies(channel) == [b"before", b"during", b"after"]
+
+
+@pytest.mark.trio
+async def test_who_does_not_wait_is_answered_while_the_disk_hangs(tmp_path: Path) -> None:
+    env = WatchedEnv()
+    hang = threading.Event()
+    async with run_broker(make_broker(tmp_path, env=env)) as broker, open_channel(broker.address) as channel:
+        assert (await channel.call(send(b"before"))).code == 0
+        env.before_datasync = lambda: (hang.wait(20), None)[1]
+        assert (await channel.call(send(b"x", wait=False))).code == 0
+        hang.set()
+
+
+@pytest.mark.trio
+async def test_async_flush_answers_before_the_disk_and_a_stop_makes_all_durable(tmp_path: Path) -> None:
+    env = WatchedEnv()
+    hang = threading.Event()
+    broker = make_broker(tmp_path, env=env, settings={"plugin.flush.mode": "async"})
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        assert (await channel.call(send(b"before"))).code == 0
+        env.before_datasync = lambda: (hang.wait(20), None)[1]
+        assert (await channel.call(send(b"x"))).code == 0
+        assert await bodies(channel) == [b"before", b"x"]
+        assert broker.log.durable < broker.log.end
+        hang.set()
+    assert broker.log.durable == broker.log.end
+
+
+class Raising:
+    name = "raising"
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+@pytest.mark.trio
+async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("gantrymq_test_raising")
+    module.Raising = Raising  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    broker = make_broker(tmp_path, enable=["gantrymq_test_raising:Raising"])
+
+    async def life() -> None:
+        async with run_broker(broker), open_channel(broker.address) as channel:
+            await channel.call(send(b"x"), 5.0)
+
+    with pytest.RaisesGroup(pytest.RaisesExc(PluginError, match="before_append failed: ZeroDivisionError")):
+        await life()
+
+
+@pytest.mark.trio
+async def test_a_broker_without_a_flush_strategy_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="slot 'flush'"):
+        await make_broker(tmp_path, disable=["flush"]).run()
+
+
+@pytest.mark.trio
+async def test_the_advertised_address_is_the_configured_one_and_in_every_message_id(tmp_path: Path) -> None:
+    settings = {"broker.advertise": "127.0.0.9:1234"}
+    async with run_broker(make_broker(tmp_path, settings=settings)) as broker:
+        assert broker.address == "127.0.0.9:1234"
+        async with open_channel(broker.listening) as channel:
+            answer = await channel.call(send(b"x"))
+            assert (answer.ext or {})["msgId"].startswith("7F000009000004D2")
