@@ -23,9 +23,9 @@ _ADVICE = {
     errno.EDQUOT: "the user's disk quota is used up; make room, or choose another folder",
     errno.EMFILE: "the process has too many open files; raise the limit (ulimit -n)",
     errno.ECONNREFUSED: "nothing listens there; is the broker or nameserver running?",
-    errno.ENOENT: "there is no such file or folder",
-    errno.EISDIR: "this is a folder where a file is expected",
-    errno.ENOTDIR: "a part of the path is no folder",
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "check the path",
 }
 
 

@@ -1,0 +1,85 @@
+"""``check-config`` and ``print-config``, and what a wrong configuration prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "gantrymq.toml"
+    path.write_text('[broker]\nname = "from-file"\nid = 3\n[plugin.flush]\nmode = "async"\n')
+    return path
+
+
+def test_print_config_tells_each_value_and_where_it_came_from(
+    cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_BROKER__CLUSTER", "from-env")
+    outcome = cli("print-config", "--config", str(file), "--data", "/srv/store", "--set", "broker.id=4", "--json")
+    rows = {
+        (row["section"], row["key"]): (row["value"], row["origin"], row["source"]) for row in json.loads(outcome.out)
+    }
+    assert outcome.code == 0
+    assert rows["broker", "name"] == ("from-file", "file", str(file))
+    assert rows["broker", "cluster"] == ("from-env", "environment", "GANTRYMQ_BROKER__CLUSTER")
+    assert rows["broker", "id"] == (4, "flag", "--set")
+    assert rows["broker", "data"] == ("/srv/store", "flag", "--set")
+    assert rows["broker", "persist_interval"] == ("5s", "default", "")
+    assert rows["plugin.flush", "mode"] == ("async", "file", str(file))
+
+
+def test_what_print_config_prints_is_a_configuration_file(cli: Cli, file: Path, tmp_path: Path) -> None:
+    first = cli("print-config", "--config", str(file))
+    assert f"# file {file}" in first.out
+    again = tmp_path / "again.toml"
+    again.write_text(first.out)
+    values = [json.loads(cli("print-config", "--config", str(path), "--json").out) for path in (file, again)]
+    assert [row["value"] for row in values[0]] == [row["value"] for row in values[1]]
+    assert {row["origin"] for row in values[1]} == {"file"}
+
+
+def test_check_config_is_quiet_about_a_good_file(cli: Cli, file: Path) -> None:
+    outcome = cli("check-config", "--config", str(file))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("ok: ")
+
+
+def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Path) -> None:
+    file.write_text('[broker]\nid = -1\n[flush]\nmode = "async"\n[plugin.topics]\ndefault_quues = 4\n')
+    outcome = cli("check-config", "--config", str(file))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert sorted(outcome.err.splitlines()) == [
+        f"gantrymq: [flush] (file {file}): there is no such section; did you mean 'plugin.flush'?",
+        f"gantrymq: broker.id = -1 (file {file}): out of range; allowed: 0 and more",
+        f"gantrymq: plugin.topics.default_quues (file {file}): there is no such key; did you mean 'default_queues'?",
+    ]
+
+
+def test_rocketmqs_file_is_read_and_its_other_keys_are_told(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\nfileReservedTime=48\n")
+    outcome = cli("print-config", "--config", str(path), "--json")
+    rows = {(row["section"], row["key"]): row["value"] for row in json.loads(outcome.out)}
+    assert (rows["plugin.topics", "auto_create"], rows["plugin.topics", "default_queues"]) == (False, 6)
+    assert outcome.err == f"gantrymq: {path}: fileReservedTime has no counterpart here and is ignored\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "broker", "check-config", "plugins list"])
+def test_every_command_refuses_a_wrong_configuration_in_one_line(cli: Cli, command: str) -> None:
+    outcome = cli(*command.split(), "--set", "broker.lissten=127.0.0.1:1")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == ("gantrymq: broker.lissten (flag --set): there is no such key; did you mean 'listen'?\n")
+
+
+def test_a_file_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    outcome = cli("check-config", "--config", str(path))
+    assert (outcome.code, outcome.err) == (1, f"gantrymq: {path}: No such file or directory; check the path\n")

@@ -1,0 +1,129 @@
+"""``plugins list``, and plugins that cannot be had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.cli.group import collect_plugin_commands
+from gantrymq.plugins import DEFAULT_PLUGINS
+
+Cli = Callable[..., Any]
+
+MODULE = """
+from gantrymq.kernel import hookimpl
+
+class Late:
+    name = "late"
+    version = "7"
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch):
+        pass
+
+class Broken:
+    name = "broken"
+
+    @hookimpl
+    def add_commands(self, cli):
+        raise RuntimeError("no commands today")
+
+class Typo:
+    name = "typo"
+
+    @hookimpl
+    def before_apend(self, batch):
+        pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "plugins_of_a_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "plugins_of_a_test"
+
+
+def listed(cli: Cli, *arguments: str) -> list[dict[str, Any]]:
+    outcome = cli("plugins", "list", "--json", *arguments)
+    assert outcome.code == 0, outcome.err
+    found: list[dict[str, Any]] = json.loads(outcome.out)
+    return found
+
+
+def test_the_default_plugins_are_listed_in_call_order(cli: Cli) -> None:
+    rows = listed(cli)
+    assert [row["origin"] for row in rows] == list(DEFAULT_PLUGINS)
+    assert [row["order"] for row in rows] == list(range(1, len(rows) + 1))
+    flush = next(row for row in rows if row["name"] == "flush")
+    assert (flush["slot"], flush["essential"]) == ("flush", False)
+    assert flush["hooks"]["make_flush_strategy"] == 1
+
+
+def test_the_place_in_a_hooks_order_is_the_one_that_pluggy_calls_by(cli: Cli, module: str) -> None:
+    rows = listed(cli, "--enable", f"{module}:Late")
+    late = rows[-1]
+    assert (late["name"], late["version"], late["origin"]) == ("late", "7", f"{module}:Late")
+    assert late["hooks"] == {"before_append": 1}
+    places = sorted(row["hooks"]["before_append"] for row in rows if "before_append" in row["hooks"])
+    assert places == list(range(1, len(places) + 1))
+
+
+def test_the_table_for_people_names_the_same(cli: Cli) -> None:
+    outcome = cli("plugins", "list")
+    assert outcome.out.splitlines()[0].split() == ["order", "name", "version", "slot", "origin", "hooks"]
+    assert "topics *" in outcome.out
+    assert "gantrymq.plugins.flush:FlushPlugin" in outcome.out
+
+
+def test_a_disabled_plugin_is_gone(cli: Cli) -> None:
+    assert "filter" not in {row["name"] for row in listed(cli, "--disable", "filter")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--enable", "gantrymq.nothing:X"], "plugin 'gantrymq.nothing:X': No module named 'gantrymq.nothing'"),
+        (["--enable", "no-such-entry"], "no plugin 'no-such-entry' is installed"),
+        (
+            ["--enable", "plugins_of_a_test:Nobody"],
+            "plugin 'plugins_of_a_test:Nobody': module plugins_of_a_test has no",
+        ),
+        (["--enable", "plugins_of_a_test:Typo"], "there is no hook 'before_apend'; did you mean 'before_append'?"),
+        (["--disable", "topics"], "cannot disable 'topics': the broker does not work without it"),
+        (["--disable", "filtr"], "cannot disable 'filtr': no such plugin; did you mean 'filter'?"),
+    ],
+)
+def test_a_plugin_that_cannot_be_had_is_one_line(cli: Cli, module: str, arguments: list[str], told: str) -> None:
+    outcome = cli("plugins", "list", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert told in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_a_plugins_command_is_there_and_a_broken_plugin_costs_only_its_own(
+    cli: Cli, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GANTRYMQ_PLUGINS__ENABLE", f"{module}:Broken")
+    assert "export" in collect_plugin_commands()
+    assert capsys.readouterr().err == (
+        f"gantrymq: the commands of plugin '{module}:Broken' are missing: no commands today\n"
+    )
+
+
+def test_the_help_lists_ours_and_the_plugins_commands(cli: Cli) -> None:
+    outcome = cli("--help")
+    assert outcome.code == 0
+    for name in ("serve", "broker", "nameserver", "topic", "produce", "consume", "plugins", "check-config", "export"):
+        assert f" {name} " in outcome.out
+
+
+def test_a_word_that_is_no_command_is_answered_with_a_near_one(cli: Cli) -> None:
+    outcome = cli("serv")
+    assert outcome.code == 2
+    assert "serve" in outcome.err
+    assert "Traceback" not in outcome.err
