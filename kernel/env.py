@@ -384,10 +384,10 @@ class SystemEnv:
         return EventWaker()
 
 
-def blame(path: str, error: OSError) -> Exception:
-    """The error that a user can act upon, where ``error`` is one of that kind; else ``error`` itself."""
+def blame(path: str, error: OSError) -> StartError:
+    """The error that tells a user what to do about ``error``, which happened to ``path``."""
     if error.errno in NO_ROOM:
         return NoRoom(path, error)
     if error.errno in _NOT_ALLOWED:
         return StoreNotWritable(path, error)
-    return error
+    return StartError(f"the store at {path} cannot be used: {error}. Look after the disk, then start the broker again")

@@ -17,12 +17,11 @@ import structlog
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.consumequeue import ConsumeQueue
-from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.env import Env, NoRoom
+from gantrymq.kernel.record import PREPARED_BIT, TOPIC_PATTERN
 
 log = structlog.get_logger("gantrymq.queues")
 
-PREPARED_BIT = 4
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -32,7 +31,7 @@ class QueuesPoisoned(LogPoisoned):
 
 def check_topic(topic: str) -> None:
     """:class:`ValueError` for a name that must not become part of a path (``TopicValidator`` of RocketMQ)."""
-    if not _TOPIC.fullmatch(topic):
+    if not TOPIC_PATTERN.fullmatch(topic):
         raise ValueError(f"not the name of a topic: {topic[:64]!r}")
 
 
@@ -64,7 +63,7 @@ class ConsumeQueues:
     def open(self) -> None:
         """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""
         for topic in self._env.listdir(self.folder):
-            if not _TOPIC.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
+            if not TOPIC_PATTERN.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
                 log.warning("not a topic's folder, left alone", path=f"{self.folder}/{topic}")
                 continue
             for name in self._env.listdir(f"{self.folder}/{topic}"):
@@ -158,8 +157,6 @@ class ConsumeQueues:
         try:
             work()
         except OSError as error:
-            if error.errno in NO_ROOM:
-                raise NoRoom(queue.folder, error) from error
             self._poison = (
                 f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
                 "again: the queue is built again from the log"

@@ -6,6 +6,7 @@ once; this module is for one, with every check and a reason for each refusal.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -27,6 +28,8 @@ TRANSACTION_MASK: Final = 0xC
 PREPARED_BIT: Final = 0x4
 """Set in the types prepared (4) and rollback (12): neither is put into a queue nor takes a queue offset."""
 HOST_V6_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
+TOPIC_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
+"""``TopicValidator`` of RocketMQ; 255 characters as 5.x allows. Such a name is safe as part of a path."""
 PROPERTIES_LIMIT: Final = PROPERTIES_MAX_BYTES
 
 SYS_FLAG_AT: Final = 36

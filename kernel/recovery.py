@@ -194,6 +194,9 @@ class Recovery:
                 continue
             data = self._segments.view(position, segment.end - position)
             batch, stop = scan(data, position, SCAN_ROWS, check_body=True, replay=True)
+            torn = self._torn_row(batch, plan)
+            if torn is not None:
+                batch, stop = scan(data, position, torn, check_body=True, replay=True)[0], Stop.BAD
             position = segment.end if stop is Stop.BLANK else batch.end
             if position > covered:
                 batch.start, batch.end = covered, position
@@ -206,6 +209,15 @@ class Recovery:
                 self._quarantine(position, behind)
                 position = behind
         return position
+
+    @staticmethod
+    def _torn_row(batch: DispatchBatch, plan: _Plan) -> int | None:
+        """The first row whose properties were torn: no CRC covers them, but our log takes none with a zero byte."""
+        if plan.trusted and batch.end > plan.floor:
+            for row, properties in enumerate(batch.properties):
+                if b"\0" in properties and batch.offsets[row] >= plan.floor:
+                    return row
+        return None
 
     def _dispatch(self, batch: DispatchBatch, on_dispatch: Callable[[DispatchBatch], None]) -> None:
         if batch.store_timestamps:

@@ -180,10 +180,6 @@ class Segments:
                     file.preallocate(self.file_bytes)
                     file.datasync()
                 self._env.rename(staged, path)
-                if self._sparse:
-                    self._names_unsynced = True
-                else:
-                    self._env.sync_dir(self.folder)
             except BaseException:
                 file.close()
                 if self._env.exists(staged):
@@ -193,6 +189,11 @@ class Segments:
             if error.errno in NO_ROOM or error.errno in NO_DESCRIPTORS:
                 raise NoRoom(path, error) from error
             raise
+        if self._sparse:
+            self._names_unsynced = True
+        else:
+            # Not among the failures that may be tried again: a second attempt could succeed and mean nothing.
+            self._env.sync_dir(self.folder)
         return Segment(self._env, path, base, self.file_bytes, file)
 
     def sync(self) -> None:

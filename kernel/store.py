@@ -118,7 +118,10 @@ class Store:
         """
         files = self._files
         recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
-        report = recovery.run(on_dispatch, replay_from)
+        try:
+            report = recovery.run(on_dispatch, replay_from)
+        except OSError as error:
+            raise self.log.poison("recovering the store", error) from error
         self._progress = (report.end, self.queues.units, self.log.last_timestamp)
         self.flush_queues()
         return report
@@ -133,6 +136,8 @@ class Store:
             if self._save(clean=True):
                 self._env.unlink(f"{self.root}/abort")
                 self._env.sync_dir(self.root)
+        except OSError as error:
+            raise self.log.poison("closing the store", error) from error
         finally:
             self.abandon()
 

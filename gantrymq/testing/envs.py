@@ -48,6 +48,11 @@ class _Inode:
             self.synced[start : start + BLOCK_BYTES] = self.data[start : start + BLOCK_BYTES]
         self.dirty.clear()
 
+    def copy(self) -> _Inode:
+        other = _Inode()
+        other.data, other.synced, other.dirty = bytearray(self.data), bytearray(self.synced), set(self.dirty)
+        return other
+
     def cut(self, chance: random.Random | None) -> _Inode:
         """The file after a power cut: without the unsynced blocks, or with those that ``chance`` picks."""
         survivor = _Inode()
@@ -128,7 +133,8 @@ class MemoryEnv:
     """A machine in memory, whose clock stands still until :meth:`advance`.
 
     It knows what was synced, contents and names apart: :meth:`power_cut` and :meth:`kill` end its life and return the
-    machine after the restart. ``free_bytes``, when it is no longer None, is the room that is left.
+    machine after the restart, a copy: one moment can be continued in several ways. ``free_bytes``, when it is no
+    longer None, is the room that is left.
     """
 
     def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
@@ -150,7 +156,16 @@ class MemoryEnv:
 
     def kill(self) -> MemoryEnv:
         """The process ends at once: what it wrote is there, synced or not."""
-        return self._restart(self.files, self._synced_names, self._unsynced)
+        copies: dict[int, _Inode] = {}
+
+        def copy(inode: _Inode) -> _Inode:
+            return copies.setdefault(id(inode), inode.copy())
+
+        return self._restart(
+            {path: copy(inode) for path, inode in self.files.items()},
+            {path: copy(inode) for path, inode in self._synced_names.items()},
+            [(source, target, copy(inode)) for source, target, inode in self._unsynced],
+        )
 
     def power_cut(self, seed: int | None = None) -> MemoryEnv:
         """The power goes: what was not synced is gone. With a ``seed``, some blocks and names of it made it."""

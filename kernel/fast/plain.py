@@ -23,6 +23,7 @@ from gantrymq.kernel.record import (
     PREPARED_BIT,
     PROPERTIES_LIMIT,
     TOPIC_MAX_BYTES,
+    TOPIC_PATTERN,
 )
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import java_hash
@@ -107,7 +108,10 @@ def encode_rows(
             batch.sys_flags[row] = sys_flag = _sys_flag(sys_flag & ~HOST_V6_BITS | bits, born_host)
             row_pack = HEADS[sys_flag & HOST_V6_BITS].pack
             size += len(born_host) - 8
-        if body_size > max_body or size > max_record or properties_size > PROPERTIES_LIMIT or not topic_part:
+        if body_size > max_body or size > max_record or not topic_part or properties_size > PROPERTIES_LIMIT:
+            _refuse(batch, row, max_body)
+            continue
+        if b"\0" in properties:
             _refuse(batch, row, max_body)
             continue
         end = offset + size
@@ -166,7 +170,7 @@ def _topic_part(topic: str) -> bytes:
         raw = topic.encode()
     except UnicodeEncodeError:
         return b""
-    if len(raw) > TOPIC_MAX_BYTES:
+    if len(raw) > TOPIC_MAX_BYTES or not TOPIC_PATTERN.fullmatch(topic):
         return b""
     if len(_topic_parts) >= _CACHE_LIMIT:
         _topic_parts.clear()
@@ -181,7 +185,9 @@ def _refuse(batch: AppendBatch, row: int, max_body_bytes: int) -> None:
     elif properties > PROPERTIES_LIMIT:
         reason = f"the properties have {properties} bytes, more than the {PROPERTIES_LIMIT} allowed"
     elif not _topic_part(batch.topics[row]):
-        reason = f"the topic's name is no UTF-8 or longer than {TOPIC_MAX_BYTES} bytes"
+        reason = f"the topic's name has characters that are not allowed, or more than {TOPIC_MAX_BYTES}"
+    elif b"\0" in batch.properties[row]:
+        reason = "there is a zero byte in the properties"
     else:
         reason = "the message is larger than a file of the log"
     batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, reason)
@@ -298,9 +304,9 @@ def _stop(data: memoryview | bytes, position: int) -> Stop:
 
 
 def _topic(raw: bytes) -> str | None:
-    try:
-        topic = raw.decode()
-    except UnicodeDecodeError:
+    topic = raw.decode("utf-8", "replace")
+    if not TOPIC_PATTERN.fullmatch(topic):
+        # A topic is not covered by a CRC: its letters are all that tells one from the zeros of a torn write.
         return None
     if len(_topics) >= _CACHE_LIMIT:
         _topics.clear()
