@@ -34,6 +34,7 @@ COMPRESSION_MASK: Final = 0x700
 BODY_MAX_BYTES: Final = 32 * 1024 * 1024
 """What a compressed body may grow to: eight times the largest body a broker takes by default."""
 
+_ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
 _SYS_FLAG_AT: Final = 36
 _I32 = struct.Struct(">i")
@@ -235,12 +236,19 @@ def _unpack_zstandard(body: bytes, limit: int) -> bytes:
         import zstandard
     except ImportError:
         raise BodyError("a Zstandard body needs the extra: pip install 'gantrymq[compression]'") from None
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    parts: list[bytes] = []
+    size = 0
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            result = reader.read(limit + 1)
+        # Its output cannot be bounded, but a piece of input can: four bytes are one block of 128 KiB at most.
+        for start in range(0, len(body), _ZSTANDARD_PIECE_BYTES):
+            parts.append(unpacker.decompress(body[start : start + _ZSTANDARD_PIECE_BYTES]))
+            size += len(parts[-1])
+            if unpacker.eof or size > limit:
+                break
     except zstandard.ZstdError as error:
         raise BodyError(f"a Zstandard body cannot be unpacked: {error}") from None
-    return _whole(result, True, limit, "Zstandard")
+    return _whole(b"".join(parts), unpacker.eof, limit, "Zstandard")
 
 
 def _whole(result: bytes, finished: bool, limit: int, kind: str) -> bytes:

@@ -1,0 +1,64 @@
+"""A peer that does what a test tells it to: the far end of connections, on loopback, on trio and asyncio.
+
+For tests of the calling side: answers can be late, wrong, torn, or missing, which no real broker would do on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.tasks import background_tasks
+
+
+class PeerConnection:
+    """One accepted connection, read and written a command at a time."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self.stream = stream
+        self._buffer = bytearray()
+        self._commands: list[Command] = []
+
+    async def read(self) -> Command:
+        """The next command of the other side; anyio.EndOfStream when it has closed."""
+        while not self._commands:
+            self._buffer += await self.stream.receive()
+            frames, used = cut_frames(self._buffer)
+            del self._buffer[:used]
+            self._commands += [decode(frame) for frame in frames]
+        return self._commands.pop(0)
+
+    async def write(self, command: Command) -> None:
+        """Send one command."""
+        await self.stream.send(encode(command))
+
+    async def wait_closed(self) -> None:
+        """Return when the other side has closed; whatever else it sends is dropped."""
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            while True:
+                await self.stream.receive()
+
+
+Script = Callable[[PeerConnection], Awaitable[None]]
+"""What the peer does on one connection; the connection is closed when it returns."""
+
+
+@asynccontextmanager
+async def run_peer(script: Script) -> AsyncIterator[str]:
+    """The address of a peer that follows ``script`` on every connection."""
+
+    async def serve(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # the other side may go away at any time
+                await script(PeerConnection(stream))
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    port: int = listener.extra(SocketAttribute.local_port)  # noqa: S610  (anyio's, not Django's)
+    async with listener, background_tasks() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield f"127.0.0.1:{port}"

@@ -1,0 +1,86 @@
+"""Cutting a stream into frames: whole, byte by byte, with trailing data; and every length that no honest peer sends."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.frame import BINARY_HEADER, FRAME_MAX_BYTES, HEADER_MAX_BYTES, Frame, cut_frames, join_frame
+
+GOLDEN = bytes.fromhex("0000007F0000007B") + (
+    b'{"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":1,'
+    b'"serializeTypeCurrentRPC":"JSON","version":407}'
+)
+
+frames = st.builds(Frame, st.sampled_from([0, 1]), st.binary(max_size=300), st.binary(max_size=300))
+
+
+def prefix(length: int, mark: int) -> bytes:
+    return struct.pack(">iI", length, mark)
+
+
+def test_a_frame_of_the_java_client_is_cut_as_it_was_joined() -> None:
+    (frame,), used = cut_frames(GOLDEN)
+    assert used == len(GOLDEN)
+    assert frame == Frame(0, GOLDEN[8:], b"")
+    assert join_frame(*frame) == GOLDEN
+
+
+@given(st.lists(frames, max_size=5), st.binary(max_size=3))
+def test_whole_frames_are_cut_and_trailing_bytes_stay(sent: list[Frame], trailing: bytes) -> None:
+    stream = b"".join(join_frame(*frame) for frame in sent)
+    got, used = cut_frames(bytearray(stream + trailing))
+    assert got == sent
+    assert used == len(stream)
+
+
+@given(st.lists(frames, min_size=1, max_size=3))
+def test_frames_that_come_byte_by_byte_are_the_same_frames(sent: list[Frame]) -> None:
+    buffer = bytearray()
+    got: list[Frame] = []
+    for byte in b"".join(join_frame(*frame) for frame in sent):
+        buffer.append(byte)
+        cut, used = cut_frames(buffer)
+        got += cut
+        del buffer[:used]
+    assert got == sent
+    assert not buffer
+
+
+@pytest.mark.parametrize("length", [-(2**31), -1, 0, 3, FRAME_MAX_BYTES - 3, 2**31 - 1])
+def test_a_length_out_of_bounds_is_refused_from_its_four_bytes_alone(length: int) -> None:
+    with pytest.raises(FatalRemoteFault, match=f"frame length {length} "):
+        cut_frames(struct.pack(">i", length))
+
+
+def test_the_longest_frame_is_waited_for_and_one_byte_more_is_refused() -> None:
+    assert cut_frames(prefix(FRAME_MAX_BYTES - 4, 10)) == ([], 0)
+    with pytest.raises(FatalRemoteFault):
+        cut_frames(prefix(FRAME_MAX_BYTES - 3, 10))
+
+
+@pytest.mark.parametrize(("length", "header"), [(4, 1), (100, 97), (FRAME_MAX_BYTES - 4, HEADER_MAX_BYTES + 1)])
+def test_a_header_longer_than_its_frame_or_the_limit_is_refused(length: int, header: int) -> None:
+    with pytest.raises(FatalRemoteFault, match=f"header of {header} bytes"):
+        cut_frames(prefix(length, header))
+
+
+@pytest.mark.parametrize("kind", [2, 127, 255])
+def test_an_unknown_kind_of_header_is_refused(kind: int) -> None:
+    with pytest.raises(FatalRemoteFault, match=f"unknown kind of header {kind}"):
+        cut_frames(prefix(10, kind << 24 | 2))
+
+
+def test_a_frame_without_header_and_body_is_a_frame() -> None:
+    assert cut_frames(prefix(4, BINARY_HEADER << 24)) == ([Frame(1, b"", b"")], 8)
+
+
+def test_a_smaller_limit_holds() -> None:
+    frame = join_frame(0, b"{}", b"x" * 100)
+    assert cut_frames(frame, limit=len(frame)) == ([Frame(0, b"{}", b"x" * 100)], len(frame))
+    with pytest.raises(FatalRemoteFault):
+        cut_frames(frame, limit=len(frame) - 1)

@@ -1,0 +1,221 @@
+"""Reading stored records: captured bytes, every cut and every wrong length, compressed bodies under a cap."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.properties import encode_properties
+from gantrymq.remoting.records import BodyError, Record, decode_records, decompress
+
+GOLDEN = bytes.fromhex(
+    "00000072DAA320A73610A6860000000200000000000000000000000B00000000000004000000000000000000000003E87F000001000013880000"
+    "0000000007D07F00000100002A9F0000000000000000000000000000000568656C6C6F09546F706963546573740009544147530154616741"
+)
+CAPTURED = [
+    case
+    for case in json.loads((Path(__file__).parents[1] / "golden" / "records.json").read_text())
+    if case["order"]["what"] == "record"
+]
+
+
+def record(
+    body: bytes = b"hello",
+    *,
+    topic: bytes = b"TopicTest",
+    properties: bytes = b"TAGS\x01TagA",
+    sys_flag: int = 0,
+    born_host: bytes = b"\x7f\0\0\x01\0\0\x13\x88",
+    store_host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f",
+    v2: bool = False,
+    queue_offset: int = 11,
+) -> bytes:
+    head = struct.pack(">iiiqqiq", zlib.crc32(body) & 0x7FFFFFFF, 2, 0, queue_offset, 1024, sys_flag, 1000)
+    tail = born_host + struct.pack(">q", 2000) + store_host + struct.pack(">iqi", 0, 0, len(body)) + body
+    tail += struct.pack(">H" if v2 else ">B", len(topic)) + topic + struct.pack(">H", len(properties)) + properties
+    return struct.pack(">iI", 8 + len(head) + len(tail), 0xDAA320AB if v2 else 0xDAA320A7) + head + tail
+
+
+def packed(host: str) -> bytes:
+    address, _, port = host.rpartition(":")
+    return ip_address(address).packed + int(port).to_bytes(4, "big")
+
+
+def test_a_record_of_the_java_broker_is_read_to_its_last_field() -> None:
+    (read,) = decode_records(GOLDEN)
+    assert record() == GOLDEN
+    assert (read.topic, read.queue_id, read.queue_offset, read.commit_log_offset) == ("TopicTest", 2, 11, 1024)
+    assert (read.born_timestamp, read.born_host) == (1000, "127.0.0.1:5000")
+    assert (read.store_timestamp, read.store_host) == (2000, "127.0.0.1:10911")
+    assert (read.flag, read.sys_flag, read.reconsume_times, read.prepared_offset) == (0, 0, 0, 0)
+    assert (read.body, read.tags, read.keys, read.properties) == (b"hello", "TagA", (), {"TAGS": "TagA"})
+    assert read.stored_size == 114
+    assert read.offset_message_id == read.message_id == "7F00000100002A9F0000000000000400"
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.3.3"])
+@pytest.mark.parametrize("case", CAPTURED, ids=[case["name"] for case in CAPTURED])
+def test_captured_records_hold_what_java_put_into_them(case: dict[str, Any], version: str) -> None:
+    fields = case["order"]["fields"]
+    (read,) = decode_records(bytes.fromhex(case["hex"][version]))
+    assert {
+        "topic": read.topic,
+        "flag": read.flag,
+        "body": read.stored_body.hex(),
+        "properties": read.properties,
+        "queueId": read.queue_id,
+        "queueOffset": read.queue_offset,
+        "physicalOffset": read.commit_log_offset,
+        "sysFlag": read.sys_flag,
+        "bornTimestamp": read.born_timestamp,
+        "storeTimestamp": read.store_timestamp,
+        "reconsumeTimes": read.reconsume_times,
+        "preparedTransactionOffset": read.prepared_offset,
+    }.items() <= fields.items()
+    assert (read.raw_born_host, read.raw_store_host) == (packed(fields["bornHost"]), packed(fields["storeHost"]))
+
+
+properties_text = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_size=1, max_size=20)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.binary(max_size=200),
+            st.dictionaries(properties_text, properties_text, max_size=4),
+            st.sampled_from([0, 0x10, 0x20, 0x30]),
+            st.booleans(),
+        ),
+        max_size=5,
+    )
+)
+def test_records_come_back_as_they_were_written(rows: list[tuple[bytes, dict[str, str], int, bool]]) -> None:
+    data = b"".join(
+        record(
+            body,
+            properties=encode_properties(properties).encode(),
+            sys_flag=sys_flag,
+            born_host=bytes(range(20 if sys_flag & 0x10 else 8)),
+            store_host=bytes(range(20 if sys_flag & 0x20 else 8)),
+            v2=v2,
+            queue_offset=index,
+        )
+        for index, (body, properties, sys_flag, v2) in enumerate(rows)
+    )
+    read = decode_records(data)
+    assert [(one.body, one.properties, one.sys_flag) for one in read] == [row[:3] for row in rows]
+    assert [one.queue_offset for one in read] == list(range(len(rows)))
+    assert sum(one.stored_size for one in read) == len(data)
+
+
+def test_every_cut_of_a_record_is_a_fault() -> None:
+    for end in range(1, len(GOLDEN)):
+        with pytest.raises(FatalRemoteFault):
+            decode_records(GOLDEN + GOLDEN[:end])
+
+
+@pytest.mark.parametrize("trailing", [b"x", bytes(8), bytes(200), b"\0\0\0\x08\xcb\xd4\x31\x94"])
+def test_what_follows_the_last_record_and_is_none_is_a_fault(trailing: bytes) -> None:
+    with pytest.raises(FatalRemoteFault):
+        decode_records(GOLDEN + trailing)
+
+
+@pytest.mark.parametrize(
+    ("offset", "word"),
+    [(0, -1), (0, 0), (0, 91), (0, 113), (0, 115), (0, 2**31 - 1), (84, -1), (84, 4), (84, 6), (84, 2**31 - 1)],
+)
+def test_a_wrong_length_of_record_or_body_is_a_fault(offset: int, word: int) -> None:
+    data = bytearray(GOLDEN)
+    struct.pack_into(">i", data, offset, word)
+    with pytest.raises(FatalRemoteFault):
+        decode_records(bytes(data))
+
+
+def test_a_body_that_does_not_match_its_crc_is_a_fault_unless_unchecked() -> None:
+    data = GOLDEN.replace(b"hello", b"hullo")
+    with pytest.raises(FatalRemoteFault, match="CRC"):
+        decode_records(data)
+    assert decode_records(data, check_crc=False)[0].body == b"hullo"
+
+
+def test_broken_text_does_not_stop_the_queue() -> None:
+    (read,) = decode_records(record(topic=b"\xff", properties=b"TAGS\x01\xff\xfe"))
+    assert (read.topic, read.tags) == ("�", "��")
+
+
+def test_the_class_of_the_results_can_be_chosen() -> None:
+    class Mine(Record):
+        pass
+
+    assert type(decode_records(GOLDEN, Mine)[0]) is Mine
+
+
+def test_ipv6_hosts_read_as_addresses() -> None:
+    host = bytes(15) + b"\x01" + b"\0\0\x13\x88"
+    (read,) = decode_records(record(sys_flag=0x30, born_host=host, store_host=host))
+    assert read.born_host == read.store_host == "[::1]:5000"
+    assert read.offset_message_id == (host + struct.pack(">q", 1024)).hex().upper()
+    assert len(read.offset_message_id) == 56
+
+
+def pack(kind: int, body: bytes) -> bytes:
+    if kind == 0x100:
+        import lz4.frame
+
+        return bytes(lz4.frame.compress(body))
+    if kind == 0x200:
+        import zstandard
+
+        return zstandard.ZstdCompressor().compress(body)
+    return zlib.compress(body, 5)
+
+
+@pytest.mark.parametrize("kind", [0, 0x100, 0x200, 0x300])
+def test_compressed_bodies_are_unpacked_and_kept_as_stored(kind: int) -> None:
+    packed = pack(kind, b"x" * 5000)
+    (read,) = decode_records(record(packed, sys_flag=1 | kind))
+    assert read.body == b"x" * 5000
+    assert read.stored_body == packed
+
+
+@pytest.mark.parametrize("kind", [0, 0x100, 0x200, 0x300])
+def test_a_body_that_unpacks_beyond_the_cap_is_refused_and_one_at_the_cap_is_not(kind: int) -> None:
+    packed = pack(kind, bytes(1_000_000))
+    assert len(decompress(packed, 1 | kind, limit=1_000_000)) == 1_000_000
+    with pytest.raises(BodyError, match="more than 999999 bytes"):
+        decompress(packed, 1 | kind, limit=999_999)
+
+
+@pytest.mark.parametrize("kind", [0, 0x100, 0x200, 0x300])
+def test_a_damaged_or_cut_body_is_an_error_of_that_message_alone(kind: int) -> None:
+    packed = pack(kind, b"a sentence that will not come out whole" * 3)
+    cut, good = decode_records(record(packed[:-6], sys_flag=1 | kind) + record())
+    with pytest.raises(BodyError):
+        _ = cut.body
+    with pytest.raises(BodyError, match="cannot be unpacked"):
+        decompress(b"garbage, no stream", 1 | kind)
+    assert good.body == b"hello"
+
+
+def test_an_unknown_compressor_is_named() -> None:
+    with pytest.raises(BodyError, match="unknown compressor 5"):
+        decompress(b"x", 1 | 0x500)
+
+
+@pytest.mark.parametrize(("kind", "module"), [(0x100, "lz4"), (0x200, "zstandard")])
+def test_a_missing_compressor_names_the_extra_to_install(
+    kind: int, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    monkeypatch.setitem(__import__("sys").modules, "lz4.frame", None)
+    with pytest.raises(BodyError, match=r"gantrymq\[compression\]"):
+        decompress(b"x", 1 | kind)
