@@ -108,6 +108,8 @@ class Routes:
 
     async def publish_queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues to send to, in order of broker and id; may be empty. :class:`NoRoute` without any route."""
+        if self._publish_queues.get(topic) == []:
+            await self._ask(topic, again=True)  # nothing to send to: only a newer route can help
         route = await self.get_for_send(topic)
         queues = self._publish_queues.get(topic)
         if queues is None:

@@ -23,6 +23,7 @@ class PeerConnection:
         self.stream = stream
         self._buffer = bytearray()
         self._commands: list[Command] = []
+        self._writing = anyio.Lock()
 
     async def read(self) -> Command:
         """The next command of the other side; anyio.EndOfStream when it has closed."""
@@ -34,8 +35,9 @@ class PeerConnection:
         return self._commands.pop(0)
 
     async def write(self, command: Command) -> None:
-        """Send one command."""
-        await self.stream.send(encode(command))
+        """Send one command; many tasks may."""
+        async with self._writing:
+            await self.stream.send(encode(command))
 
     async def wait_closed(self) -> None:
         """Return when the other side has closed; whatever else it sends is dropped."""
@@ -54,7 +56,8 @@ async def run_peer(script: Script) -> AsyncIterator[str]:
 
     async def serve(stream: SocketStream) -> None:
         async with stream:
-            with suppress(anyio.EndOfStream, anyio.BrokenResourceError):  # the other side may go away at any time
+            # either side may go away at any time
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await script(PeerConnection(stream))
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)

@@ -1,0 +1,259 @@
+"""A cluster that does what a test tells it to: a nameserver and brokers on loopback, kept in plain lists.
+
+It answers as a RocketMQ cluster does; ``broker.answers[code]`` takes the place of an answer where a test needs another.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from inspect import isawaitable
+from typing import Any
+
+import anyio
+import pytest
+
+from gantrymq.remoting.bodies import BrokerData, ClusterInfo, ConsumerList, HeartbeatData, QueueData, TopicList
+from gantrymq.remoting.bodies import TopicRouteData as Route
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.tasks import background_tasks
+from gantrymq.testing.peer import PeerConnection, run_peer
+
+STORED_AT = 1_700_000_000_000
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+class Fake:
+    """A server that logs its requests and answers them through a method or what a test put into ``answers``."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.requests: list[Command] = []
+        self.answers: dict[int, Callable[[Command], Any]] = {}
+        self.connections: list[PeerConnection] = []
+        self.changed = anyio.Event()
+
+    def seen(self, code: int) -> list[Command]:
+        """The requests of one code that have come."""
+        return [request for request in self.requests if request.code == code]
+
+    async def wait_for(self, code: int, count: int = 1) -> list[Command]:
+        """Wait until ``count`` requests of a code have come."""
+        with anyio.fail_after(20):
+            while len(self.seen(code)) < count:
+                await self.changed.wait()
+        return self.seen(code)
+
+    def stir(self) -> None:
+        """Wake everything that waits for a change."""
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    async def script(self, connection: PeerConnection) -> None:
+        self.connections.append(connection)
+        async with background_tasks() as tasks:
+            while True:
+                request = await connection.read()
+                self.requests.append(request)
+                self.stir()
+                tasks.start_soon(self.serve, connection, request)
+
+    async def serve(self, connection: PeerConnection, request: Command) -> None:
+        own = self.answers.get(request.code) or getattr(self, f"on_{RequestCode(request.code).name.lower()}")
+        answer = own(request)
+        if isawaitable(answer):
+            answer = await answer
+        if answer is not None and not request.is_oneway:
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the client may be gone by now
+                await connection.write(answer)
+
+
+class FakeBroker(Fake):
+    """Stores what it is sent, answers pulls from it, and holds those that find nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+        self.offsets: dict[tuple[str, str, int], int] = {}
+        self.groups: dict[str, list[str]] = defaultdict(list)
+
+    def store(self, topic: str, queue_id: int, body: bytes, properties: str = "", sys_flag: int = 0) -> int:
+        """Append a record; its queue offset."""
+        queue = self.queues[topic, queue_id]
+        raw = properties.encode()
+        head = struct.pack(">iiiqqiq", zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, len(queue), 0, sys_flag, STORED_AT)
+        head += b"\x7f\0\0\x01\0\0\x13\x88" + struct.pack(">q", STORED_AT) + b"\x7f\0\0\x01\0\0\x2a\x9f"
+        tail = struct.pack(">iqi", 0, 0, len(body)) + body + bytes([len(topic)]) + topic.encode()
+        tail += struct.pack(">H", len(raw)) + raw
+        queue.append(struct.pack(">iI", 8 + len(head) + len(tail), 0xDAA320A7) + head + tail)
+        self.stir()
+        return len(queue) - 1
+
+    def _stored(self, request: Command, offset: int, ids: str) -> Command:
+        ext = {"msgId": ids, "queueId": request.ext["e"], "queueOffset": str(offset), "MSG_REGION": "DefaultRegion"}
+        return request.answer(0, ext=ext)
+
+    def on_send_message_v2(self, request: Command) -> Command:
+        ext = request.ext
+        offset = self.store(ext["b"], int(ext["e"]), request.body, ext["i"], int(ext["f"]))
+        return self._stored(request, offset, f"ID{offset}")
+
+    def on_send_batch_message(self, request: Command) -> Command:
+        offsets = []
+        position = 0
+        while position < len(request.body):
+            size, _, _, _, length = struct.unpack_from(">iiiii", request.body, position)
+            body = request.body[position + 20 : position + 20 + length]
+            properties = request.body[position + 22 + length : position + size].decode()
+            offsets.append(self.store(request.ext["b"], int(request.ext["e"]), body, properties))
+            position += size
+        return self._stored(request, offsets[0], ",".join(f"ID{offset}" for offset in offsets))
+
+    async def on_pull_message(self, request: Command) -> Command:
+        ext = request.ext
+        queue = self.queues[ext["topic"], int(ext["queueId"])]
+        offset = int(ext["queueOffset"])
+        while offset == len(queue):
+            await self.changed.wait()
+        found = queue[offset : offset + int(ext["maxMsgNums"])] if 0 <= offset < len(queue) else []
+        return self.pulled(request, 0 if found else 21, b"".join(found), offset + len(found) if found else len(queue))
+
+    def pulled(self, request: Command, code: int, body: bytes, following: int) -> Command:
+        """An answer to a pull."""
+        end = len(self.queues[request.ext["topic"], int(request.ext["queueId"])])
+        ext = {
+            "suggestWhichBrokerId": "0", "nextBeginOffset": str(following), "minOffset": "0", "maxOffset": str(end),
+        }  # fmt: skip
+        return request.answer(code, ext=ext, body=body)
+
+    def on_query_consumer_offset(self, request: Command) -> Command:
+        ext = request.ext
+        offset = self.offsets.get((ext["consumerGroup"], ext["topic"], int(ext["queueId"])))
+        if offset is None:
+            return request.answer(ResponseCode.QUERY_NOT_FOUND, "no offset of this group")
+        return request.answer(0, ext={"offset": str(offset)})
+
+    def on_update_consumer_offset(self, request: Command) -> Command:
+        ext = request.ext
+        self.offsets[ext["consumerGroup"], ext["topic"], int(ext["queueId"])] = int(ext["commitOffset"])
+        self.stir()
+        return request.answer(0)
+
+    def on_get_min_offset(self, request: Command) -> Command:
+        return request.answer(0, ext={"offset": "0"})
+
+    def on_get_max_offset(self, request: Command) -> Command:
+        queue = self.queues[request.ext["topic"], int(request.ext["queueId"])]
+        return request.answer(0, ext={"offset": str(len(queue))})
+
+    def on_search_offset_by_timestamp(self, request: Command) -> Command:
+        return request.answer(0, ext={"offset": "1"})
+
+    def on_heart_beat(self, request: Command) -> Command:
+        data = HeartbeatData.from_bytes(request.body)
+        for consumer in data.consumer_data_set:
+            if data.client_id not in self.groups[consumer.group_name]:
+                self.groups[consumer.group_name].append(data.client_id)
+        return request.answer(0)
+
+    def on_unregister_client(self, request: Command) -> Command:
+        members = self.groups[request.ext.get("consumerGroup", "")]
+        if request.ext["clientID"] in members:
+            members.remove(request.ext["clientID"])
+        return request.answer(0)
+
+    def on_get_consumer_list_by_group(self, request: Command) -> Command:
+        members = self.groups[request.ext["consumerGroup"]]
+        if not members:
+            return request.answer(1, "no consumer for this group")
+        return request.answer(0, body=ConsumerList(consumer_id_list=members).to_bytes())
+
+    def on_update_and_create_topic(self, request: Command) -> Command:
+        return request.answer(0)
+
+    async def notify(self, group: str) -> None:
+        """Tell every client that the members of ``group`` changed."""
+        for connection in self.connections:
+            await connection.write(Command(40, {"consumerGroup": group}, flag=2))
+
+
+class FakeNameserver(Fake):
+    """Knows the brokers and the topics that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.brokers: list[FakeBroker] = []
+        self.topics: dict[str, int] = {}
+        self.perm = 6
+
+    def broker_datas(self) -> list[BrokerData]:
+        return [
+            BrokerData(cluster="C", broker_name=broker.name, broker_addrs={0: broker.address})
+            for broker in self.brokers
+        ]
+
+    def on_get_routeinfo_by_topic(self, request: Command) -> Command:
+        count = self.topics.get(request.ext["topic"])
+        if count is None:
+            return request.answer(17, "No topic route info in name server")
+        queues = [
+            QueueData(broker_name=broker.name, read_queue_nums=count, write_queue_nums=count, perm=self.perm)
+            for broker in self.brokers
+        ]
+        return request.answer(
+            0, body=Route(queue_datas=queues, broker_datas=self.broker_datas()).to_bytes(quoted_keys=True)
+        )
+
+    def on_get_broker_cluster_info(self, request: Command) -> Command:
+        table = {data.broker_name: data for data in self.broker_datas()}
+        return request.answer(
+            0, body=ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": list(table)}).to_bytes()
+        )
+
+    def on_get_all_topic_list_from_nameserver(self, request: Command) -> Command:
+        return request.answer(0, body=TopicList(topic_list=list(self.topics)).to_bytes())
+
+
+class FakeCluster:
+    """One nameserver and some brokers; ``address`` is the nameserver's."""
+
+    def __init__(self, nameserver: FakeNameserver, brokers: list[FakeBroker]) -> None:
+        self.nameserver = nameserver
+        self.brokers = brokers
+        self.broker = brokers[0]
+        self.address = nameserver.address
+
+
+@asynccontextmanager
+async def run_fake_cluster(brokers: int = 1, **topics: int) -> AsyncIterator[FakeCluster]:
+    async with AsyncExitStack() as stack:
+        nameserver = FakeNameserver()
+        nameserver.topics = topics or {"T": 2}
+        nameserver.address = await stack.enter_async_context(run_peer(nameserver.script))
+        for number in range(brokers):
+            broker = FakeBroker(f"broker-{'abc'[number]}")
+            broker.address = await stack.enter_async_context(run_peer(broker.script))
+            nameserver.brokers.append(broker)
+        yield FakeCluster(nameserver, nameserver.brokers)
+
+
+@pytest.fixture
+def fake_cluster() -> Callable[..., Any]:
+    """``async with fake_cluster(brokers=2, T=4) as cluster``: two brokers with four queues of topic T each."""
+    return run_fake_cluster
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again after a second is tried again at once."""
+    monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0)
+    monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0)

@@ -1,0 +1,401 @@
+"""Sending: queues in turn, retries on other brokers, time-outs, batches, what goes over the wire."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import Message, MessageQueue, SendStatus
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.properties import decode_properties
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+
+
+def refuse(code: int) -> Callable[[Command], Command]:
+    return lambda request: request.answer(code, "not now")
+
+
+async def silent(request: Command) -> None:
+    await anyio.sleep_forever()
+
+
+async def test_a_message_arrives_with_all_its_parts(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer("senders") as producer,
+    ):
+        result = await producer.send("T", b"body", tags="a", keys=["k1", "k2"], properties={"color": "grün"})
+        (request,) = cluster.broker.seen(310)
+    properties = decode_properties(request.ext["i"])
+    assert properties == {"color": "grün", "KEYS": "k1 k2", "TAGS": "a", "UNIQ_KEY": result.message_id}
+    assert request.body == b"body"
+    assert {name: request.ext[name] for name in "abcdefhjkm"} == {
+        "a": "senders", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "h": "0", "j": "0", "k": "false",
+        "m": "false",
+    }  # fmt: skip
+    assert result.status is SendStatus.OK
+    assert (result.offset_message_id, result.queue_offset) == ("ID0", 0)
+    assert result.queue == MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+
+
+async def test_queues_of_all_brokers_take_turns(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=3) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        queues = [(await producer.send("T", b"x")).queue for _ in range(12)]
+        assert await producer.queues("T") == sorted(set(queues))
+    assert len(set(queues[:6])) == 6
+    assert queues[:6] == queues[6:]
+
+
+async def test_many_tasks_send_at_once_and_each_gets_its_own_result(fake_cluster: Cluster) -> None:
+    results: dict[int, gantrymq.SendResult] = {}
+    async with (
+        fake_cluster(brokers=2, T=2) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+
+        async def send(number: int) -> None:
+            results[number] = await producer.send("T", b"%d" % number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(send, number)
+        for number, result in results.items():
+            broker = next(one for one in cluster.brokers if one.name == result.queue.broker_name)
+            record = broker.queues["T", result.queue.queue_id][result.queue_offset]
+            assert b"%d" % number in record
+            assert result.message_id.encode() in record
+        assert len({result.message_id for result in results.values()}) == 200
+        assert len(cluster.broker.connections) == 1
+
+
+@pytest.mark.parametrize("code", [1, 14, 16, 17, 204, 205])
+async def test_a_refusal_that_another_broker_may_not_share_is_sent_to_another_broker(
+    fake_cluster: Cluster, code: int
+) -> None:
+    async with (
+        fake_cluster(brokers=2, T=2) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.brokers[0].answers[310] = refuse(code)
+        queues = [(await producer.send("T", b"x")).queue.broker_name for _ in range(4)]
+        assert queues == ["broker-b"] * 4
+
+
+@pytest.mark.parametrize("code", [2, 3, 13, 26])
+async def test_other_refusals_are_raised_at_once(fake_cluster: Cluster, code: int) -> None:
+    async with (
+        fake_cluster(brokers=2, T=2) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        for broker in cluster.brokers:
+            broker.answers[310] = refuse(code)
+        with pytest.raises(gantrymq.BrokerError, match=rf"127.0.0.1:\d+ answered {code} .*: not now") as caught:
+            await producer.send("T", b"x")
+        assert (caught.value.code, caught.value.remark) == (code, "not now")
+        assert caught.value.address in [broker.address for broker in cluster.brokers]
+        assert sum(len(broker.seen(310)) for broker in cluster.brokers) == 1
+
+
+async def test_after_three_attempts_the_last_error_is_raised(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.broker.answers[310] = refuse(1)
+        with pytest.raises(gantrymq.BrokerError):
+            await producer.send("T", b"x")
+        first, second, third = cluster.broker.seen(310)
+        assert first.ext["i"] == second.ext["i"] == third.ext["i"]  # one message, one id, however often it is sent
+        assert len({request.ext["e"] for request in (first, second, third)}) == 3
+
+
+async def test_retries_can_be_switched_off(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(retries=0) as producer,
+    ):
+        cluster.broker.answers[310] = refuse(1)
+        with pytest.raises(gantrymq.BrokerError):
+            await producer.send("T", b"x")
+        assert len(cluster.broker.seen(310)) == 1
+
+
+async def test_a_broker_that_hangs_up_is_left_for_another(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+
+        async def hang_up(request: Command) -> None:
+            for connection in cluster.brokers[0].connections:
+                await connection.stream.aclose()
+
+        cluster.brokers[0].answers[310] = hang_up
+        for _ in range(2):
+            assert (await producer.send("T", b"x")).queue.broker_name == "broker-b"
+
+
+async def test_a_broker_that_is_gone_is_left_for_another(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.brokers[0].address = "127.0.0.1:1"
+        for _ in range(2):
+            assert (await producer.send("T", b"x")).queue.broker_name == "broker-b"
+
+
+async def test_no_answer_in_time_is_a_send_timeout_that_says_what_may_have_happened(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=0.05) as producer,
+    ):
+        cluster.broker.answers[310] = silent
+        with pytest.raises(
+            gantrymq.SendTimeout, match=r"broker-a .* T within 0.05 s: it may be stored all the same"
+        ) as caught:
+            await producer.send("T", b"x")
+        assert cluster.broker.address in str(caught.value)
+        assert len(cluster.broker.seen(310)) == 1
+        with pytest.raises(gantrymq.SendTimeout, match=r"within 0.01 s"):
+            await producer.send("T", b"x", timeout=0.01)
+
+
+async def test_a_nameserver_that_does_not_answer_is_a_send_timeout(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=0.05) as producer,
+    ):
+        cluster.nameserver.answers[105] = silent
+        with pytest.raises(gantrymq.SendTimeout, match="no nameserver told the route of T within 0.05 s"):
+            await producer.send("T", b"x")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [(10, "FLUSH_DISK_TIMEOUT"), (11, "SLAVE_NOT_AVAILABLE"), (12, "FLUSH_SLAVE_TIMEOUT")]
+)
+async def test_a_guarantee_that_was_not_met_is_a_status_not_an_error(
+    fake_cluster: Cluster, code: int, status: str
+) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        ext = {"msgId": "X", "queueId": "0", "queueOffset": "5"}
+        cluster.broker.answers[310] = lambda request: request.answer(code, ext=ext)
+        result = await producer.send("T", b"x")
+        assert (result.status.name, result.queue_offset) == (status, 5)
+
+
+async def test_an_answer_that_cannot_be_read_is_told_with_its_address(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.broker.answers[310] = lambda request: request.answer(0)
+        with pytest.raises(gantrymq.BadAnswer, match=rf"{cluster.broker.address} answered what cannot be read"):
+            await producer.send("T", b"x")
+
+
+async def test_a_queue_can_be_given_or_picked_and_then_there_is_one_attempt(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        wanted = MessageQueue(topic="T", broker_name="broker-b", queue_id=2)
+        assert (await producer.send("T", b"x", queue=wanted)).queue == wanted
+        picked = [
+            (await producer.send("T", b"x", queue=lambda queues: queues[7 % len(queues)])).queue for _ in range(3)
+        ]
+        assert picked == [MessageQueue(topic="T", broker_name="broker-b", queue_id=3)] * 3
+        for broker in cluster.brokers:
+            broker.answers[310] = refuse(1)
+            broker.requests.clear()
+        with pytest.raises(gantrymq.BrokerError):
+            await producer.send("T", b"x", queue=wanted)
+        assert sum(len(broker.seen(310)) for broker in cluster.brokers) == 1
+
+
+async def test_large_bodies_are_compressed_and_small_or_dense_ones_are_not(fake_cluster: Cluster) -> None:
+    dense = zlib.compress(bytes(range(256)) * 100, 9) * 10
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        for body in (b"x" * 4095, b"x" * 4096, b"x" * 300_000, zlib.compress(dense, 9)[:100] * 1 + dense[:1]):
+            await producer.send("T", body)
+        small, large, larger, tiny = cluster.broker.seen(310)
+    assert (small.body, small.ext["f"]) == (b"x" * 4095, "0")
+    assert large.body[:2] == b"\x78\x5e"
+    assert (zlib.decompress(large.body), large.ext["f"]) == (b"x" * 4096, "1")
+    assert (zlib.decompress(larger.body), larger.ext["f"]) == (b"x" * 300_000, "1")
+    assert tiny.ext["f"] == "0"
+
+
+async def test_a_batch_is_one_request_and_has_a_result_for_each_message(fake_cluster: Cluster) -> None:
+    messages = [Message("T", b"%d" % number, tags="t", keys=(f"k{number}",)) for number in range(3)]
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        results = await producer.send_batch(messages)
+        again = await producer.send_batch(messages)
+        first, _ = cluster.broker.seen(320)
+    assert [result.queue_offset for result in results + again] == [0, 1, 2, 3, 4, 5]
+    assert [result.offset_message_id for result in results] == ["ID0", "ID1", "ID2"]
+    assert len({result.message_id for result in results + again}) == 6
+    assert (first.ext["m"], first.ext["i"]) == ("true", "")
+    properties = f"KEYS\x01k0\x02TAGS\x01t\x02UNIQ_KEY\x01{results[0].message_id}".encode()
+    size = 20 + 1 + 2 + len(properties)
+    row = struct.pack(">iiiii", size, 0, 0, 0, 1) + b"0" + struct.pack(">h", len(properties)) + properties
+    assert first.body.startswith(row)
+
+
+async def test_a_batch_that_cannot_go_together_is_refused_before_it_is_sent(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        with pytest.raises(gantrymq.InvalidMessage, match="at least one message"):
+            await producer.send_batch([])
+        with pytest.raises(gantrymq.InvalidMessage, match="one topic, not both T and U"):
+            await producer.send_batch([Message("T", b"x"), Message("U", b"x")])
+        with pytest.raises(gantrymq.InvalidMessage, match="4194304 is the limit: send smaller ones"):
+            await producer.send_batch([Message("T", bytes(1024 * 1024))] * 4)
+        assert not cluster.broker.requests
+
+
+async def test_a_oneway_message_is_sent_without_waiting(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.broker.answers[310] = silent
+        await producer.send_oneway("T", b"x", tags="a")
+        (request,) = await cluster.broker.wait_for(310)
+        assert request.is_oneway
+
+
+async def test_a_topic_that_no_broker_has_goes_to_those_that_create_topics(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(TBW102=8) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        queues = {(await producer.send("New", b"x")).queue.queue_id for _ in range(8)}
+        assert queues == {0, 1, 2, 3}
+        assert cluster.nameserver.seen(105)[0].ext == {"topic": "New", "acceptStandardJsonOnly": "true"}
+
+
+async def test_no_route_at_all_is_told_with_what_to_do(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(Other=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        with pytest.raises(
+            gantrymq.NoRoute, match=rf"no route to topic T: nameservers {cluster.address} .*topic create T"
+        ):
+            await producer.send("T", b"x")
+
+
+async def test_a_topic_without_a_writable_queue_is_no_route(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.nameserver.perm = 4
+        with pytest.raises(gantrymq.NoRoute, match="T has no writable queue"):
+            await producer.send("T", b"x")
+        cluster.nameserver.perm = 6
+        await producer.send("T", b"x")
+
+
+async def test_bad_messages_are_refused_before_the_network(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        with pytest.raises(gantrymq.InvalidMessage, match="empty"):
+            await producer.send("T", b"")
+        with pytest.raises(gantrymq.InvalidMessage, match="needs a body"):
+            await producer.send("T")
+        with pytest.raises(gantrymq.InvalidMessage, match="not both"):
+            await producer.send(Message("T", b"x"), tags="a")
+        with pytest.raises(gantrymq.InvalidName):
+            await producer.send("../x", b"x")
+        with pytest.raises(gantrymq.InvalidMessage):
+            await producer.send_oneway("T", b"")
+        assert not cluster.broker.requests
+        assert not cluster.nameserver.requests
+
+
+async def test_a_producer_tells_the_broker_that_it_comes_and_goes(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.producer("senders") as producer:
+            await producer.send("T", b"x")
+            (beat,) = cluster.broker.seen(34)
+            assert b'"producerDataSet":[{"groupName":"senders"}]' in beat.body
+        (farewell,) = cluster.broker.seen(35)
+        assert farewell.ext == {"clientID": client.client_id, "producerGroup": "senders"}
+
+
+async def test_a_producer_cannot_be_used_after_its_block(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        async with gantrymq.connect(cluster.address) as client:
+            async with client.producer("g") as producer:
+                pass
+            with pytest.raises(gantrymq.ClientClosed, match="producer of group g is closed"):
+                await producer.send("T", b"x")
+            with pytest.raises(gantrymq.ClientClosed):
+                await producer.send_batch([Message("T", b"x")])
+            with pytest.raises(gantrymq.ClientClosed):
+                await producer.send_oneway("T", b"x")
+        with pytest.raises(gantrymq.ClientClosed, match="client is closed"):
+            async with client.producer("g"):
+                pytest.fail("a closed client opens nothing")
+
+
+async def test_a_cancelled_send_leaves_the_producer_usable(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.broker.answers[310] = silent
+        with anyio.move_on_after(0.02):
+            await producer.send("T", b"x")
+        del cluster.broker.answers[310]
+        assert (await producer.send("T", b"y")).status is SendStatus.OK
