@@ -27,16 +27,16 @@ JAVA_MIN = 17
 PYSPARK_MIN = (4, 2)
 
 _LOG4J = """\
-rootLogger.level = error
+rootLogger.level = {level}
 # Spark sets the root's level to this logger's, and says so, where the two differ.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
+logger.gateway.level = {level}
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} spark %p %c{1}: %m%n
+appender.stderr.layout.pattern = %d{{HH:mm:ss}} spark %p %c{{1}}: %m%n
 """
 
 
@@ -92,27 +92,36 @@ def session(
     *,
     cores: int | None = None,
     memory: str = "1g",
+    log_level: str = "error",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A local Spark session in which the format ``gantrymq`` is registered; the one that runs already, if any does.
 
     It stays on this machine: loopback only, no web page, nothing downloaded. ``cores`` are the tasks at one time (all
-    cores by default), ``memory`` is the JVM's heap, ``config`` adds settings of Spark or overrides ours. Spark's Python
-    workers run in this interpreter, whatever ``python3`` on the path is; for that the variables ``PYSPARK_PYTHON`` and
-    ``PYSPARK_DRIVER_PYTHON`` of this process are set. Starting takes about five seconds. The caller stops it.
+    cores by default), ``memory`` is the JVM's heap, ``log_level`` what Spark says on stderr (error, warn, info, off),
+    ``config`` adds settings of Spark or overrides ours. Spark's Python workers run in this interpreter, whatever
+    ``python3`` on the path is; for that the variables ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` of this process
+    are set. Starting takes about five seconds. The caller stops it.
 
     Raises :class:`SparkMissing` where Spark cannot run.
     """
     status = spark_status()
     if not status:
         raise SparkMissing(status.reason)
-    from pyspark.sql import SparkSession
-
-    running = SparkSession.getActiveSession()
-    if running is None:
-        running = _start(app_name, cores, memory, config or {})
+    running = find_running() or _start(app_name, cores, memory, log_level, config or {})
     register(running)
     return running
+
+
+def find_running() -> SparkSession | None:
+    """The session that runs in this process, if any, whichever thread started it."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except PySparkException:
+        return None
 
 
 def register(spark: SparkSession) -> None:
@@ -122,7 +131,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(GantryDataSource)
 
 
-def _start(app_name: str, cores: int | None, memory: str, config: Mapping[str, str]) -> SparkSession:
+def _start(app_name: str, cores: int | None, memory: str, log_level: str, config: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -131,7 +140,7 @@ def _start(app_name: str, cores: int | None, memory: str, config: Mapping[str, s
     # Made for the life of this process: the JVM outlives the session, and its files with it.
     folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    (folder / "log4j2.properties").write_text(_LOG4J, encoding="ascii")
+    (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level), encoding="ascii")
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -15,8 +13,9 @@ from uuid import uuid4
 import attrs
 import msgspec
 
-from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing, reason
-from gantrymq.spark.local import register, session, spark_status
+from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
+from gantrymq.spark.job import Progress, run_job
+from gantrymq.spark.local import spark_status
 from gantrymq.spark.options import Offsets, read_options
 from gantrymq.spark.ranges import QueueRange, settle_ranges
 from gantrymq.spark.wire import Wire
@@ -28,11 +27,6 @@ FILE_ROWS = 500_000
 """A queue with more messages than that is read by several tasks, each of which writes a file of its own."""
 _SUCCESS = "_SUCCESS"
 _EXPORTED = re.compile(r"part-.+\.parquet|_SUCCESS|\..+\.crc|\.partial-.+")
-POLL_SECONDS = 0.2
-"""How often progress is asked for."""
-
-Progress = Callable[[int, int], None]
-"""Called with the tasks that are done, and all of them; one task is one file."""
 
 
 @attrs.frozen
@@ -62,8 +56,8 @@ def export(
 
     What is exported is settled at the start: messages that come later are left out. The folder must be new or empty;
     with ``overwrite``, files of an earlier export are replaced. ``spark`` is a session to use; without one a local one
-    is started and stopped. Offsets are those of the data source. ``progress`` is called from another thread while Spark
-    works, and once at the end.
+    is started and stopped. Offsets are those of the data source. ``progress`` is called with the files that are done,
+    and all of them. An interrupted export (KeyboardInterrupt) is cancelled in Spark before the interrupt goes on.
 
     Raises :class:`SparkMissing`, :class:`FolderInUse`, and what reading raises, all of them :class:`SparkError`; what
     can be checked is checked before Spark starts.
@@ -87,8 +81,7 @@ def export(
     existed = folder.exists()
     partial = _make_partial(folder)
     try:
-        with _session(spark) as running:
-            _write(running, given, partial, progress)
+        run_job(lambda running: _write(running, given, partial), spark, progress)
         rows, size, files = _measure(partial)
         wanted = sum(item.rows for item in ranges)
         if rows < wanted and fail_on_data_loss:
@@ -119,53 +112,9 @@ def _settled(ranges: list[QueueRange]) -> dict[str, str]:
     }
 
 
-@contextmanager
-def _session(given: SparkSession | None) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession
-
-    ours = given is None and SparkSession.getActiveSession() is None
-    running = session() if given is None else given
-    try:
-        register(running)
-        yield running
-    finally:
-        if ours:
-            running.stop()
-
-
-def _write(spark: SparkSession, options: dict[str, str], folder: Path, progress: Progress | None) -> None:
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    group = f"gantrymq-export-{uuid4()}"
-    spark.sparkContext.setJobGroup(group, f"export of {options['topic']}", interruptOnCancel=True)
-    done = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(spark, group, done, progress), daemon=True)
-    if progress is not None:
-        watcher.start()
-    try:
-        frame = spark.read.format("gantrymq").options(**options).load()
-        frame.write.mode("append").option("compression", "zstd").parquet(folder.as_uri())
-    except (PySparkException, Py4JError) as error:
-        raise SparkError(reason(error)) from error
-    finally:
-        done.set()
-        if watcher.is_alive():
-            watcher.join()
-
-
-def _watch(spark: SparkSession, group: str, done: threading.Event, progress: Progress) -> None:
-    tracker = spark.sparkContext.statusTracker()
-    while not done.wait(POLL_SECONDS):
-        stages = [
-            stage
-            for job_id in tracker.getJobIdsForGroup(group)
-            if (job := tracker.getJobInfo(job_id)) is not None
-            for stage_id in job.stageIds
-            if (stage := tracker.getStageInfo(stage_id)) is not None
-        ]
-        if stages:
-            progress(sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+def _write(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
+    frame = spark.read.format("gantrymq").options(**options).load()
+    frame.write.mode("append").option("compression", "zstd").parquet(folder.as_uri())
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ import rich_click as click
 
 if TYPE_CHECKING:
     from gantrymq.spark import ExportResult
-    from gantrymq.spark.parquet import Progress
+    from gantrymq.spark.job import Progress
 
 
 class SparkNotHere(click.ClickException):

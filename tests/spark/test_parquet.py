@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gantrymq.cli.__main__ import run
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.spark import FolderInUse, SparkError, UnknownTopic, WrongOption, export
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def test_an_export_holds_every_message_and_counts_what_it_wrote(
 
 
 def test_what_comes_after_the_start_is_left_out(spark: SparkSession, orders: FakeCluster, tmp_path: Path) -> None:
-    def script(request: Any) -> None:
+    def script(request: Command) -> None:
         if request.code == RequestCode.PULL_MESSAGE:
             orders.put("orders", 0, b"late")
 
@@ -139,6 +141,26 @@ def test_progress_counts_files(spark: SparkSession, orders: FakeCluster, tmp_pat
     seen: list[tuple[int, int]] = []
     export("orders", tmp_path, orders.address, spark=spark, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (2, 2)
+
+
+def test_an_interrupted_export_is_cancelled_and_leaves_nothing(
+    spark: SparkSession, orders: FakeCluster, tmp_path: Path
+) -> None:
+    released = threading.Event()
+
+    def script(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            released.wait(60)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    orders.script = script
+    with pytest.raises(KeyboardInterrupt):
+        export("orders", tmp_path / "out", orders.address, spark=spark, progress=interrupt)
+    assert not (tmp_path / "out").exists()
+    released.set()
+    assert export("orders", tmp_path / "out", orders.address, spark=spark).rows == 20
 
 
 def test_the_command_exports(
