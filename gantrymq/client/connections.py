@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -19,12 +20,14 @@ Greeting = Callable[[Channel], Awaitable[None]]
 
 
 class Connections:
-    """All connections of one client. They live in ``tasks`` and end with it."""
+    """All connections of one client. They live in ``tasks`` and end with :meth:`aclose`, not when it is cancelled:
+    a consumer that is cancelled still has to commit what it has done."""
 
     def __init__(self, tasks: TaskGroup, handler: Handler) -> None:
         self._tasks = tasks
         self._handler = handler
         self._channels: dict[str, Channel] = {}
+        self._started: list[Channel] = []
         self._opening: dict[str, anyio.Lock] = {}
         self._closed = False
 
@@ -45,7 +48,9 @@ class Connections:
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
             channel = Channel(address, self._handler)
-            await self._tasks.start(channel.run)
+            self._started = [one for one in self._started if not one.closed]
+            self._started.append(channel)
+            await self._tasks.start(partial(channel.run, shield=True))
             if greet is not None:
                 await greet(channel)
             self._channels[address] = channel
@@ -54,7 +59,7 @@ class Connections:
     async def aclose(self) -> None:
         """Close all connections; none is opened again."""
         self._closed = True
-        for channel in self._channels.values():
+        for channel in self._started:
             await channel.aclose()
 
 

@@ -74,10 +74,9 @@ class Consumer(Generic[R]):
                     return message
             await self._more()
 
-    async def batches(self, max: int = BATCH_MESSAGES) -> AsyncIterator[list[R]]:
+    def batches(self, max: int = BATCH_MESSAGES) -> Batches[R]:
         """Lists of 1 to ``max`` messages, whatever is there; waits only while there is none."""
-        while True:
-            yield await self.next_batch(max)
+        return Batches(self, max)
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
         """1 to ``max`` messages; waits while there is none."""
@@ -221,6 +220,21 @@ class Consumer(Generic[R]):
             await puller.commit(confirmed=confirmed)
         except GantryError as error:
             log.warning("commit_failed", topic=self.topic, queue=puller.queue.queue_id, reason=str(error))
+
+
+class Batches(Generic[R]):
+    """An iterator over lists of messages; unlike a generator it may be left at any time."""
+
+    def __init__(self, consumer: Consumer[R], max: int) -> None:
+        self._consumer = consumer
+        self._max = max
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[R]:
+        """As :meth:`Consumer.next_batch`."""
+        return await self._consumer.next_batch(self._max)
 
 
 @asynccontextmanager

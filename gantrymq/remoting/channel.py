@@ -128,12 +128,14 @@ class Channel:
         *,
         stream: ByteStream | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        shield: bool = False,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Connect (unless ``stream`` is given) and serve the connection until it ends.
 
-        Started once the connection stands. Raises :class:`ConnectFailed` before that, nothing afterwards: the end of
-        the connection is told to the callers.
+        With ``shield`` a connection that stands outlives the cancellation of the task, for last words, and ends with
+        :meth:`aclose` alone. Started once the connection stands. Raises :class:`ConnectFailed` before that, nothing
+        afterwards: the end of the connection is told to the callers.
         """
         if stream is None:
             stream = await self._connect(connect_timeout)
@@ -143,6 +145,7 @@ class Channel:
         try:
             async with stream, anyio.create_task_group() as tasks:
                 self._tasks = tasks
+                tasks.cancel_scope.shield = shield
                 tasks.start_soon(self._write, stream)
                 task_status.started()
                 await self._read(stream)

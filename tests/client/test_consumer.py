@@ -1,0 +1,493 @@
+"""Consuming: where a group starts, what it commits, how its members share queues, and what brokers may do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import MessageQueue
+from gantrymq.remoting.bodies import HeartbeatData
+from gantrymq.remoting.command import Command
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+
+
+async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int) -> list[gantrymq.ReceivedMessage]:
+    with anyio.fail_after(20):
+        return [await anext(messages) for _ in range(count)]
+
+
+async def test_messages_come_in_order_with_all_their_parts(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(100):
+            cluster.broker.store(
+                "T", 0, b"%d" % number, f"TAGS\x01a\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01U{number}\x02c\x01d"
+            )
+        async with client.consumer("T", "g", start="first") as messages:
+            got = await take(messages, 100)
+    assert [message.body for message in got] == [b"%d" % number for number in range(100)]
+    assert [message.queue_offset for message in got] == list(range(100))
+    first = got[0]
+    assert (first.tags, first.keys, first.message_id, first.properties["c"]) == ("a", ("k1", "k2"), "U0", "d")
+    assert (first.queue, first.broker_name, first.topic) == (Q0, "broker-a", "T")
+
+
+async def test_what_is_acknowledged_is_committed_at_the_end_and_not_got_again(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(10):
+            cluster.broker.store("T", number % 2, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 10):
+                await message.ack()
+                await message.ack()
+        assert cluster.broker.offsets == {("g", "T", 0): 5, ("g", "T", 1): 5}
+        cluster.broker.store("T", 0, b"new")
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"new"
+
+
+async def test_what_is_not_acknowledged_comes_again_from_the_oldest_on(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(5):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            got = await take(messages, 5)
+            for number in (0, 1, 4, 3):
+                await got[number].ack()
+        assert cluster.broker.offsets == {("g", "T", 0): 2}
+        async with client.consumer("T", "g") as messages:
+            assert [message.body for message in await take(messages, 3)] == [b"2", b"3", b"4"]
+
+
+async def test_offsets_are_told_in_between_without_waiting_for_an_answer(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            await cluster.broker.wait_for(11, 2)
+            assert not [request for request in cluster.broker.seen(15) if request.ext["commitOffset"] != "0"]
+            await message.ack()
+            while cluster.broker.offsets.get(("g", "T", 0)) != 1:
+                await cluster.broker.changed.wait()
+            assert cluster.broker.seen(15)[-1].is_oneway
+
+
+async def test_a_commit_can_be_asked_for(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            await (await take(messages, 1))[0].ack()
+            await messages.commit()
+            assert cluster.broker.offsets == {("g", "T", 0): 1}
+
+
+@pytest.mark.parametrize(
+    ("start", "expected", "asked"),
+    [
+        ("first", b"0", 31),
+        (1_700_000_000_000, b"1", 29),
+        (datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC), b"1", 29),
+    ],
+)
+async def test_a_new_group_starts_where_it_is_told(
+    fake_cluster: Cluster, start: Any, expected: bytes, asked: int
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start=start) as messages:
+            assert (await take(messages, 1))[0].body == expected
+        (question,) = cluster.broker.seen(asked)
+        if asked == 29:
+            assert question.ext["timestamp"] == "1700000000000"
+
+
+async def test_a_new_group_that_starts_last_gets_what_is_sent_from_then_on(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"old")
+        async with client.consumer("T", "g") as messages:
+            cluster.broker.store("T", 0, b"new")
+            assert (await take(messages, 1))[0].body == b"new"
+
+
+async def test_a_group_with_an_offset_goes_on_there_whatever_it_is_told(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        cluster.broker.offsets["g", "T", 0] = 2
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"2"
+
+
+async def test_tags_are_compared_as_text_and_the_offset_passes_the_others(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        # Aa and BB have one hash, by which a broker may let both pass
+        for tag in ("Aa", "BB", "c", "Aa", "d"):
+            cluster.broker.store("T", 0, tag.encode(), f"TAGS\x01{tag}")
+        cluster.broker.store("T", 0, b"untagged")
+        async with client.consumer("T", "g", tags=" Aa || c ", start="first") as messages:
+            got = await take(messages, 3)
+            assert [message.tags for message in got] == ["Aa", "c", "Aa"]
+            for message in got:
+                await message.ack()
+        assert cluster.broker.offsets == {("g", "T", 0): 6}
+
+
+async def test_a_member_tells_the_broker_what_it_wants_and_goes_with_a_farewell(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", tags="a||b", start="first"):
+            (consumer,) = HeartbeatData.from_bytes(cluster.broker.seen(34)[0].body).consumer_data_set
+            await cluster.broker.wait_for(11)
+        (farewell,) = cluster.broker.seen(35)
+    assert (consumer.group_name, consumer.consume_type, consumer.message_model, consumer.consume_from_where) == (
+        "g", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET",
+    )  # fmt: skip
+    (subscription,) = consumer.subscription_data_set
+    assert (subscription.topic, subscription.tags_set, subscription.code_set) == ("T", {"a", "b"}, {97, 98})
+    pull = cluster.broker.seen(11)[0].ext
+    assert (pull["subVersion"], pull["sysFlag"], pull["suspendTimeoutMillis"], pull["maxMsgNums"]) == (
+        str(subscription.sub_version), "2", "15000", "32",
+    )  # fmt: skip
+    assert farewell.ext == {"clientID": client.client_id, "consumerGroup": "g"}
+
+
+async def test_members_share_the_queues_and_one_takes_over_what_another_leaves(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as one,
+        gantrymq.connect(cluster.address) as two,
+    ):
+        async with one.consumer("T", "g", start="first") as first:
+            assert len(first.queues) == 4
+            for number in range(20):
+                cluster.broker.store("T", number % 4, b"%d" % number)
+            early = await take(first, 20)
+            for message in early:
+                await message.ack()
+            await first.commit()
+            async with two.consumer("T", "g", start="first") as second:
+                await cluster.broker.notify("g")
+                with anyio.fail_after(20):
+                    while len(first.queues) != 2 or len(second.queues) != 2:
+                        await cluster.broker.changed.wait()
+                assert sorted(first.queues + second.queues) == [
+                    MessageQueue(topic="T", broker_name="broker-a", queue_id=number) for number in range(4)
+                ]
+                for number in range(20, 40):
+                    cluster.broker.store("T", number % 4, b"%d" % number)
+                late = await take(first, 10) + await take(second, 10)
+                assert {message.body for message in late} == {b"%d" % number for number in range(20, 40)}
+                unacknowledged = [message for message in late if message.queue in second.queues]
+                for message in late:
+                    if message not in unacknowledged:
+                        await message.ack()
+            await cluster.broker.notify("g")
+            again = await take(first, 10)
+            assert {message.body for message in again} == {message.body for message in unacknowledged}
+            assert len(first.queues) == 4
+
+
+async def test_an_acknowledgement_after_the_queue_was_lost_moves_nothing(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues:
+                    await cluster.broker.changed.wait()
+            await message.ack()
+        assert cluster.broker.offsets.get(("g", "T", 0), 0) == 0
+
+
+async def test_an_offset_that_the_broker_corrects_is_taken_over(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        cluster.broker.offsets["g", "T", 0] = 50
+        async with client.consumer("T", "g") as messages:
+            await cluster.broker.wait_for(11, 2)
+            cluster.broker.store("T", 0, b"next")
+            (message,) = await take(messages, 1)
+            assert message.body == b"next"
+            await message.ack()
+        assert cluster.broker.offsets["g", "T", 0] == 4
+
+
+@pytest.mark.parametrize("code", [19, 20])
+async def test_an_empty_answer_moves_on_to_the_offset_it_names(fake_cluster: Cluster, code: int) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+
+        def nothing_for_you(request: Command) -> Command:
+            del cluster.broker.answers[11]
+            return cluster.broker.pulled(request, code, b"", 2)
+
+        cluster.broker.answers[11] = nothing_for_you
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"2"
+
+
+@pytest.mark.parametrize("code", [1, 2, 16, 24, 25, 26])
+async def test_a_pull_that_is_refused_is_tried_again(fake_cluster: Cluster, no_pause: None, code: int) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+
+        def refuse(request: Command) -> Command:
+            del cluster.broker.answers[11]
+            return request.answer(code, "not now")
+
+        cluster.broker.answers[11] = refuse
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+            # a broker that does not know the subscription is told it again before the next pull
+            assert len(cluster.broker.seen(34)) == (2 if code in (24, 25) else 1)
+
+
+async def test_a_pull_body_that_cannot_be_read_is_tried_again(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+
+        def torn(request: Command) -> Command:
+            del cluster.broker.answers[11]
+            return cluster.broker.pulled(request, 0, cluster.broker.queues["T", 0][0][:-3], 1)
+
+        cluster.broker.answers[11] = torn
+        async with client.consumer("T", "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+
+
+async def test_a_lost_connection_is_opened_again_and_the_broker_told_who_comes(
+    fake_cluster: Cluster, no_pause: None
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", start="first") as messages:
+            await cluster.broker.wait_for(11)
+            await cluster.broker.connections[0].stream.aclose()
+            cluster.broker.store("T", 0, b"x")
+            assert (await take(messages, 1))[0].body == b"x"
+            assert len(cluster.broker.connections) == 2
+            assert len(cluster.broker.seen(34)) == 2
+
+
+async def test_nothing_more_is_pulled_while_too_much_is_outstanding(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.progress.OUTSTANDING_MAX_MESSAGES", 64)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(200):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            got = await take(messages, 64)
+            with anyio.move_on_after(0.05) as scope:
+                await anext(messages)
+            assert scope.cancelled_caught
+            assert len(cluster.broker.seen(11)) == 2
+            for message in got:
+                await message.ack()
+            assert (await take(messages, 1))[0].body == b"64"
+
+
+async def test_a_cancelled_wait_loses_no_message(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", start="first") as messages:
+            for number in range(50):
+                with anyio.move_on_after(0):
+                    pytest.fail(f"nothing was sent, but {await anext(messages)} came")
+                cluster.broker.store("T", 0, b"%d" % number)
+                assert (await take(messages, 1))[0].body == b"%d" % number
+
+
+async def test_batches_hold_what_is_there_up_to_their_size(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(70):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            got: list[bytes] = []
+            sizes: list[int] = []
+            async for batch in messages.batches(max=20):
+                got += [message.body for message in batch]
+                sizes.append(len(batch))
+                if len(got) == 70:
+                    break
+    assert got == [b"%d" % number for number in range(70)]
+    assert min(sizes) >= 1
+    assert max(sizes) == 20
+
+
+async def test_a_body_that_cannot_be_unpacked_is_an_error_of_its_message_alone(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"no zlib stream", sys_flag=1)
+        cluster.broker.store("T", 0, b"good")
+        async with client.consumer("T", "g", start="first") as messages:
+            bad, good = await take(messages, 2)
+            with pytest.raises(gantrymq.BodyError):
+                _ = bad.body
+            await bad.ack()
+            assert good.body == b"good"
+        assert cluster.broker.offsets == {("g", "T", 0): 1}
+
+
+async def test_reads_go_to_the_broker_that_the_answers_suggest_and_commits_to_the_master(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        master, slave = cluster.brokers
+        cluster.nameserver.brokers = [master]
+        plain = cluster.nameserver.broker_datas
+        monkeypatch.setattr(
+            cluster.nameserver,
+            "broker_datas",
+            lambda: [data for data in plain() if data.broker_addrs.update({1: slave.address}) is None],
+        )
+        for broker in (master, slave):
+            for number in range(40):
+                broker.store("T", 0, b"%d" % number)
+
+        def suggest(request: Command) -> Command:
+            answer = master.pulled(request, 0, b"".join(master.queues["T", 0][:32]), 32)
+            answer.ext["suggestWhichBrokerId"] = "1"
+            return answer
+
+        master.answers[11] = suggest
+        async with client.consumer("T", "g", start="first") as messages:
+            for message in await take(messages, 40):
+                await message.ack()
+            assert len(master.seen(11)) == 1
+            assert slave.seen(11)[0].ext["queueOffset"] == "32"
+            assert slave.seen(11)[0].ext["sysFlag"] == "2"
+        assert master.offsets == {("g", "T", 0): 40}
+        assert not slave.seen(15)
+
+
+async def test_a_topic_that_appears_later_is_consumed_from_then_on(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(Other=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", start="first") as messages:
+            assert messages.queues == []
+            cluster.broker.store("T", 0, b"x")
+            cluster.nameserver.topics["T"] = 1
+            assert (await take(messages, 1))[0].body == b"x"
+
+
+async def test_a_member_that_cannot_ask_for_the_others_keeps_what_it_has(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", start="first") as messages:
+            asked = len(cluster.broker.seen(38))
+            cluster.broker.answers[38] = lambda request: request.answer(1, "no consumer for this group")
+            await cluster.broker.notify("g")
+            await cluster.broker.wait_for(38, asked + 3)
+            assert len(messages.queues) == 2
+
+
+async def test_a_closed_consumer_raises_and_never_hangs(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+        with pytest.raises(gantrymq.ClientClosed, match="consumer of group g is closed"):
+            await anext(messages)
+        with pytest.raises(gantrymq.ClientClosed):
+            await messages.next_batch()
+        with pytest.raises(gantrymq.ClientClosed):
+            await messages.commit()
+        with pytest.raises(gantrymq.ClientClosed, match="acknowledge inside its block"):
+            await message.ack()
+
+
+async def test_one_who_waits_in_another_task_is_told_that_the_consumer_closed(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        told: list[gantrymq.ClientClosed] = []
+
+        async def wait() -> None:
+            try:
+                await anext(messages)
+            except gantrymq.ClientClosed as error:
+                told.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            async with client.consumer("T", "g") as messages:
+                tasks.start_soon(wait)
+                await cluster.broker.wait_for(11)
+        assert len(told) == 1
+
+
+async def test_a_second_consumer_of_one_group_in_one_client_is_refused(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g"):
+            with pytest.raises(gantrymq.GantryError, match="already consumes as group g"):
+                async with client.consumer("T", "g"):
+                    pytest.fail("two of one group")
+        async with client.consumer("T", "g"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"topic": "../x", "group": "g"}, "topic '../x' has characters"),
+        ({"topic": "T", "group": ""}, "group's name is blank"),
+        ({"topic": "T", "group": "g", "tags": " || "}, "no tag in the subscription"),
+        ({"topic": "T", "group": "g", "start": "middle"}, "neither first, last"),
+        ({"topic": "T", "group": "g", "start": -1}, "neither first, last"),
+        ({"topic": "T", "group": "g", "start": True}, "neither first, last"),
+    ],
+)
+async def test_what_no_broker_would_take_is_refused_before_the_network(
+    fake_cluster: Cluster, arguments: dict[str, Any], match: str
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(gantrymq.InvalidName, match=match):
+            async with client.consumer(**arguments):
+                pytest.fail("refused")
+        assert not cluster.nameserver.requests
+
+
+async def test_errors_of_the_block_come_out_as_they_are_and_what_is_done_is_committed(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        cluster.broker.store("T", 0, b"x")
+
+        async def fail() -> None:
+            async with (
+                gantrymq.connect(cluster.address) as client,
+                client.consumer("T", "g", start="first") as messages,
+            ):
+                await (await take(messages, 1))[0].ack()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        assert cluster.broker.offsets == {("g", "T", 0): 1}
+
+
+async def test_a_cancelled_block_still_commits_and_leaves_the_group(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        cluster.broker.store("T", 0, b"x")
+        with anyio.CancelScope() as scope:
+            async with (
+                gantrymq.connect(cluster.address) as client,
+                client.consumer("T", "g", start="first") as messages,
+            ):
+                async for message in messages:
+                    await message.ack()
+                    scope.cancel()
+        assert cluster.broker.offsets == {("g", "T", 0): 1}
+        assert cluster.broker.groups["g"] == []
+
+
+async def test_a_message_that_came_from_no_consumer_cannot_be_acknowledged() -> None:
+    message = gantrymq.ReceivedMessage("T", 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", b"", 100)
+    with pytest.raises(gantrymq.GantryError, match="did not come from a consumer"):
+        await message.ack()
