@@ -254,7 +254,7 @@ class ConsumeQueue:
             self._segments.delete_before(min(unit * UNIT, self._written))
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool]) -> int:
-        """See :meth:`ConsumeQueues.truncate`. All entries must be in the files, as after :meth:`load`."""
+        """See :meth:`ConsumeQueues.truncate`."""
         low = self._segments.start // UNIT
 
         def is_behind(unit: int) -> bool:
@@ -270,7 +270,9 @@ class ConsumeQueue:
             if size != FILLER_SIZE and 0 <= offset < bound and end - 1 > low and self._entry(end - 2)[0] < offset:
                 lowest = min(lowest, offset)
             end -= 1
-        self._written = end * UNIT
+        with self._guard:
+            del self._tail[max(end * UNIT - self._written, 0) :]
+            self._written = min(self._written, end * UNIT)
         self._segments.truncate(self._written)
         self.min_offset = min(self.min_offset, end)
         self._find_log_end()
