@@ -294,7 +294,7 @@ def _stop(data: memoryview | bytes, position: int) -> Stop:
         return Stop.DATA
     left = len(data) - position
     if left < BLANK_BYTES:
-        return Stop.CUT if any(data[position:]) else Stop.ZERO
+        return Stop.CUT
     size, magic = _PREFIX.unpack_from(data, position)
     if magic == BLANK_MAGIC and size == left:
         return Stop.BLANK

@@ -1,0 +1,125 @@
+"""An environment whose calls fail on demand; :mod:`gantrymq.testing.envs` has it too."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from typing import Any
+
+from gantrymq.kernel.env import Env, File
+
+
+class FaultEnv:
+    """Lets calls of another environment fail.
+
+    ``fail_at``: the how many-th call fails, counted from 1 over all that change something on the disk (``kinds``, when
+    given, are the only ones that count). ``forever``: so do all that follow. ``number`` is the errno. ``tear``: a write
+    that fails has written its first half (``"short"``) or its second (``"tear"``) before. ``calls`` counts all calls by
+    kind, ``failed`` those that were made to fail.
+    """
+
+    KINDS = (
+        "open", "pwrite", "datasync", "truncate", "preallocate", "mkdirs", "replace", "unlink", "rename", "rmtree",
+        "sync_dir",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        env: Env,
+        fail_at: int = 0,
+        *,
+        number: int = errno.EIO,
+        forever: bool = False,
+        tear: str = "",
+        kinds: tuple[str, ...] = KINDS,
+    ) -> None:
+        self.env = env
+        self.fail_at = fail_at
+        self.number = number
+        self.forever = forever
+        self.tear = tear
+        self.kinds = kinds
+        self.count = 0
+        self.failed = 0
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        """What does not fail is the other environment's."""
+        return getattr(self.env, name)
+
+    def is_due(self, kind: str) -> bool:
+        """Count a call; True when it is to fail."""
+        self.calls[kind] += 1
+        if kind not in self.kinds:
+            return False
+        self.count += 1
+        due = self.fail_at > 0 and (self.count == self.fail_at or (self.forever and self.count > self.fail_at))
+        self.failed += due
+        return due
+
+    def enter(self, kind: str) -> None:
+        """Count a call and fail if it is due."""
+        if self.is_due(kind):
+            raise OSError(self.number, f"injected failure of {kind}, call {self.count}")
+
+    def open(self, path: str, create: bool = False) -> File:
+        if create:
+            self.enter("open")
+        return FaultFile(self, self.env.open(path, create))
+
+    def mkdirs(self, path: str) -> None:
+        self.enter("mkdirs")
+        self.env.mkdirs(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.enter("replace")
+        self.env.replace(path, data)
+
+    def unlink(self, path: str) -> None:
+        self.enter("unlink")
+        self.env.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self.enter("rename")
+        self.env.rename(source, target)
+
+    def rmtree(self, path: str) -> None:
+        self.enter("rmtree")
+        self.env.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        self.enter("sync_dir")
+        self.env.sync_dir(path)
+
+
+class FaultFile:
+    """An open file of a :class:`FaultEnv`."""
+
+    def __init__(self, env: FaultEnv, file: File) -> None:
+        self._env = env
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        if self._env.is_due("pwrite"):
+            half = len(data) // 2
+            if self._env.tear == "short":
+                self._file.pwrite(data[:half], offset)
+            elif self._env.tear == "tear":
+                self._file.pwrite(data[half:], offset + half)
+            raise OSError(self._env.number, f"injected failure of pwrite, call {self._env.count}")
+        self._file.pwrite(data, offset)
+
+    def datasync(self) -> None:
+        self._env.enter("datasync")
+        self._file.datasync()
+
+    def truncate(self, size: int) -> None:
+        self._env.enter("truncate")
+        self._file.truncate(size)
+
+    def preallocate(self, size: int) -> None:
+        self._env.enter("preallocate")
+        self._file.preallocate(size)
