@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ import attrs
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.testing.processes import Child, ChildFailed, free_ports
+from gantrymq.testing.processes import Child, free_ports, wait_for
 
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
@@ -230,11 +229,11 @@ def start_broker(
 
 def wait_registered(nameserver: str, broker: str, timeout: float = 30.0) -> None:
     """Returns once ``nameserver`` knows ``broker``. A 5.3.3 broker registers ten seconds after it says it is up."""
-    deadline = time.monotonic() + timeout
-    while f'"{broker}"'.encode() not in ask(nameserver, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body:
-        if time.monotonic() > deadline:
-            raise ChildFailed(f"{broker} did not register at {nameserver} in {timeout:g} s")
-        time.sleep(0.1)
+
+    def registered() -> bool:
+        return f'"{broker}"'.encode() in ask(nameserver, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body
+
+    wait_for(registered, timeout)
 
 
 def ask(address: str, command: Command, timeout: float = 10.0) -> Command:

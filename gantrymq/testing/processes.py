@@ -51,6 +51,15 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def wait_for(done: Callable[[], bool], timeout: float = 30.0) -> None:
+    """Returns once ``done`` of something outside this process; ChildFailed after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > deadline:
+            raise ChildFailed(f"not done in {timeout:g} s")
+        time.sleep(0.05)
+
+
 class Child:
     """One child process. Its stdout is read line by line, its stderr goes to ``log``.
 

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from gantrymq.kernel import record as records
+from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.plugins.produce.validate import split_batch
 from gantrymq.remoting import bodies, fastjson
 from gantrymq.remoting.codes import RequestCode
@@ -25,7 +26,11 @@ from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers import REQUESTS, read_header, read_send_header
 from gantrymq.remoting.properties import decode_properties, encode_properties, java_hash
 from gantrymq.remoting.register_body import RegisterBrokerBody
-from gantrymq.testing.foreign import Java
+from gantrymq.testing.clients import ForeignClient
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import Java, JavaServer, start_broker
+from gantrymq.testing.processes import wait_for
+from gantrymq.testing.stores import expected_queues, log_records, read_records, written_queues
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = ("frames", "bodies", "records")
@@ -36,6 +41,13 @@ class Entry(msgspec.Struct):
     name: str
     order: dict[str, Any]
     hex: dict[str, str]
+
+
+class StoredFiles(msgspec.Struct):
+    """A log from its start, and the consume queue of each ``topic/queue id``, in hex."""
+
+    log: str
+    queues: dict[str, str]
 
 
 def load(file: str) -> list[Entry]:
@@ -72,6 +84,46 @@ def test_the_jars_still_make_the_same_bytes(
     assert {entry.name: entry.hex[java.version] for entry in entries} == dict(
         zip([entry.name for entry in entries], made, strict=True)
     )
+
+
+@pytest.mark.interop
+@pytest.mark.slow
+def test_java_s_broker_still_stores_what_we_would(
+    java: Java, java_nameserver: JavaServer, java4_client: ForeignClient, homes: Callable[[str], Path]
+):
+    home = homes("golden-store")
+    broker = start_broker(java, home, java_nameserver.address, name=home.name)
+    try:
+        java4_client.produce(java_nameserver.address, "GoldenTopic", 6, seed=51, modes="sync,batch")
+        wait_for(lambda: sum(map(len, written_queues(home / "store").values())) == 12 * ENTRY.size)
+    finally:
+        broker.child.process.kill()
+        broker.child.stop()
+    records_of_log = list(log_records(home / "store"))
+    queues = written_queues(home / "store")
+    assert len(records_of_log) == 12
+    assert expected_queues(iter(records_of_log)) == queues
+    if WRITE:
+        stored = StoredFiles(b"".join(raw for _, raw in records_of_log).hex(), {q: v.hex() for q, v in queues.items()})
+        (GOLDEN / "store.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
+
+
+def test_what_java_s_broker_stored_is_what_we_would():
+    golden = msgspec.json.decode((GOLDEN / "store.json").read_bytes(), type=StoredFiles)
+    stored = list(read_records(bytes.fromhex(golden.log)))
+    assert expected_queues(iter(stored)) == {name: bytes.fromhex(text) for name, text in golden.queues.items()}
+    found = {int(properties["index"]): (properties, record) for properties, record in map(_properties, stored)}
+    assert sorted(found) == list(range(12))
+    for index, (properties, record) in found.items():
+        wanted = content(51, index)
+        body = zlib.decompress(record.body) if record.sys_flag & 1 else record.body
+        assert body == wanted.body
+        assert wanted.all_properties.items() <= properties.items()
+    assert {record.sys_flag & 1 for _, record in found.values()} == {0, 1}
+
+
+def _properties(pair: tuple[records.Record, bytes]) -> tuple[dict[str, str], records.Record]:
+    return decode_properties(pair[0].properties.decode()), pair[0]
 
 
 @pytest.mark.parametrize(("order", "golden"), cases("frames", "frame"))

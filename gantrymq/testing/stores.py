@@ -1,0 +1,59 @@
+"""Look into a store's files from outside: which records lie in a log, and what the consume queues must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.fast import tag_code
+from gantrymq.kernel.record import BLANK_MAGIC, Record, decode, encode
+
+Queues = dict[str, bytes]
+"""``topic/queue id`` to the entries of that consume queue."""
+
+
+def read_records(log: bytes, start: int = 0) -> Iterator[tuple[Record, bytes]]:
+    """The records of one log file that begins at offset ``start``, each with its bytes; zeros or a blank mark end it.
+
+    AssertionError for a record that we would write otherwise, or that lies elsewhere than it says.
+    """
+    position = 0
+    while position + 8 <= len(log) and log[position : position + 4] != bytes(4):
+        if int.from_bytes(log[position + 4 : position + 8], "big") == BLANK_MAGIC:
+            return
+        record, end = decode(log, position)
+        raw = log[position:end]
+        if record.offset != start + position or encode(record) != raw:
+            raise AssertionError(f"the record at {start + position} is not as we write it: {record}")
+        yield record, raw
+        position = end
+
+
+def expected_queues(records: Iterator[tuple[Record, bytes]]) -> Queues:
+    """The consume queue entries that follow from the records, in log order; AssertionError for a gap in a queue."""
+    queues: dict[str, bytearray] = {}
+    for record, raw in records:
+        entries = queues.setdefault(f"{record.topic}/{record.queue_id}", bytearray())
+        if record.queue_offset * ENTRY.size != len(entries):
+            raise AssertionError(f"{record} follows {len(entries) // ENTRY.size} others in its queue")
+        entries += ENTRY.pack(record.offset, len(raw), tag_code(record.properties))
+    return {name: bytes(entries) for name, entries in queues.items()}
+
+
+def log_records(store: Path) -> Iterator[tuple[Record, bytes]]:
+    """All records of the store in ``store``."""
+    for path in sorted((store / "commitlog").iterdir()):
+        yield from read_records(path.read_bytes(), int(path.name))
+
+
+def written_queues(store: Path) -> Queues:
+    """What the consume queue files of a store hold, without the unused rest."""
+    queues: Queues = {}
+    for folder in sorted((store / "consumequeue").glob("*/*")):
+        whole = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+        used = len(whole.rstrip(b"\0"))
+        if used:
+            used += -used % ENTRY.size
+            queues[f"{folder.parent.name}/{folder.name}"] = whole[:used]
+    return queues
