@@ -21,7 +21,7 @@ class SparkNotHere(click.ClickException):
     exit_code = 2
 
 
-@click.command(help="Write the messages of a topic to Parquet files through Spark.")
+@click.command()
 @click.option("--topic", required=True, metavar="TOPIC", help="The topic, or several with commas between.")
 @click.option("--to", "folder", required=True, metavar="DIR", help="The folder for the files: new or empty.")
 @click.option(
@@ -56,6 +56,7 @@ def export(
     overwrite: bool,
     as_json: bool,
 ) -> None:
+    """Write the messages of a topic to Parquet files through Spark."""
     from gantrymq import spark
 
     status = spark.spark_status()
