@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import anyio
+
 from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
@@ -25,6 +27,9 @@ from gantrymq.remoting.headers import (
 
 TOPIC_QUEUES: Final = 8
 """Queues of a topic that is created without a number, as ``mqadmin updateTopic`` does."""
+
+ROUTE_WAIT_SECONDS: Final = 3.0
+_ROUTE_POLL_SECONDS: Final = 0.02
 
 
 class Admin:
@@ -68,7 +73,8 @@ class Admin:
     ) -> list[str]:
         """Create ``topic`` with ``queues`` queues on every master (of one ``cluster``), or change it there.
 
-        Returns the addresses of the brokers; when it returns they have told the nameservers.
+        Returns the addresses of the brokers, when a nameserver knows that they have the topic (or three seconds have
+        passed).
         """
         check_topic(topic)
         if queues < 1:
@@ -96,10 +102,19 @@ class Admin:
             topic_sys_flag=0,
         )
         for address in masters:
-            await call(
-                await self._cluster.broker(address), Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext())
-            )
+            channel = await self._cluster.broker(address)
+            await call(channel, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
+        await self._wait_for_route(topic, {data.broker_name for data in brokers if MASTER_ID in data.broker_addrs})
         return masters
+
+    async def _wait_for_route(self, topic: str, brokers: set[str]) -> None:
+        # Brokers tell the nameservers on their own time, a moment after they have answered.
+        with anyio.move_on_after(ROUTE_WAIT_SECONDS):
+            while True:
+                route = await self._cluster.nameservers.route(topic)
+                if route is not None and brokers <= {data.broker_name for data in route.queue_datas}:
+                    return
+                await anyio.sleep(_ROUTE_POLL_SECONDS)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that ``queue`` still has."""

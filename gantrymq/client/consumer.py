@@ -48,12 +48,12 @@ class Consumer(Generic[R]):
     that queue comes. What is not acknowledged comes again when the group starts anew from its offset.
     """
 
-    def __init__(self, cluster: Cluster, options: ConsumerOptions[R], tasks: TaskGroup) -> None:
+    def __init__(self, cluster: Cluster, options: ConsumerOptions[R], pulling: TaskGroup) -> None:
         self.topic = options.topic
         self.group = options.group
         self._cluster = cluster
         self._options = options
-        self._tasks = tasks
+        self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._ready: deque[list[R]] = deque()
         self._current: deque[R] = deque()
@@ -117,11 +117,11 @@ class Consumer(Generic[R]):
         """Share the queues out again at once, not at the next interval."""
         self._unbalanced.set()
 
-    async def start(self) -> None:
-        """Join the group and take the first share of the queues; where that fails it is tried again later."""
+    async def start(self, upkeep: TaskGroup) -> None:
+        """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``."""
         settled = await self._settle()
-        self._tasks.start_soon(self._keep_balanced, settled)
-        self._tasks.start_soon(self._keep_committing)
+        upkeep.start_soon(self._keep_balanced, settled)
+        upkeep.start_soon(self._keep_committing)
 
     async def aclose(self) -> None:
         """Stop pulling, commit what is done, and leave the group."""
@@ -196,7 +196,7 @@ class Consumer(Generic[R]):
     async def _start_pulling(self, queue: MessageQueue) -> None:
         puller = Puller(self._cluster, self._options, queue, self._take)
         self._pullers[queue] = puller
-        await self._tasks.start(puller.run)
+        await self._pulling.start(puller.run)
 
     async def _members(self, route: TopicRouteData) -> list[str]:
         failure: GantryError = NoRoute(f"topic {self.topic} has no broker that could name the members of {self.group}")
@@ -241,12 +241,14 @@ class Batches(Generic[R]):
 async def open_consumer(cluster: Cluster, options: ConsumerOptions[R]) -> AsyncIterator[Consumer[R]]:
     """A :class:`Consumer` that is a member of its group for the length of the block."""
     cluster.ensure_open()
-    async with background_tasks() as tasks:
-        consumer = Consumer(cluster, options, tasks)
+    async with background_tasks() as pulling:
+        consumer = Consumer(cluster, options, pulling)
         cluster.join_as_consumer(options.group, consumer)
         try:
-            await consumer.start()
-            yield consumer
+            # what shares out and commits has ended before the consumer closes what it works on
+            async with background_tasks() as upkeep:
+                await consumer.start(upkeep)
+                yield consumer
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                 await consumer.aclose()

@@ -81,6 +81,8 @@ class Puller(Generic[R]):
                 if not started:
                     started = True
                     task_status.started()
+        if not started:
+            task_status.started()  # dropped before it began: nothing is wrong
 
     def _log_failure(self, error: GantryError) -> None:
         log.warning(

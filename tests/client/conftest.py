@@ -64,7 +64,8 @@ class Fake:
                 request = await connection.read()
                 self.requests.append(request)
                 self.stir()
-                tasks.start_soon(self.serve, connection, request)
+                if not request.is_response:
+                    tasks.start_soon(self.serve, connection, request)
 
     async def serve(self, connection: PeerConnection, request: Command) -> None:
         own = self.answers.get(request.code) or getattr(self, f"on_{RequestCode(request.code).name.lower()}")

@@ -1,0 +1,208 @@
+"""Connecting, nameservers that fail, questions to the cluster, and what importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import MessageQueue
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.testing.peer import PeerConnection, run_peer
+
+Cluster = Callable[..., Any]
+QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)
+
+
+@pytest.mark.anyio
+async def test_connecting_where_nothing_listens_says_which_addresses_were_tried() -> None:
+    with pytest.raises(gantrymq.ConnectFailed, match=r"127.0.0.1:1: no nameserver can be reached: connection refused"):
+        async with gantrymq.connect("127.0.0.1:1"):
+            pytest.fail("nobody is there")
+    with pytest.raises(gantrymq.ConnectError, match=r"127.0.0.1:1: connection refused.*; 127.0.0.1:2: connection"):
+        async with gantrymq.connect("127.0.0.1:1;127.0.0.1:2"):
+            pytest.fail("nobody is there")
+
+
+@pytest.mark.anyio
+async def test_what_is_no_address_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="host:port"):
+        async with gantrymq.connect("localhost"):
+            pytest.fail("no address")
+
+
+@pytest.mark.anyio
+async def test_the_next_nameserver_is_asked_when_one_is_down_or_hangs_up(fake_cluster: Cluster) -> None:
+    async def hang_up(connection: PeerConnection) -> None:
+        await connection.read()
+
+    async with fake_cluster(T=2) as cluster, run_peer(hang_up) as broken:
+        for first in ("127.0.0.1:1", broken):
+            async with gantrymq.connect(f"{first};{cluster.address}") as client:
+                assert await client.admin.topics() == ["T"]
+
+
+@pytest.mark.anyio
+async def test_a_nameserver_that_answers_with_an_error_is_named(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.nameserver.answers[206] = lambda request: request.answer(1, "disk on fire")
+        with pytest.raises(gantrymq.BrokerError, match=rf"{cluster.address} answered 1 SYSTEM_ERROR: disk on fire"):
+            await client.admin.topics()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"brokerDatas":7}', b"\xff"])
+@pytest.mark.anyio
+async def test_a_route_that_cannot_be_read_is_told(fake_cluster: Cluster, body: bytes) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.nameserver.answers[105] = lambda request: request.answer(0, body=body)
+        with pytest.raises(gantrymq.BadAnswer, match=cluster.address):
+            await client.admin.route("T")
+
+
+@pytest.mark.anyio
+async def test_questions_about_topics_and_offsets(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, T=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 1, b"x")
+        admin = client.admin
+        assert await admin.topics() == ["T", "U"]
+        assert [data.broker_name for data in (await admin.route("T")).queue_datas] == ["broker-a", "broker-b"]
+        assert [(one.broker_name, one.queue_id) for one in await admin.queues("T")] == [
+            ("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1),
+        ]  # fmt: skip
+        assert (await admin.cluster()).cluster_addr_table == {"C": ["broker-a", "broker-b"]}
+        assert await admin.max_offset(QUEUE) == 1
+        assert await admin.min_offset(QUEUE) == 0
+        assert await admin.search_offset(QUEUE, 5) == 1
+        assert await admin.consumer_offset("g", QUEUE) is None
+        await admin.set_consumer_offset("g", QUEUE, 7)
+        assert await admin.consumer_offset("g", QUEUE) == 7
+        with pytest.raises(gantrymq.NoRoute, match="topic X does not exist"):
+            await admin.route("X")
+        with pytest.raises(gantrymq.NoRoute, match="no route to topic X"):
+            await admin.queues("X")
+
+
+@pytest.mark.anyio
+async def test_a_topic_is_created_on_every_master_and_waited_for(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        asked: list[str] = []
+
+        def soon(request: Any) -> Any:
+            # the nameserver hears of the topic a moment later than the one who created it
+            asked.append(request.ext["topic"])
+            if len(asked) == 2:
+                cluster.nameserver.topics["T"] = 5
+            return cluster.nameserver.on_get_routeinfo_by_topic(request)
+
+        cluster.nameserver.answers[105] = soon
+        assert await client.admin.create_topic("T", 5) == [broker.address for broker in cluster.brokers]
+        assert asked == ["T", "T"]
+        for broker in cluster.brokers:
+            (request,) = broker.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)
+            assert request.ext == {
+                "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "5", "writeQueueNums": "5", "perm": "6",
+                "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+            }  # fmt: skip
+
+
+@pytest.mark.anyio
+async def test_a_topic_that_cannot_be_created_is_told(fake_cluster: Cluster) -> None:
+    async with fake_cluster(U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(gantrymq.InvalidName):
+            await client.admin.create_topic("../x")
+        with pytest.raises(ValueError, match="at least one queue"):
+            await client.admin.create_topic("T", 0)
+        with pytest.raises(gantrymq.NoRoute, match=r"no master broker in cluster Nowhere .*clusters: C"):
+            await client.admin.create_topic("T", cluster="Nowhere")
+        cluster.broker.answers[17] = lambda request: request.answer(16, "read-only broker")
+        with pytest.raises(gantrymq.BrokerError, match=rf"{cluster.broker.address} answered 16 NO_PERMISSION"):
+            await client.admin.create_topic("T")
+
+
+@pytest.mark.anyio
+async def test_a_closed_client_answers_nothing(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster:
+        async with gantrymq.connect(cluster.address) as client:
+            pass
+        for question in (client.admin.topics(), client.admin.queues("T"), client.admin.max_offset(QUEUE)):
+            with pytest.raises(gantrymq.ClientClosed, match="client is closed"):
+                await question
+        with pytest.raises(gantrymq.ClientClosed):
+            async with client.consumer("T", "g"):
+                pytest.fail("a closed client opens nothing")
+
+
+@pytest.mark.anyio
+async def test_routes_are_refreshed_and_heartbeats_go_on(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.cluster.ROUTE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.cluster.HEARTBEAT_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.producer() as producer, client.consumer("T", "g", start="first") as messages:
+            await producer.send("T", b"x")
+            await cluster.broker.wait_for(34, 5)
+            cluster.nameserver.topics["T"] = 3
+            with anyio.fail_after(20):
+                while len(messages.queues) != 3:
+                    await cluster.broker.changed.wait()
+            assert len(await producer.queues("T")) == 3
+
+
+@pytest.mark.anyio
+async def test_a_refresh_that_fails_leaves_the_route_as_it_was(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.cluster.ROUTE_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.producer() as producer:
+        await producer.send("T", b"x")
+        cluster.nameserver.answers[105] = lambda request: request.answer(1, "not now")
+        await cluster.nameserver.wait_for(105, 4)
+        await producer.send("T", b"x")
+
+
+@pytest.mark.anyio
+async def test_a_broker_that_does_not_answer_heartbeats_harms_nobody(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.cluster.HEARTBEAT_INTERVAL_SECONDS", 0.01)
+    async with fake_cluster(brokers=2, T=1) as cluster:
+        cluster.brokers[1].answers[34] = lambda request: request.answer(1, "no heart")
+        async with gantrymq.connect(cluster.address) as client, client.consumer("T", "g", start="first"):
+            await cluster.brokers[0].wait_for(34, 4)
+            await cluster.brokers[1].wait_for(34, 4)
+
+
+@pytest.mark.anyio
+async def test_an_unknown_request_of_a_broker_is_answered_not_supported(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        await client.admin.max_offset(MessageQueue(topic="T", broker_name="broker-a", queue_id=0))
+        from gantrymq.remoting.command import Command
+
+        await cluster.broker.connections[0].write(Command(RequestCode.PULL_MESSAGE, opaque=9))
+        with anyio.fail_after(20):
+            while not [one for one in cluster.broker.requests if one.is_response]:
+                await cluster.broker.changed.wait()
+        answer = cluster.broker.requests[-1]
+        assert (answer.opaque, answer.code) == (9, 3)
+
+
+def test_importing_gantrymq_loads_no_event_loop_and_no_codec() -> None:
+    code = (
+        "import sys, gantrymq; print([m for m in ('anyio', 'trio', 'asyncio', 'msgspec', 'attrs') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_names_of_gantrymq_are_those_of_its_modules() -> None:
+    assert set(gantrymq.__all__) == set(gantrymq._HOMES)
+    assert set(gantrymq.__all__) <= set(dir(gantrymq))
+    assert all(getattr(gantrymq, name) is not None for name in gantrymq.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = gantrymq.conect
