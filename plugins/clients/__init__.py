@@ -1,7 +1,8 @@
 """Who is connected: producers and consumers by their heartbeats, and the groups that they form.
 
 Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, connections_changed.
-Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_subscriptions. Files: none.
+Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
+max_subscriptions. Files: none.
 Services: ConsumerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager,
 DefaultConsumerIdsChangeListener and code 38 of ConsumerManageProcessor: codes 34, 35, 38, and 40 towards clients.
 """

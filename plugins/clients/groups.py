@@ -27,13 +27,15 @@ class Member:
     client_id: str
     seen: float
     subscriptions: Mapping[str, SubscriptionData] = attrs.field(factory=dict)
+    wishes: frozenset[tuple[str, str, str]] = frozenset()
+    """The subscriptions in a form that can be compared. Retry topics say nothing of their own."""
 
-    @property
-    def wishes(self) -> frozenset[tuple[str, str, str]]:
-        """What it wants, in a form that can be compared. Retry topics say nothing of their own."""
-        return frozenset(
+    def subscribe(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
+        """What it wants from now on, by topic."""
+        self.subscriptions = subscriptions
+        self.wishes = frozenset(
             (topic, wish.expression_type, wish.sub_string)
-            for topic, wish in self.subscriptions.items()
+            for topic, wish in subscriptions.items()
             if not is_retry_topic(topic)
         )
 
@@ -68,9 +70,9 @@ class ConsumerGroup(Group):
         """
         known = self.members.get(member.connection.id)
         if not keep_subscriptions:
-            member.subscriptions = {wish.topic: wish for wish in data.subscription_data_set}
+            member.subscribe({wish.topic: wish for wish in data.subscription_data_set})
         elif known is not None:
-            member.subscriptions = known.subscriptions
+            member.subscribe(known.subscriptions)
         self.members[member.connection.id] = member
         self.message_model = data.message_model
         changed = known is None or known.client_id != member.client_id

@@ -56,6 +56,12 @@ class Heartbeats:
         5.x clients leave their subscriptions out only after an answer that offers it, which ours does not; one that
         does so all the same keeps what it said before.
         """
+        size, limit = len(request.command.body), self._config.max_heartbeat_bytes
+        if size > limit:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"a heartbeat of {size} bytes, {limit} are the limit (plugin.clients.max_heartbeat_bytes)",
+            )
         data = HeartbeatData.from_bytes(request.command.body)
         _check_client_id(data.client_id)
         for producer in data.producer_data_set:

@@ -40,7 +40,7 @@ class Offsets:
         self._max_offset = max_offset
         self._table: dict[Key, dict[int, int]] = {}
         self._texts: dict[Key, bytes] = {}
-        self._stale: set[Key] = set()
+        self._stale: dict[Key, None] = {}
         self._changed = False
         stored = load_state(env, path, ConsumerOffsetSerializeWrapper.from_bytes)
         if stored is not None:
@@ -65,7 +65,7 @@ class Offsets:
         if offset < before:
             log.warning("offset_set_back", group=group, topic=topic, queue_id=queue_id, offset=offset, before=before)
         queues[queue_id] = offset
-        self._stale.add(key)
+        self._stale[key] = None
         self._changed = True
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
@@ -109,11 +109,11 @@ class Offsets:
                 log.warning("stored_offsets_ignored", path=self.path, name=name[:300], kept=len(known))
             if separator and topic and group and known:
                 self._table[topic, group] = known
-                self._stale.add((topic, group))
+                self._stale[topic, group] = None
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for key in list(keys):
             del self._table[key]
             self._texts.pop(key, None)
-            self._stale.discard(key)
+            self._stale.pop(key, None)
             self._changed = True

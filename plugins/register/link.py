@@ -36,6 +36,7 @@ class Link:
         self._timeout = timeout
         self._news = trio.Event()
         self._leaving = trio.Event()
+        self._delay = FIRST_RETRY_S
         self._failure: str | None = None
         """Why it is away, once that was logged."""
 
@@ -59,21 +60,19 @@ class Link:
                     await self._say_farewell()
 
     async def _keep_registered(self) -> None:
-        delay = FIRST_RETRY_S
         while not self._leaving.is_set():
             try:
                 async with open_channel(self.address) as channel:
                     await self._serve(channel)
-                    delay = FIRST_RETRY_S
                 self._failed("the connection ended")
             except ConnectError as error:
                 self._failed(error.reason)
             except RemoteFault as fault:
                 self._failed(str(fault))
             self.tried.set()
-            with trio.move_on_after(delay):
+            with trio.move_on_after(self._delay):
                 await self._leaving.wait()
-            delay = min(delay * 2, self._interval)
+            self._delay = min(self._delay * 2, self._interval)
 
     async def _serve(self, channel: Channel) -> None:
         while not channel.closed:
@@ -88,6 +87,7 @@ class Link:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True
             self._failure = None
+            self._delay = FIRST_RETRY_S
             self.tried.set()
             await self._wait(channel)
 

@@ -32,7 +32,7 @@ class Groups:
     def __init__(self, env: Env, path: str, config: TopicsConfig) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
         self._config = config
-        self._full = False
+        self._warned = False
         self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, "subscriptionGroupTable")
         stored = load_state(env, path, SubscriptionGroupWrapper.from_bytes)
         if stored is not None:
@@ -62,8 +62,8 @@ class Groups:
         try:
             self.set(SubscriptionGroupConfig(group))
         except RemoteFault as fault:
-            if not self._full:  # once, not with each request of a client that does not give up
-                self._full = True
+            if not self._warned:  # once, not with each request of a client that does not give up
+                self._warned = True
                 log.warning("group_not_created", group=group[:200], reason=fault.remark)
             return None
         log.info("group_created", group=group)

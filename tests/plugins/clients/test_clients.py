@@ -268,6 +268,13 @@ def test_a_heartbeat_that_makes_no_sense_is_refused_as_a_whole(broker: Any, body
     assert not clients(broker).producers.groups
 
 
+def test_a_heartbeat_of_any_size_is_not_kept(make_broker: Any) -> None:
+    broker = make_broker("topics", "clients", **{"plugin.clients.max_heartbeat_bytes": "1 KiB"})
+    answer = broker.ask(34, body=b'{"clientID":"a"}' + b" " * 1024)
+    assert answer.code == 1
+    assert answer.remark == "a heartbeat of 1040 bytes, 1024 are the limit (plugin.clients.max_heartbeat_bytes)"
+
+
 def test_one_bad_name_spoils_the_heartbeat_before_anything_is_taken(broker: Any, connect: Any) -> None:
     assert beat(broker, connect(), "a@1", consumer("good"), consumer("../x")).code == 1
     assert members(broker, "good") == []

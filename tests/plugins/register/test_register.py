@@ -215,10 +215,16 @@ async def test_one_that_is_away_holds_up_nobody_is_logged_once_and_tried_again(
             away.away = False
             await trio.sleep(31)
             assert away.codes == [103]
+            away.away = True
+            away.lose_connections()
+            before = len(away.attempts)
+            await trio.sleep(1)
+            assert len(away.attempts) - before == 2, "the first pause is a short one again"
     told = [(entry["event"], entry["address"]) for entry in logs if entry.get("address") == SECOND]
     assert told == [
         ("nameserver_unreachable", SECOND),
         ("nameserver_registered", SECOND),
+        ("nameserver_unreachable", SECOND),
     ]
     assert next(entry for entry in logs if entry["event"] == "nameserver_unreachable")["reason"] == "nobody listens"
 
