@@ -192,7 +192,8 @@ def test_a_next_file_that_cannot_be_made_for_another_reason_poisons_the_log() ->
 
 
 def test_a_flush_brings_everything_to_the_disk_over_the_end_of_a_file() -> None:
-    env = FaultEnv(MemoryEnv())
+    disk = MemoryEnv()
+    env = FaultEnv(disk)
     log = make(env)
     append(log, *[b"x" * 200] * 5)
     assert (log.durable, log.durable_mark) == (0, (0, 0))
@@ -205,7 +206,7 @@ def test_a_flush_brings_everything_to_the_disk_over_the_end_of_a_file() -> None:
     append(log, b"y")
     log.flush()
     assert env.calls["datasync"] == syncs + 3
-    after = env.env.power_cut()
+    after = disk.power_cut()
     assert after.read_bytes(f"log/{1000:020d}")[:4] == (292).to_bytes(4, "big")
 
 

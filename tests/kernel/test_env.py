@@ -191,9 +191,10 @@ def test_the_clock_does_not_follow_a_step_back(monkeypatch: pytest.MonkeyPatch) 
 def test_a_waker_wakes_from_another_thread_and_is_drained() -> None:
     waker = EventWaker()
     assert select([waker], [], [], 0)[0] == []
-    thread = threading.Thread(target=lambda: [waker.wake(), waker.wake()])
-    thread.start()
-    thread.join()
+    for _ in range(2):
+        thread = threading.Thread(target=waker.wake)
+        thread.start()
+        thread.join()
     assert select([waker], [], [], 0)[0] == [waker]
     waker.drain()
     waker.drain()

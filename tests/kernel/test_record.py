@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
@@ -75,9 +76,7 @@ NEGATIVE = java_hash("z" * 10)
 def v2(record: Record) -> bytes:
     """As 5.x writes it when the topic is long."""
     topic = record.topic.encode()
-    data = bytearray(
-        encode(Record(**{**{a: getattr(record, a) for a in Record.__slots__ if a[0] != "_"}, "topic": "x"}))
-    )
+    data = bytearray(encode(attrs.evolve(record, topic="x")))
     at = data.index(b"\x01x", 88)
     data[at : at + 2] = len(topic).to_bytes(2, "big") + topic
     data[:8] = struct.pack(">iI", len(data), 0xDAA320AB)
