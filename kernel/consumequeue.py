@@ -253,7 +253,7 @@ class ConsumeQueue:
         with self._writing:
             self._segments.delete_before(min(unit * UNIT, self._written))
 
-    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool]) -> int:
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """See :meth:`ConsumeQueues.truncate`."""
         low = self._segments.start // UNIT
 
@@ -265,10 +265,13 @@ class ConsumeQueue:
         lowest = bound
         while end > low:
             offset, size, _ = self._entry(end - 1)
-            if size != FILLER_SIZE and offset < bound and is_entry(self, offset, size):
-                break
-            if size != FILLER_SIZE and 0 <= offset < bound and end - 1 > low and self._entry(end - 2)[0] < offset:
-                lowest = min(lowest, offset)
+            if size != FILLER_SIZE and 0 <= offset < bound:
+                verdict = is_entry(self, offset, size)
+                follows = end - 1 == low or self._entry(end - 2)[0] < offset
+                if verdict or (verdict is None and follows):
+                    break
+                if follows:
+                    lowest = min(lowest, offset)
             end -= 1
         with self._guard:
             del self._tail[max(end * UNIT - self._written, 0) :]

@@ -184,11 +184,12 @@ class ConsumeQueues:
         for queue in self:
             queue.correct_min(log_min)
 
-    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool]) -> int:
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """Drop, in every queue, all from the first entry on that lies at or behind ``bound`` in the log.
 
-        ``is_entry`` judges the last ones that are left: queue, log offset, size. Returns the lowest log offset of an
-        entry before ``bound`` that was dropped as well, else ``bound``. The numbers are :meth:`count` ed anew.
+        ``is_entry`` judges the last ones that are left: queue, log offset, size; None when it cannot tell, then an
+        entry is believed that lies behind the one before it. Returns the lowest log offset of an entry before ``bound``
+        that was dropped as well, else ``bound``. The numbers are :meth:`count` ed anew.
         """
         lowest = bound
         for queue in self:

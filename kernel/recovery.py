@@ -161,17 +161,15 @@ class Recovery:
         _, stop = scan(self._segments.view(offset, segment.end - offset), offset, 1, check_body=False)
         return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
 
-    def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool:
-        """Whether the log has, at ``offset``, a record of that size and queue (or had, before its file was deleted)."""
-        if offset < self._segments.start:
-            return True
+    def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
+        """Whether the record at ``offset`` has that size and queue; None when no record is there, or no longer."""
         data = self._segments.view(offset, _START.size)
         if len(data) < _START.size:
-            return False
+            return None
         real_size, magic, _, queue_id, _, _, real_offset = _START.unpack(data)
-        return (
-            magic in (MAGIC_V1, MAGIC_V2) and real_size == size and real_offset == offset and queue_id == queue.queue_id
-        )
+        if magic not in (MAGIC_V1, MAGIC_V2) or real_offset != offset:
+            return None
+        return bool(real_size == size and queue_id == queue.queue_id)
 
     # ---------------------------------------------------------------------------------------------------- the log
 
@@ -188,10 +186,6 @@ class Recovery:
         """Read and dispatch from the plan's start to the end of the log, which is returned."""
         position = covered = plan.start
         while (segment := self._segments.at(position)) is not None:
-            hole = next((end for first, end in self._log.quarantine if first <= position < end), None)
-            if hole is not None:
-                position = hole
-                continue
             data = self._segments.view(position, segment.end - position)
             batch, stop = scan(data, position, SCAN_ROWS, check_body=True, replay=True)
             torn = self._torn_row(batch, plan)
@@ -203,10 +197,12 @@ class Recovery:
                 covered = position
                 self._dispatch(batch, on_dispatch)
             if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
-                behind = self._judge(position, plan)
+                behind = next((end for first, end in self._log.quarantine if first <= position < end), None)
                 if behind is None:
-                    break
-                self._quarantine(position, behind)
+                    behind = self._judge(position, plan)
+                    if behind is None:
+                        break
+                    self._quarantine(position, behind)
                 position = behind
         return position
 
