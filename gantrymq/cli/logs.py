@@ -39,5 +39,6 @@ def configure_logs(level: str) -> None:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+        # a logger that is kept would go on with the stderr and the level of an earlier call in the same process
+        cache_logger_on_first_use=False,
     )

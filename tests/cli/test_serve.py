@@ -1,0 +1,273 @@
+"""The servers as processes: the banner, the signals, and everything that keeps them from starting."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.client import connect
+from gantrymq.remoting.errors import GantryError
+from gantrymq.testing.processes import Child, gantrymq_child
+
+# a server that starts where it should refuse would run for ever
+pytestmark = pytest.mark.timeout(60)
+
+Cli = Callable[..., Any]
+Serve = Callable[..., Child]
+ANY_PORT = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+SMALL = ["--set", "store.commit_log_file_bytes=4 MiB"]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start ``gantrymq serve`` on a store of this test; stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str, command: str = "serve") -> Child:
+            store = ["--data", str(tmp_path / "store"), *SMALL] if command != "nameserver" else []
+            return stack.enter_context(gantrymq_child([command, *store, *arguments], tmp_path / "log"))
+
+        yield start
+
+
+def ready(child: Child) -> dict[str, str]:
+    """The addresses of the ``ready`` line."""
+    line = child.wait_line(lambda text: text.startswith("ready"))
+    return dict(word.partition("=")[::2] for word in line.split()[1:])  # type: ignore[misc]
+
+
+def errors(child: Child) -> list[str]:
+    """What the child told the user (its log lines are JSON)."""
+    return [line for line in child.log.read_text().splitlines() if not line.startswith("{")]
+
+
+def test_the_banner_names_everything_and_ready_follows(serve: Serve, tmp_path: Path) -> None:
+    child = serve(*ANY_PORT, "--set", "broker.advertise=127.0.0.1:7777", "--set", "plugin.flush.mode=async")
+    lines = []
+    for line in child.lines():
+        lines.append(line)
+        if line.startswith("ready"):
+            break
+    text = "\n".join(lines)
+    assert lines[0].startswith("GantryMQ 0.")
+    assert "(plain)" in lines[0] or "(compiled)" in lines[0]
+    assert "broker-a in DefaultCluster, id 0" in text
+    assert "tells clients 127.0.0.1:7777" in text
+    assert f"store       {tmp_path / 'store'}" in text
+    assert "flush       async" in text
+    assert "plugins     topics produce consume" in text
+    assert child.terminate() == 0
+    assert errors(child) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_ends_with_0(serve: Serve, cli: Cli, number: int, tmp_path: Path) -> None:
+    child = serve(*ANY_PORT)
+    nameserver = ready(child)["nameserver"]
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\n")
+    assert cli("produce", "--topic", "t", "--nameserver", nameserver, "--file", str(lines)).code == 0
+    child.process.send_signal(number)
+    assert child.wait(10) == 0
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_under_load_a_signal_drains_and_what_was_acknowledged_is_there_again(serve: Serve) -> None:
+    child = serve(*ANY_PORT)
+    acknowledged: set[bytes] = set()
+
+    async def produce(nameserver: str) -> None:
+        async with connect(nameserver) as client, client.producer(retries=0, timeout=1.0) as producer:
+            for number in itertools.count():
+                body = b"%d" % number
+                try:
+                    await producer.send("load", body)
+                except GantryError:
+                    return
+                acknowledged.add(body)
+                if number == 200:
+                    child.process.send_signal(signal.SIGTERM)
+
+    async def consume(nameserver: str) -> set[bytes]:
+        found: set[bytes] = set()
+        async with connect(nameserver) as client, client.consumer("load", "readers", start="first") as consumer:
+            with trio.fail_after(20):
+                while not acknowledged <= found:
+                    found.add((await anext(consumer)).body)
+        return found
+
+    trio.run(produce, ready(child)["nameserver"])
+    assert child.wait(10) == 0
+    assert errors(child) == []
+    assert len(acknowledged) > 200
+    again = serve(*ANY_PORT)
+    assert acknowledged <= trio.run(consume, ready(again)["nameserver"])
+    assert again.terminate() == 0
+
+
+HANGING = """
+import time
+from gantrymq.kernel import hookimpl
+
+class Hanging:
+    name = "hanging"
+
+    @hookimpl
+    def stopping(self, broker):
+        print("hanging", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_second_signal_forces_even_a_broker_that_hangs(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging_plugin.py").write_text(HANGING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = serve(*ANY_PORT, "--enable", "hanging_plugin:Hanging")
+    ready(child)
+    child.process.send_signal(signal.SIGTERM)
+    child.wait_line(lambda line: line == "hanging")
+    child.process.send_signal(signal.SIGTERM)
+    assert child.wait(5) == 143
+    assert errors(child) == ["gantrymq: forced to end"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0.02, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6])
+def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback(serve: Serve, after: float) -> None:
+    child = serve(*ANY_PORT)
+    time.sleep(after)  # the moment is the test
+    child.process.send_signal(signal.SIGINT)
+    code = child.wait(10)
+    text = child.log.read_text()
+    # what the interpreter says before it has come to our first line is its own
+    if "Traceback" not in text or "gantrymq/cli" in text:
+        assert code in (0, 130, -signal.SIGINT)
+        assert "Traceback" not in text
+
+
+def test_a_nameserver_alone_and_a_broker_alone_find_each_other(serve: Serve, cli: Cli) -> None:
+    nameserver = serve("--listen", "127.0.0.1:0", command="nameserver")
+    address = ready(nameserver)["nameserver"]
+    broker = serve("--listen", "127.0.0.1:0", "--nameserver", f"127.0.0.1:1;{address}", command="broker")
+    assert ready(broker)["nameserver"] == f"127.0.0.1:1;{address}"
+    deadline = time.monotonic() + 20
+    while "broker-a" not in cli("topic", "list", "--nameserver", address).out:
+        assert time.monotonic() < deadline, broker.log.read_text()
+    assert broker.terminate() == 0
+    assert "broker-a" not in cli("topic", "list", "--nameserver", address).out
+    assert nameserver.terminate() == 0
+
+
+def test_a_port_that_is_taken_is_told_by_its_address(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+    taken = ready(serve(*ANY_PORT))
+    other = ["--data", str(tmp_path / "other")]
+    broker = cli("serve", *other, "--listen", taken["broker"], "--nameserver-listen", "127.0.0.1:0")
+    assert (broker.code, broker.out) == (1, "")
+    assert taken["broker"] in broker.err
+    assert "in use" in broker.err
+    assert "--listen" in broker.err
+    alone = cli("nameserver", "--listen", taken["nameserver"])
+    assert (alone.code, alone.out) == (1, "")
+    assert alone.err == (
+        f"gantrymq: nameserver: cannot listen at {taken['nameserver']}: Address already in use; "
+        "another process listens there; stop it, or choose another address\n"
+    )
+
+
+def user_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("gantrymq:")]
+
+
+def test_a_store_that_another_broker_holds_is_refused(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+    ready(serve(*ANY_PORT))
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    assert (outcome.code, outcome.out) == (1, "")
+    (line,) = user_lines(outcome.err)
+    assert "the store is in use: another broker holds" in line
+    assert str(tmp_path / "store") in line
+
+
+@pytest.mark.parametrize("place", ["/proc/gantrymq-store", "a-file"])
+def test_a_place_where_no_store_can_be_is_named(cli: Cli, tmp_path: Path, place: str) -> None:
+    (tmp_path / "a-file").touch()
+    path = tmp_path / place  # an absolute place stays what it is
+    outcome = cli("serve", "--data", str(path), *ANY_PORT)
+    assert (outcome.code, outcome.out) == (1, "")
+    (line,) = user_lines(outcome.err)
+    assert str(path) in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_is_not_writable_is_named(cli: Cli, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    tmp_path.chmod(0o700)
+    (line,) = user_lines(outcome.err)
+    assert (outcome.code, str(tmp_path) in line) == (1, True)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_the_system_refuses_is_told(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: str, *_rest: object, **_more: object) -> int:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr("gantrymq.kernel.env.os.open", refuse)
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    (line,) = user_lines(outcome.err)
+    assert outcome.code == 1
+    assert os.strerror(number) in line
+
+
+def test_a_full_disk_is_told_at_the_start(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("gantrymq.kernel.env.os.posix_fallocate", full)
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    (line,) = user_lines(outcome.err)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert str(tmp_path / "store") in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nameserver-listen", "nowhere"], "nameserver: 'nowhere' is no address: host:port is expected"),
+        (["--nameserver-listen", "127.0.0.1:99999"], "the port must be a number from 0 to 65535"),
+        (["--nameserver-listen", "192.0.2.1:9876"], "nameserver: cannot listen at 192.0.2.1:9876"),
+        (["--nameserver-listen", "127.0.0.1:0", "--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),
+    ],
+)
+def test_an_address_that_is_none_is_told(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+    outcome = cli("serve", "--data", str(tmp_path / "store"), "--listen", "127.0.0.1:0", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    (line,) = user_lines(outcome.err)
+    assert told in line
+
+
+def test_an_unforeseen_fault_is_one_line_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: object, **_more: object) -> None:
+        raise RuntimeError("never thought of")
+
+    monkeypatch.setattr("gantrymq.kernel.broker.Broker.run", fail)
+    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
+    (line,) = user_lines(outcome.err)
+    assert outcome.code == 1
+    assert line == (
+        "gantrymq: a fault in GantryMQ, please report it (RuntimeError: never thought of); "
+        "GANTRYMQ_TRACEBACK=1 shows where"
+    )
