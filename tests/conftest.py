@@ -6,8 +6,16 @@ import os
 from collections.abc import Generator
 
 import pytest
+import structlog
 
 FOREIGN_MARKERS = ("interop", "spark", "crash")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_logs() -> Generator[None]:
+    """What a command line inside a test set up for its logs ends with the test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.hookimpl(wrapper=True)
