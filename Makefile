@@ -61,6 +61,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/plugins/stamp/gantrymq_stamp.py
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .
