@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.env import NO_ROOM, Env, File, NoRoom
 
 CHECKPOINT_BYTES: Final = 4096
 _CHECKPOINT = struct.Struct(">3q")
@@ -95,6 +95,7 @@ class MarkFiles:
     """Both files of the store in ``root``. :attr:`checkpoint` and :attr:`marks` are what they said when opened."""
 
     def __init__(self, env: Env, root: str) -> None:
+        self._root = root
         self._checkpoint_file = self._open(env, f"{root}/checkpoint")
         self._marks_file = self._open(env, f"{root}/gantrymq.watermark")
         self.checkpoint = decode_checkpoint(self._checkpoint_file.pread(_CHECKPOINT.size, 0))
@@ -109,17 +110,28 @@ class MarkFiles:
         return file
 
     def save(self, marks: Marks, log_timestamp: int, queue_timestamp: int) -> None:
-        """Write both, and return when they are on the disk. :class:`OSError` leaves the older ones to be found."""
+        """Write both, and return when they are on the disk. :class:`OSError` leaves the older ones to be found.
+
+        So does :class:`NoRoom`, and a later call may try again.
+        """
         checkpoint = attrs.evolve(self.checkpoint, log_timestamp=log_timestamp, queue_timestamp=queue_timestamp)
         self._sequence += 1
-        self._marks_file.pwrite(marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
+        self._write(self._marks_file, marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
         self._marks_file.datasync()
         if checkpoint != self.checkpoint:
             # Only now: until then the other slot belongs to the checkpoint that is there.
-            self._checkpoint_file.pwrite(checkpoint.encode(), 0)
+            self._write(self._checkpoint_file, checkpoint.encode(), 0)
             self._checkpoint_file.datasync()
             self.checkpoint = checkpoint
         self.marks = marks
+
+    def _write(self, file: File, data: bytes, offset: int) -> None:
+        try:
+            file.pwrite(data, offset)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoom(self._root, error) from error
+            raise
 
     def close(self) -> None:
         """Close both files."""

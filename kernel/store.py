@@ -236,11 +236,10 @@ class Store:
                 return True
             try:
                 self.queues.flush()
+                files.save(marks, durable_timestamp, timestamp)
             except NoRoom as error:
                 log.warning("queues not flushed", reason=str(error))
                 return False
-            try:
-                files.save(marks, durable_timestamp, timestamp)
             except OSError as error:
                 raise self.log.poison("writing the watermark", error) from error
             return True
