@@ -117,10 +117,9 @@ class Admin:
                 await anyio.sleep(_ROUTE_POLL_SECONDS)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that ``queue`` still has."""
-        return await self._ask(
-            queue, RequestCode.GET_MIN_OFFSET, QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
-        )
+        """The queue offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
+        header = QueueHeader(topic=queue.topic, queue_id=queue.queue_id)
+        return max(0, await self._ask(queue, RequestCode.GET_MIN_OFFSET, header))  # brokers say -1 for no queue yet
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The queue offset that the next message of ``queue`` will get."""

@@ -138,7 +138,7 @@ class Puller(Generic[R]):
         if stored is not None:
             return stored
         if self._options.start == "first":
-            return max(0, await admin.min_offset(self.queue))
+            return await admin.min_offset(self.queue)
         if self._options.start == "last":
             return await admin.max_offset(self.queue)
         return await admin.search_offset(self.queue, self._options.start_timestamp())

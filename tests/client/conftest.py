@@ -8,19 +8,30 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from gantrymq.remoting.bodies import BrokerData, ClusterInfo, ConsumerList, HeartbeatData, QueueData, TopicList
 from gantrymq.remoting.bodies import TopicRouteData as Route
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.tasks import background_tasks
+from gantrymq.testing.foreign import (
+    JAVA_VERSIONS,
+    ToolMissing,
+    cache_folder,
+    find_java,
+    start_broker,
+    start_nameserver,
+)
+from gantrymq.testing.harness import cluster_in_thread
 from gantrymq.testing.peer import PeerConnection, run_peer
 
 STORED_AT = 1_700_000_000_000
@@ -251,6 +262,40 @@ async def run_fake_cluster(brokers: int = 1, **topics: int) -> AsyncIterator[Fak
 def fake_cluster() -> Callable[..., Any]:
     """``async with fake_cluster(brokers=2, T=4) as cluster``: two brokers with four queues of topic T each."""
     return run_fake_cluster
+
+
+@pytest.fixture
+def fake_in_thread() -> Iterator[FakeCluster]:
+    """A fake cluster with one broker and two queues of topic T, for tests that block."""
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(run_fake_cluster(T=2)) as cluster:
+        yield cluster
+
+
+INTEROP = Path(__file__).parents[1] / "interop"
+SYSTEMS = ["gantrymq", *(pytest.param(version, marks=pytest.mark.interop) for version in JAVA_VERSIONS)]
+
+
+@pytest.fixture(scope="module", params=SYSTEMS)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The nameserver's address of a real cluster: ours, and RocketMQ's own of each version."""
+    home = tmp_path_factory.mktemp(request.param)
+    if request.param == "gantrymq":
+        with cluster_in_thread(home) as ours:
+            yield ours.nameserver
+        return
+    try:
+        java = find_java(request.param, INTEROP / "java", cache_folder(INTEROP / ".cache"))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    nameserver = start_nameserver(java, home / "nameserver")
+    try:
+        broker = start_broker(java, home / "broker", nameserver.address)
+        try:
+            yield nameserver.address
+        finally:
+            broker.child.stop()
+    finally:
+        nameserver.child.stop()
 
 
 @pytest.fixture

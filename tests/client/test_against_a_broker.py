@@ -1,0 +1,322 @@
+"""What users of the client rely on, against real clusters: the same tests on GantryMQ and on RocketMQ's own servers.
+
+Each test uses topics and groups of its own, since a cluster serves the whole file.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+
+import anyio
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import Message, MessageQueue, SendStatus
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_SECONDS = 60
+
+Seen = dict[str, tuple[bytes, str | None, tuple[str, ...], str, int, MessageQueue, int]]
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"T-{uuid.uuid4().hex}"
+
+
+def looks(message: gantrymq.ReceivedMessage) -> tuple[bytes, str | None, tuple[str, ...], str, int, MessageQueue, int]:
+    properties = message.properties
+    return (
+        message.body, message.tags, message.keys, properties["own"], message.flag, message.queue, message.queue_offset,
+    )  # fmt: skip
+
+
+async def offsets_left(client: gantrymq.Client, topic: str, group: str) -> dict[int, int]:
+    """How many messages of each queue the group has not committed."""
+    admin = client.admin
+    return {
+        queue.queue_id: await admin.max_offset(queue) - (await admin.consumer_offset(group, queue) or 0)
+        for queue in await admin.queues(topic)
+    }
+
+
+async def wait_dispatched(client: gantrymq.Client, queue: MessageQueue, end: int) -> None:
+    """Wait until a message that was acknowledged can be read: RocketMQ's broker needs a moment in between."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while await client.admin.max_offset(queue) < end:  # noqa: ASYNC110 - nobody tells when
+            await anyio.sleep(0.01)
+
+
+async def make_group(client: gantrymq.Client, topic: str, group: str) -> None:
+    """Brokers of 5.x take no offset of a group that they have never seen."""
+    async with client.consumer(topic, group):
+        pass
+
+
+async def test_ten_thousand_messages_arrive_once_and_unaltered(cluster: str, topic: str) -> None:
+    chance = random.Random(7)
+    bodies = [chance.randbytes(chance.choice((1, 50, 100, 1000))) for _ in range(9_990)]
+    bodies += [b"compressible " * 1000] * 9 + [chance.randbytes(4 * 1024 * 1024)]
+    sent: Seen = {}
+    got: Seen = {}
+    async with gantrymq.connect(cluster) as client, client.producer("senders") as producer:
+        await client.admin.create_topic(topic, 8)
+
+        async def send(first: int) -> None:
+            for number in range(first, len(bodies), 50):
+                message = Message(
+                    topic,
+                    bodies[number],
+                    f"tag{number % 3}",
+                    (f"k{number}", "all"),
+                    {"own": f"grüße 世界 {number}"},
+                    number,
+                )
+                result = await producer.send(message, timeout=PATIENCE_SECONDS)
+                assert result.status is SendStatus.OK
+                sent[result.message_id] = (
+                    message.body, message.tags, message.keys, message.properties["own"], number, result.queue,
+                    result.queue_offset,
+                )  # fmt: skip
+
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            async with anyio.create_task_group() as tasks:
+                for first in range(50):
+                    tasks.start_soon(send, first)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                async for message in messages:
+                    assert message.message_id not in got
+                    got[message.message_id] = looks(message)
+                    await message.ack()
+                    if len(got) == len(bodies):
+                        break
+        assert got == sent
+        assert len(sent) == 10_000
+        assert set((await offsets_left(client, topic, f"g-{topic}")).values()) == {0}
+
+
+async def test_a_batch_lies_in_one_queue_in_its_order(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 4)
+        batch = [Message(topic, b"%d" % number, "t", (f"k{number}",), {"own": "x"}, number) for number in range(32)]
+        results = await producer.send_batch(batch)
+        assert len({result.queue for result in results}) == 1
+        assert [result.queue_offset for result in results] == list(range(32))
+        assert len({result.offset_message_id for result in results}) == 32
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                got = [await anext(messages) for _ in batch]
+        assert [message.message_id for message in got] == [result.message_id for result in results]
+        assert [message.offset_message_id for message in got] == [result.offset_message_id for result in results]
+        assert [(message.body, message.keys, message.flag, message.tags) for message in got] == [
+            (message.body, message.keys, message.flag, "t") for message in batch
+        ]
+
+
+async def test_a_oneway_message_arrives(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            await producer.send_oneway(topic, b"no answer wanted", tags="x")
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"no answer wanted"
+
+
+async def test_a_topic_is_created_when_it_is_first_sent_to(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        result = await producer.send(topic, b"first")
+        assert result.queue_offset == 0
+        assert result.queue.queue_id in range(4)
+
+
+async def test_a_consumer_that_waits_gets_what_is_sent_later(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 2)
+        await producer.send(topic, b"before")
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"before"
+                for number in range(5):
+                    await producer.send(topic, b"%d" % number)
+                    assert (await anext(messages)).body == b"%d" % number
+
+
+async def test_what_was_not_acknowledged_comes_again_to_the_next_member(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        for number in range(10):
+            await producer.send(topic, b"%d" % number)
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                got = [await anext(messages) for _ in range(10)]
+            for number in (0, 1, 2, 5, 9):
+                await got[number].ack()
+        assert await offsets_left(client, topic, f"g-{topic}") == {0: 7}
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                again = [await anext(messages) for _ in range(7)]
+        assert [message.body for message in again] == [b"%d" % number for number in range(3, 10)]
+
+
+async def test_members_share_the_queues_and_take_over_from_one_that_leaves(cluster: str, topic: str) -> None:
+    group = f"g-{topic}"
+    done: list[bytes] = []
+
+    async def work(messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -> None:
+        try:
+            async for message in messages:
+                done.append(message.body)
+                await message.ack()
+        except gantrymq.ClientClosed:
+            pass  # this member has left
+
+    async def until(condition: object) -> None:
+        assert callable(condition)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110 - the brokers decide when, and tell nobody here
+                await anyio.sleep(0.01)
+
+    async with (
+        gantrymq.connect(cluster) as one,
+        gantrymq.connect(cluster) as two,
+        one.producer() as producer,
+        anyio.create_task_group() as tasks,
+    ):
+        await one.admin.create_topic(topic, 8)
+        async with one.consumer(topic, group, start="first") as first:
+            tasks.start_soon(work, first)
+            async with two.consumer(topic, group, start="first") as second:
+                tasks.start_soon(work, second)
+                await until(lambda: len(first.queues) == len(second.queues) == 4)
+                assert not set(first.queues) & set(second.queues)
+                for number in range(200):
+                    await producer.send(topic, b"%d" % number)
+                await until(lambda: len(done) >= 200)
+            await until(lambda: len(first.queues) == 8)
+            for number in range(200, 400):
+                await producer.send(topic, b"%d" % number)
+            await until(lambda: len(done) >= 400)
+    assert sorted(done, key=int) == [b"%d" % number for number in range(400)]
+
+
+async def test_a_group_gets_the_tags_it_asked_for(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        # the first two have the same hash, by which the broker tells tags apart
+        for tag in ("Aa", "BB", "c", "d", None, "Aa"):
+            await producer.send(topic, str(tag).encode(), tags=tag)
+        async with client.consumer(topic, f"g-{topic}", tags="Aa || d", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                got = [await anext(messages) for _ in range(3)]
+            for message in got:
+                await message.ack()
+        assert [message.body for message in got] == [b"Aa", b"d", b"Aa"]
+        assert await offsets_left(client, topic, f"g-{topic}") == {0: 0}
+
+
+async def test_queues_can_be_asked_for_their_offsets(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        admin = client.admin
+        await admin.create_topic(topic, 2)
+        assert topic in await admin.topics()
+        queues = await admin.queues(topic)
+        assert [queue.queue_id for queue in queues] == [0, 1]
+        assert [await admin.max_offset(queue) for queue in queues] == [0, 0]
+        for _ in range(3):
+            await producer.send(topic, b"x", queue=queues[1])
+        await wait_dispatched(client, queues[1], 3)
+        assert [await admin.min_offset(queue) for queue in queues] == [0, 0]
+        assert [await admin.max_offset(queue) for queue in queues] == [0, 3]
+        assert await admin.search_offset(queues[1], 0) == 0
+        assert await admin.search_offset(queues[1], 4102444800000) in (2, 3)  # in 2100: RocketMQ names the last one
+        await make_group(client, topic, f"g-{topic}")
+        await admin.set_consumer_offset(f"g-{topic}", queues[1], 2)
+        assert await admin.consumer_offset(f"g-{topic}", queues[1]) == 2
+        async with client.consumer(topic, f"g-{topic}") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).queue_offset == 2
+
+
+async def test_a_new_group_may_start_at_the_end(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        (queue,) = await client.admin.queues(topic)
+        await producer.send(topic, b"old")
+        # RocketMQ gives a group without offset the start of a queue that is short enough to lie in memory
+        await wait_dispatched(client, queue, 1)
+        await make_group(client, topic, f"g-{topic}")
+        await client.admin.set_consumer_offset(f"g-{topic}", queue, 1)
+        async with client.consumer(topic, f"g-{topic}", start="last") as messages:
+            await producer.send(topic, b"new")
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"new"
+
+
+async def test_what_the_broker_refuses_is_an_error_with_code_and_address(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 2)
+        (queue, _) = await client.admin.queues(topic)
+        beyond = MessageQueue(topic=topic, broker_name=queue.broker_name, queue_id=99)
+        with pytest.raises(gantrymq.BrokerError, match=r"127.0.0.1:\d+ answered") as caught:
+            await producer.send(topic, b"x", queue=beyond)
+        assert caught.value.code in (1, 29)
+        with pytest.raises(gantrymq.NoRoute):
+            await client.admin.route(f"{topic}-missing")
+
+
+async def test_an_offset_beyond_the_end_is_corrected(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        (queue,) = await client.admin.queues(topic)
+        await producer.send(topic, b"0")
+        await make_group(client, topic, f"g-{topic}")
+        await client.admin.set_consumer_offset(f"g-{topic}", queue, 1000)
+        async with client.consumer(topic, f"g-{topic}") as messages:
+            seen = False
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not seen:
+                    await producer.send(topic, b"later")
+                    with anyio.move_on_after(0.2):
+                        seen = (await anext(messages)).body == b"later"
+        assert seen
+
+
+def test_the_blocking_client_does_the_same(cluster: str, topic: str) -> None:
+    with gantrymq.sync.connect(cluster) as client, client.producer() as producer:
+        client.admin.create_topic(topic, 4)
+        with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            sent = [producer.send(topic, b"%d" % number, keys=f"k{number}").message_id for number in range(100)]
+            sent += [result.message_id for result in producer.send_batch([Message(topic, b"x"), Message(topic, b"y")])]
+            producer.send_oneway(topic, b"z")
+            got = []
+            for message in messages:
+                got.append(message.message_id)
+                message.ack()
+                if len(got) == 103:
+                    break
+            assert messages.next_batch(timeout=0.01) == []
+        assert set(sent) < set(got)
+        assert len(set(got)) == 103
+        queues = client.admin.queues(topic)
+        assert sum(client.admin.consumer_offset(f"g-{topic}", queue) or 0 for queue in queues) == 103
+
+
+def test_threads_may_share_one_blocking_producer(cluster: str, topic: str) -> None:
+    with gantrymq.sync.connect(cluster) as client, client.producer() as producer:
+        client.admin.create_topic(topic, 4)
+
+        def send() -> None:
+            for _ in range(20):
+                producer.send(topic, b"x")
+
+        threads = [threading.Thread(target=send) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            assert len({next(messages).message_id for _ in range(100)}) == 100

@@ -1,0 +1,110 @@
+"""The blocking client: plain iterators, errors, closing; the loop's thread ends with the block."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import Message, MessageQueue
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+def test_sending_and_consuming_without_async(fake_in_thread: Any, backend: Any) -> None:
+    broker = fake_in_thread.broker
+    with gantrymq.sync.connect(fake_in_thread.address, backend=backend) as client:
+        assert "@" in client.client_id
+        with client.producer("p") as producer, client.consumer("T", "g", start="first") as messages:
+            results = [producer.send("T", b"%d" % number, tags="a") for number in range(4)]
+            results += producer.send_batch([Message("T", b"4"), Message("T", b"5")])
+            got = [next(messages) for _ in range(6)]
+            assert {message.body for message in got} == {b"0", b"1", b"2", b"3", b"4", b"5"}
+            assert {message.message_id for message in got} == {result.message_id for result in results}
+            assert len(messages.queues) == len(producer.queues("T")) == 2
+            for message in got:
+                message.ack()
+            messages.commit()
+            assert sum(broker.offsets.values()) == 6
+            assert messages.next_batch(timeout=0) == []
+
+
+def test_what_is_acknowledged_last_is_committed_at_the_end(fake_in_thread: Any) -> None:
+    for number in range(6):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.consumer("T", "g", start="first") as messages:
+            for batch in messages.batches(max=4):
+                for message in batch:
+                    message.ack()
+                if message.queue_offset == 5:
+                    break
+        assert fake_in_thread.broker.offsets["g", "T", 0] == 6
+
+
+def test_messages_of_a_queue_that_was_lost_are_left_out(fake_in_thread: Any) -> None:
+    for number in range(6):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first") as messages,
+    ):
+        first = next(messages)
+        assert first.delivery is not None
+        client._inner._cluster._consumers["g"]._pullers[first.queue].dropped = True
+        fake_in_thread.broker.store("T", 1, b"other")
+        assert next(messages).body == b"other"
+
+
+def test_questions_without_async(fake_in_thread: Any) -> None:
+    queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+    fake_in_thread.broker.store("T", 0, b"x")
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        admin = client.admin
+        assert admin.topics() == ["T"]
+        assert admin.queues("T")[0] == queue
+        assert len(admin.route("T").queue_datas) == 1
+        assert list(admin.cluster().cluster_addr_table) == ["C"]
+        assert (admin.min_offset(queue), admin.max_offset(queue), admin.search_offset(queue, 0)) == (0, 1, 1)
+        assert admin.consumer_offset("g", queue) is None
+        admin.set_consumer_offset("g", queue, 1)
+        assert admin.consumer_offset("g", queue) == 1
+        assert admin.create_topic("T", cluster="C") == [fake_in_thread.broker.address]
+
+
+def test_errors_are_the_same_as_with_async(fake_in_thread: Any) -> None:
+    with pytest.raises(gantrymq.ConnectFailed, match="connection refused"), gantrymq.sync.connect("127.0.0.1:1"):
+        pytest.fail("nobody is there")
+    with pytest.raises(ValueError, match="host:port"), gantrymq.sync.connect("nowhere"):
+        pytest.fail("no address")
+    with gantrymq.sync.connect(fake_in_thread.address) as client, client.producer() as producer:
+        with pytest.raises(gantrymq.InvalidMessage):
+            producer.send("T", b"")
+        with pytest.raises(gantrymq.InvalidName), client.consumer("T", "a b"):
+            pytest.fail("no group")
+
+
+def test_what_is_closed_raises_and_the_thread_is_gone(fake_in_thread: Any) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+    before = threading.active_count()
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.producer("p") as producer, client.consumer("T", "g", start="first") as messages:
+            message = next(messages)
+        with pytest.raises(gantrymq.ClientClosed, match="producer of group p is closed"):
+            producer.send("T", b"x")
+        with pytest.raises(gantrymq.ClientClosed, match="consumer of group g is closed"):
+            next(messages)
+        with pytest.raises(gantrymq.ClientClosed):
+            messages.commit()
+        with pytest.raises(gantrymq.ClientClosed):
+            message.ack()
+    for use in (client.admin.topics, client.producer("p").__enter__, client.consumer("T", "g").__enter__):
+        with pytest.raises(gantrymq.ClientClosed, match="client is closed"):
+            use()
+    assert threading.active_count() == before
