@@ -67,6 +67,7 @@ class Broker:
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
+        self._unwritten: dict[str, bytes] = {}
 
     @property
     def log(self) -> CommitLog:
@@ -236,16 +237,27 @@ class Broker:
             await self._drained.wait()
 
     def _close(self) -> None:
-        self.persist()
+        self.collect_state()
+        self.write_state()
         self.store.close()
 
-    def persist(self) -> None:
-        """Let every plugin write its tables; a failure is logged and the next round tries again."""
+    def collect_state(self) -> None:
+        """Take over what the plugins' tables have to write."""
         for info, call in self.manager.calls("persist", broker=self):
             try:
-                call()
+                self._unwritten.update(call() or {})
             except Exception:
                 log.exception("persist failed", plugin=info.name)
+
+    def write_state(self) -> None:
+        """Write what was collected; for a worker thread. What fails is kept for the next time."""
+        for path, data in list(self._unwritten.items()):
+            try:
+                self.env.replace(path, data)
+            except OSError as error:
+                log.warning("state not written", path=path, error=str(error))
+            else:
+                self._unwritten.pop(path, None)
 
 
 def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:

@@ -193,9 +193,10 @@ def hold_pulls(batch: PullBatch) -> bool | None:
 
 
 @hookspec
-def persist(broker: Broker) -> None:
-    """Write your table to the disk if it changed (``broker.env.replace`` is atomic and keeps a ``.bak``).
+def persist(broker: Broker) -> dict[str, bytes] | None:
+    """Hand over the tables that changed since the last call.
 
-    When: rare, every ``[broker] persist_interval`` and at the stop, off the hot path but in the sweep's thread: be
-    brief. Errors: are logged, the next round tries again. First user: offsets.
+    When: rare, every ``[broker] persist_interval`` and at the stop. Returns path to content, or None. A worker thread
+    writes each file atomically and keeps the one before as ``.bak``; what cannot be written is tried again with the
+    next round. Errors: are logged. First user: offsets.
     """

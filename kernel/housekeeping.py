@@ -39,5 +39,6 @@ async def tend_disk(broker: Broker) -> None:
         await trio.to_thread.run_sync(broker.store.flush_queues)
         if trio.current_time() >= next_persist:
             next_persist = trio.current_time() + interval
-            broker.persist()
+            broker.collect_state()
+            await trio.to_thread.run_sync(broker.write_state)
         await trio.sleep(DISK_TICK_S)

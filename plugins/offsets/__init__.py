@@ -56,7 +56,6 @@ class OffsetsPlugin:
         return dict(OffsetRequests(broker, self._offsets, self._config).processors())
 
     @hookimpl
-    def persist(self, broker: Broker) -> None:
-        """Write what changed."""
-        if self._offsets is not None:
-            self._offsets.save()
+    def persist(self, broker: Broker) -> dict[str, bytes] | None:
+        """The file, if anything changed."""
+        return None if self._offsets is None else self._offsets.changes()

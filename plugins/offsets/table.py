@@ -35,7 +35,6 @@ class Offsets:
     def __init__(self, env: Env, path: str, max_entries: int, max_offset: MaxOffset) -> None:
         """``max_entries``: how many pairs of topic and group there may be. :class:`StartError` for unreadable files."""
         self.path = path
-        self._env = env
         self._max_entries = max_entries
         self._max_offset = max_offset
         self._table: dict[Key, dict[int, int]] = {}
@@ -94,11 +93,12 @@ class Offsets:
         self._stale.clear()
         return b'{"offsetTable":{%s}}' % b",".join(self._texts.values())
 
-    def save(self) -> None:
-        """Write the file if anything changed since it was read or written; OSError when it cannot be."""
-        if self._changed:
-            self._env.replace(self.path, self.encode())
-            self._changed = False
+    def changes(self) -> dict[str, bytes] | None:
+        """The file by its path if anything changed since the last call, else None."""
+        if not self._changed:
+            return None
+        self._changed = False
+        return {self.path: self.encode()}
 
     def _take(self, stored: ConsumerOffsetSerializeWrapper) -> None:
         for name, offsets in stored.offset_table.items():

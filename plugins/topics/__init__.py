@@ -96,7 +96,7 @@ class TopicsPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> None:
-        """Write what changed."""
+        """Try again what could not be written when it changed. Written at once and here, so that no older text wins."""
         if self._topics is not None and self._groups is not None:
             self._topics.table.save()
             self._groups.table.save()

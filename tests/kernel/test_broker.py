@@ -144,6 +144,30 @@ async def test_a_disk_that_hangs_is_told_in_time_and_nothing_undurable_can_be_re
 
 
 @pytest.mark.trio
+async def test_a_table_that_cannot_be_written_holds_up_nobody_and_is_written_later(tmp_path: Path) -> None:
+    hanging, hang = threading.Event(), threading.Event()
+
+    class TableEnv(SystemEnv):
+        def replace(self, path: str, data: bytes) -> None:
+            if path.endswith("consumerOffset.json") and not hang.is_set():
+                hanging.set()
+                hang.wait(20)
+                raise OSError(errno.EIO, "Input/output error")
+            super().replace(path, data)
+
+    broker = make_broker(tmp_path, env=TableEnv(), settings={"broker.persist_interval": "10ms"})
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        assert (await channel.call(send(b"x"))).code == 0
+        commit = {"consumerGroup": "cg", "topic": "T", "queueId": "0", "commitOffset": "1"}
+        await bodies(channel)  # makes the group known
+        assert (await channel.call(Command(RequestCode.UPDATE_CONSUMER_OFFSET, commit))).code == 0
+        await trio.to_thread.run_sync(hanging.wait, 10)
+        assert (await channel.call(send(b"y"))).code == 0
+        hang.set()
+    assert b'"T@cg":{0:1}' in (tmp_path / "config" / "consumerOffset.json").read_bytes()
+
+
+@pytest.mark.trio
 async def test_who_does_not_wait_is_answered_while_the_disk_hangs(tmp_path: Path) -> None:
     env = WatchedEnv()
     hang = threading.Event()

@@ -152,7 +152,9 @@ class FakeBroker:
     def persist(self) -> None:
         """The hook, as the kernel calls it now and then."""
         broker: Any = self
-        self.manager.hook.persist(broker=broker)
+        for files in self.manager.hook.persist(broker=broker):
+            for path, data in files.items():
+                self.env.replace(path, data)
 
     def _spawn(self, function: object, request: object) -> None:
         raise AssertionError("these plugins answer at once")
