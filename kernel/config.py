@@ -173,7 +173,7 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
         try:
             sections[kind] = kind(**values)
         except ValueError as error:
-            problems.append(f"[{name}]: {error}")
+            problems.append(f"[{name}]: {_reason(error)}")
     if problems:
         raise ConfigError(problems)
     return Config(
@@ -241,7 +241,7 @@ def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], prob
             # one field alone on top of the defaults: an error is this field's and no other's
             kind(**{key: value})
         except ValueError as error:
-            problems.append(f"{name}.{key} = {show(setting.value)} {where}: {error}")
+            problems.append(f"{name}.{key} = {show(setting.value)} {where}: {_reason(error)}")
         else:
             values[key] = value
     return values
@@ -258,3 +258,8 @@ def _explain(
         elif field.init:
             rows.append(ExplainedValue(name, key, shown_default(field), "default", ""))
     return rows
+
+
+def _reason(error: ValueError) -> object:
+    """attrs' own validators put the attribute and the value behind their text."""
+    return error.args[0] if error.args else error

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.config import size
+from gantrymq.kernel.config import number, size
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config import Config, number
     from gantrymq.kernel.processors import Processor
 
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class ConsumeConfig:
     """``[plugin.consume]``."""
 
-    max_messages: int = attrs.field(default=1024, validator=[attrs.validators.ge(1), attrs.validators.le(65536)])
+    max_messages: int = number(1024, 1, 65536)
     max_bytes: int = size(default="1 MiB")
-    scan_entries: int = attrs.field(default=4096, validator=[attrs.validators.ge(32), attrs.validators.le(300_000)])
+    scan_entries: int = number(4096, 32, 300_000)
 
 
 class ConsumePlugin:

@@ -10,7 +10,7 @@ Files: none. Answers for RocketMQ's ``GroupCommitService`` and ``FlushRealTimeSe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 import structlog
@@ -34,7 +34,7 @@ log = structlog.get_logger("gantrymq.flush")
 class FlushConfig:
     """``[plugin.flush]``."""
 
-    mode: str = attrs.field(default="sync", validator=attrs.validators.in_(("sync", "async")))
+    mode: Literal["sync", "async"] = "sync"
     interval: float = duration(default="500ms")
     least_bytes: int = size(default="16 KiB")
     thorough_interval: float = duration(default="10s")

@@ -16,13 +16,13 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import DispatchBatch, PullBatch
-from gantrymq.kernel.config import duration
+from gantrymq.kernel.config import duration, number
 from gantrymq.kernel.services import Service
 from gantrymq.plugins.longpoll.hold import HeldPulls
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config import Config, number
     from gantrymq.kernel.connection import ConnectionsBatch
 
 SCAN_S = 0.2
@@ -33,7 +33,7 @@ SCAN_S = 0.2
 class LongPollConfig:
     """``[plugin.longpoll]``."""
 
-    max_held: int = attrs.field(default=100_000, validator=[attrs.validators.ge(0), attrs.validators.le(10_000_000)])
+    max_held: int = number(100_000, 0, 10_000_000)
     max_wait: float = duration(default="60s")
 
 
