@@ -31,6 +31,7 @@ class IntervalFlush:
                 if waiting >= self._least_bytes or (waiting and now - last >= self._thorough_s):
                     await trio.to_thread.run_sync(log.flush)
                     last = now
-        finally:
+        except trio.Cancelled:
             if log.durable < log.end:
                 log.flush()
+            raise
