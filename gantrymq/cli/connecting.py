@@ -20,6 +20,8 @@ def nameserver_option(function: F) -> F:
         "--nameserver",
         default="127.0.0.1:9876",
         show_default=True,
+        envvar="GANTRYMQ_NAMESERVER",
+        show_envvar=True,
         metavar="HOST:PORT[;HOST:PORT]",
         help="Nameservers of the cluster, ours or RocketMQ's.",
     )(function)

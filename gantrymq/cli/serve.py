@@ -19,6 +19,8 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
     "--nameserver-listen",
     default=DEFAULT_NAMESERVER,
     show_default=True,
+    envvar="GANTRYMQ_NAMESERVER_LISTEN",
+    show_envvar=True,
     metavar="HOST:PORT",
     help="Where the nameserver listens.",
 )

@@ -25,7 +25,13 @@ class SparkNotHere(click.ClickException):
 @click.option("--topic", required=True, metavar="TOPIC", help="The topic, or several with commas between.")
 @click.option("--to", "folder", required=True, metavar="DIR", help="The folder for the files: new or empty.")
 @click.option(
-    "--nameserver", default="127.0.0.1:9876", show_default=True, metavar="HOST:PORT", help="One, or several with ;."
+    "--nameserver",
+    default="127.0.0.1:9876",
+    envvar="GANTRYMQ_NAMESERVER",
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="One, or several with ;.",
 )
 @click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True)
 @click.option(

@@ -1,0 +1,119 @@
+"""What the pages tell a reader to run is run, as they have it, beside a real `gantrymq serve`.
+
+``<!-- run -->`` before a fenced block (sh or python) runs it, in the order of the page; ``<!-- serve -->`` starts a block's
+command and keeps it until the page ends. Where the page says 127.0.0.1:9876 the test's own nameserver is meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from gantrymq.cli.group import COMMANDS
+from gantrymq.kernel.config import build_config, read_settings, show
+from gantrymq.kernel.manager import load_plugins
+from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.testing.processes import Child, gantrymq_child
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"<!-- (?P<mark>run|serve) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
+
+
+class Block(NamedTuple):
+    mark: str
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*match.groups()) for match in BLOCK.finditer(page.read_text())]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder with the examples, and ``gantrymq`` of this environment on the path."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "gantrymq"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gantrymq.cli "$@"\n')
+    command.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def server(place: Path) -> Iterator[tuple[Child, str]]:
+    """A broker and a nameserver on free ports, as `gantrymq serve` on the pages starts them."""
+    environ = {"GANTRYMQ_BROKER__LISTEN": "127.0.0.1:0", "GANTRYMQ_NAMESERVER_LISTEN": "127.0.0.1:0"}
+    arguments = ["serve", "--data", str(place / "gantrymq-data"), "--set", "store.commit_log_file_bytes=4 MiB"]
+    with gantrymq_child(arguments, place / "log", env=environ) as child:
+        line = child.wait_line(lambda text: text.startswith("ready"))
+        yield child, line.partition("nameserver=")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_what_a_page_says_works(page: Path, place: Path, server: tuple[Child, str]) -> None:
+    _, nameserver = server
+    environ = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "GANTRYMQ_NAMESERVER": nameserver}
+    for block in blocks(page):
+        if block.mark == "serve":
+            assert block.text.split()[:2] == ["gantrymq", "serve"]
+            continue
+        text = block.text.replace("127.0.0.1:9876", nameserver)
+        command = [sys.executable, "-W", "error", "-c", text] if block.language == "python" else ["bash", "-ec", text]
+        done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"
+        assert "Traceback" not in done.stderr
+
+
+def test_the_first_hour_of_the_readme_is_run() -> None:
+    marks = [(block.mark, block.language) for block in blocks(ROOT / "README.md")]
+    assert marks == [("serve", "sh"), ("run", "sh"), ("run", "python"), ("run", "sh")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{name(page)}: {target}"
+
+
+def test_the_page_of_the_configuration_has_every_key_with_its_default() -> None:
+    text = (ROOT / "docs" / "howto" / "configure.md").read_text()
+    rows = build_config(read_settings(), load_plugins(DEFAULT_PLUGINS)).explain()
+    missing = [
+        f"{row.section}.{row.key} = {show(row.value)}"
+        for row in rows
+        if f"| `{row.section}.{row.key}` | `{show(row.value)}` |" not in text
+    ]
+    assert not missing
+
+
+def test_the_keys_of_the_page_exist() -> None:
+    text = (ROOT / "docs" / "howto" / "configure.md").read_text()
+    known = {
+        f"{row.section}.{row.key}" for row in build_config(read_settings(), load_plugins(DEFAULT_PLUGINS)).explain()
+    }
+    assert set(re.findall(r"^\| `([a-z.]+\.[a-z_]+)` \| `", text, re.MULTILINE)) == known
+
+
+def test_commands_on_the_pages_exist() -> None:
+    """Every ``gantrymq word`` in a fenced block is a command."""
+    commands = {*COMMANDS, "export"}
+    for page in PAGES:
+        for fence in re.findall(r"^```\w*\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            for word in re.findall(r"^(?:\w+=\S+ )*gantrymq ([a-z-]+)", fence, re.MULTILINE):
+                assert word in commands, f"{name(page)}: gantrymq {word}"
