@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 import anyio
-import structlog
 from anyio.abc import TaskGroup
 
 from gantrymq.client.connections import Connections, call
@@ -21,13 +20,14 @@ from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+from gantrymq.remoting.logs import LibraryLog
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
 LEAVE_SECONDS: Final = 3.0
 """How long a closing producer or consumer waits for brokers to take its farewell."""
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 class Member(Protocol):

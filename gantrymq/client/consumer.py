@@ -12,7 +12,6 @@ from typing import Final, Generic, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
-import structlog
 from anyio.abc import TaskGroup
 
 from gantrymq.client.allocation import allocate
@@ -27,6 +26,7 @@ from gantrymq.remoting.bodies import ConsumerData, ConsumerList, MessageQueue, T
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import ConsumerGroupHeader
+from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import background_tasks
 
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
@@ -38,7 +38,7 @@ _FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FRO
 
 R = TypeVar("R", bound=DeliveredRecord)
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 class Consumer(Generic[R]):

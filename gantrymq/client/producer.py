@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
-import structlog
 
 from gantrymq.client.checks import check_group
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
@@ -20,6 +19,7 @@ from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, Inva
 from gantrymq.client.outgoing import Outgoing, prepare, prepare_batch
 from gantrymq.message import Message, MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.logs import LibraryLog
 
 SEND_TIMEOUT_SECONDS: Final = 3.0
 SEND_RETRIES: Final = 2
@@ -31,7 +31,7 @@ NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
 QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
 """A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 class Producer:

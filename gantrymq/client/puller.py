@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 import anyio
-import structlog
 from anyio.abc import TaskStatus
 
 from gantrymq.client.admin import Admin
@@ -24,19 +23,22 @@ from gantrymq.remoting.bodies import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import PullMessageHeader, PullMessageResponse, UpdateConsumerOffsetHeader, read_header
+from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.records import decode_records
 
 PULL_BATCH_MESSAGES: Final = 32
 SUSPEND_MILLISECONDS: Final = 15_000
 PULL_TIMEOUT_SECONDS: Final = 30.0
 PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
+IDLE_INTERVAL_SECONDS: Final = 0.1
+"""The shortest time between two pulls that bring a queue no further."""
 
 _COMMITS_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
 
 R = TypeVar("R", bound=DeliveredRecord)
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 class Puller(Generic[R]):
@@ -162,8 +164,12 @@ class Puller(Generic[R]):
             expression_type=self._options.subscription.expression_type,
         )
         channel = await self._cluster.broker(address)
+        asked_at = anyio.current_time()
         answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
         await self._take_answer(progress, answer, address)
+        if progress.position == header.queue_offset:
+            # a broker that holds no pulls, or repeats itself, must not be asked in a busy loop
+            await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
 
     async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
         if answer.code not in _PULL_CODES:
@@ -175,15 +181,13 @@ class Puller(Generic[R]):
             header = read_header(PullMessageResponse, answer.ext)
             records = decode_records(answer.body, self._options.make) if answer.code == ResponseCode.SUCCESS else []
         self._read_from = header.suggest_which_broker_id
-        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+        moved_back = header.next_begin_offset < progress.position
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED or moved_back:
             log.warning(
                 "queue_offset_corrected", topic=self.queue.topic, queue=self.queue.queue_id, broker=address,
                 wanted=progress.position, now=header.next_begin_offset, first=header.min_offset, end=header.max_offset,
             )  # fmt: skip
-            stuck = header.next_begin_offset == progress.position
             progress.reset(header.next_begin_offset)
-            if stuck:
-                await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
             return
         progress.position = header.next_begin_offset
         wanted = self._options.subscription.tags_set

@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
-import structlog
 
 from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.remoting.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.logs import LibraryLog
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Its route says which brokers create topics on first send."""
 DEFAULT_TOPIC_QUEUES: Final = 4
 MASTER_ID: Final = 0
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 def queues_to_publish(topic: str, route: TopicRouteData) -> list[MessageQueue]:

@@ -15,7 +15,6 @@ from inspect import isawaitable
 from typing import Final
 
 import anyio
-import structlog
 from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 
 from gantrymq.remoting.address import parse_address
@@ -23,6 +22,7 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, Res
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
+from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import background_tasks
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
@@ -38,7 +38,7 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
-log = structlog.get_logger()
+log = LibraryLog()
 
 
 class _Call:

@@ -241,6 +241,45 @@ async def test_an_empty_answer_moves_on_to_the_offset_it_names(fake_cluster: Clu
             assert (await take(messages, 1))[0].body == b"2"
 
 
+@pytest.mark.parametrize("code", [0, 19, 20, 21])
+async def test_a_broker_that_holds_no_pulls_is_not_asked_in_a_busy_loop(fake_cluster: Cluster, code: int) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[11] = lambda request: cluster.broker.pulled(request, code, b"", 0)
+        async with client.consumer("T", "g", start="first"):
+            with anyio.move_on_after(0.05):
+                await cluster.broker.wait_for(11, 3)
+        assert len(cluster.broker.seen(11)) == 1
+
+
+async def test_a_pull_that_was_held_and_brought_nothing_is_repeated_at_once(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.puller.IDLE_INTERVAL_SECONDS", 0)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[11] = lambda request: cluster.broker.pulled(request, 19, b"", 0)
+        async with client.consumer("T", "g", start="first"):
+            await cluster.broker.wait_for(11, 20)
+
+
+@pytest.mark.parametrize("code", [0, 20, 21])
+async def test_an_answer_that_leads_back_is_followed(fake_cluster: Cluster, code: int) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        cluster.broker.offsets["g", "T", 0] = 2
+
+        def back(request: Command) -> Command:
+            del cluster.broker.answers[11]
+            return cluster.broker.pulled(request, code, b"", 1)
+
+        cluster.broker.answers[11] = back
+        async with client.consumer("T", "g") as messages:
+            (message,) = await take(messages, 1)
+            assert message.body == b"1"
+            await message.ack()
+        assert cluster.broker.offsets["g", "T", 0] == 2
+
+
 @pytest.mark.parametrize("code", [1, 2, 16, 24, 25, 26])
 async def test_a_pull_that_is_refused_is_tried_again(fake_cluster: Cluster, no_pause: None, code: int) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:

@@ -1,0 +1,29 @@
+"""Where a library's log lines go: to structlog where the application has configured it, else to ``logging``.
+
+Unconfigured structlog prints every line to standard output, which belongs to the application. ``logging`` without any
+set-up shows warnings on standard error and drops the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import structlog
+
+_FALLBACK: Any = structlog.wrap_logger(
+    logging.getLogger("gantrymq"),
+    processors=[
+        structlog.stdlib.filter_by_level,
+        structlog.processors.format_exc_info,
+        structlog.processors.KeyValueRenderer(key_order=["event"]),
+    ],
+    wrapper_class=structlog.stdlib.BoundLogger,
+)
+
+
+class LibraryLog:
+    """A structlog logger that is chosen anew for every line."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(structlog.get_logger() if structlog.is_configured() else _FALLBACK, name)
