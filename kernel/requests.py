@@ -70,31 +70,33 @@ class RequestTable:
     def _answer_plain(self, handler: Handler, request: Request) -> None:
         try:
             answer = cast("Command | None", handler(request))
-        except RemoteFault as fault:
-            request.answer(fault.code, fault.remark)
         except Exception as error:
-            answer_bug(request, error)
+            _answer_failure(request, error)
         else:
-            if answer is not None and not request.command.is_oneway:
-                request.connection.send(answer)
+            _send(request, answer)
 
 
-def answer_bug(request: Request, error: Exception) -> None:
-    """A processor raised what it should not: the sender learns its kind, the log gets the traceback."""
-    log.exception("processor failed", code=request.command.code, peer=request.connection.address)
-    request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+def _send(request: Request, answer: Command | None) -> None:
+    if answer is not None and not request.command.is_oneway:
+        request.connection.send(answer)
+
+
+def _answer_failure(request: Request, error: Exception) -> None:
+    if isinstance(error, RemoteFault):
+        request.answer(error.code, error.remark)
+    else:
+        # A bug: the sender learns its kind, the log gets the traceback.
+        log.exception("processor failed", code=request.command.code, peer=request.connection.address)
+        request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _guarded(handler: Callable[[Request], Awaitable[Command | None]]) -> Callable[[Request], Awaitable[None]]:
     async def run(request: Request) -> None:
         try:
             answer = await handler(request)
-        except RemoteFault as fault:
-            request.answer(fault.code, fault.remark)
         except Exception as error:
-            answer_bug(request, error)
+            _answer_failure(request, error)
         else:
-            if answer is not None and not request.command.is_oneway:
-                request.connection.send(answer)
+            _send(request, answer)
 
     return run

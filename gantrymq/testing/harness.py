@@ -22,6 +22,7 @@ from gantrymq.kernel.services import Registration
 from gantrymq.kernel.settings import read_settings
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.remoting.channel import Channel, open_channel
 
 START_S = 10.0
 
@@ -48,7 +49,7 @@ def make_broker(
     given = {
         "broker.data": fspath(data),
         "broker.listen": "127.0.0.1:0",
-        "store.commit_log_file_bytes": "64 MiB",
+        "store.commit_log_file_bytes": "1 MiB",
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]
@@ -69,6 +70,14 @@ async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
             yield broker
         finally:
             broker.stop()
+
+
+@asynccontextmanager
+async def broker_and_channel(data: str | PathLike[str], **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
+    """A broker without a nameserver and a connection to it; ``plugin__flush__mode="async"`` is a setting."""
+    given = {key.replace("__", "."): value for key, value in settings.items()}
+    async with run_broker(make_broker(data, settings=given)) as broker, open_channel(broker.address) as channel:
+        yield broker, channel
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ import attrs
 import structlog
 
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange
-from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.consumequeue import ConsumeQueue
+from gantrymq.kernel.filters import MessageFilter
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.consume")

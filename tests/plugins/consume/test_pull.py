@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from gantrymq.kernel.broker import Broker
 from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 
 INLINE, SUSPEND, COMMIT = 4, 2, 1
-
-
-@asynccontextmanager
-async def broker_and_channel(path: Path, **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
-    given = {
-        "store.commit_log_file_bytes": "1 MiB",
-        **{key.replace("__", "."): value for key, value in settings.items()},
-    }
-    async with (
-        run_broker(make_broker(path / "store", settings=given)) as broker,
-        open_channel(broker.address) as channel,
-    ):
-        yield broker, channel
 
 
 async def send(channel: Channel, count: int, *, tag: str = "", body: bytes = b"m", topic: str = "T") -> None:

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.record import decode as decode_record
-from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import SEND_LETTERS, SendMessageHeader
-from gantrymq.testing.harness import make_broker, run_broker
-
-
-@asynccontextmanager
-async def broker_and_channel(path: Path, **settings: str) -> AsyncIterator[tuple[Broker, Channel]]:
-    given = {
-        "store.commit_log_file_bytes": "1 MiB",
-        **{key.replace("__", "."): value for key, value in settings.items()},
-    }
-    async with (
-        run_broker(make_broker(path / "store", settings=given)) as broker,
-        open_channel(broker.address) as channel,
-    ):
-        yield broker, channel
+from gantrymq.testing.harness import broker_and_channel
 
 
 def send(
