@@ -49,7 +49,7 @@ def make_broker(
     given = {
         "broker.data": fspath(data),
         "broker.listen": "127.0.0.1:0",
-        "store.commit_log_file_bytes": "1 MiB",
+        "store.commit_log_file_bytes": "8 MiB",
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]
