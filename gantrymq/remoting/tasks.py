@@ -16,11 +16,11 @@ async def background_tasks() -> AsyncIterator[TaskGroup]:
     An error of the block comes out as it is, not wrapped in an ExceptionGroup, so that callers can catch it by its
     type. An error of a background task is a bug: it cancels the block and comes out in a group.
     """
-    failure: Exception | None = None
+    failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         try:
             yield tasks
-        except Exception as error:
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # all but cancellation, which is the group's
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:

@@ -494,7 +494,10 @@ async def test_what_no_broker_would_take_is_refused_before_the_network(
         assert not cluster.nameserver.requests
 
 
-async def test_errors_of_the_block_come_out_as_they_are_and_what_is_done_is_committed(fake_cluster: Cluster) -> None:
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+async def test_errors_of_the_block_come_out_as_they_are_and_what_is_done_is_committed(
+    fake_cluster: Cluster, stop: type[BaseException]
+) -> None:
     async with fake_cluster(T=1) as cluster:
         cluster.broker.store("T", 0, b"x")
 
@@ -504,9 +507,9 @@ async def test_errors_of_the_block_come_out_as_they_are_and_what_is_done_is_comm
                 client.consumer("T", "g", start="first") as messages,
             ):
                 await (await take(messages, 1))[0].ack()
-                raise ZeroDivisionError
+                raise stop
 
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(stop):
             await fail()
         assert cluster.broker.offsets == {("g", "T", 0): 1}
 

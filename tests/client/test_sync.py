@@ -108,3 +108,24 @@ def test_what_is_closed_raises_and_the_thread_is_gone(fake_in_thread: Any) -> No
         with pytest.raises(gantrymq.ClientClosed, match="client is closed"):
             use()
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+def test_ctrl_c_in_the_block_comes_out_as_it_is_and_what_is_done_is_committed(
+    fake_in_thread: Any, backend: Any, stop: type[BaseException]
+) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+
+    def work() -> None:
+        with (
+            gantrymq.sync.connect(fake_in_thread.address, backend=backend) as client,
+            client.producer("p"),
+            client.consumer("T", "g", start="first") as messages,
+        ):
+            next(messages).ack()
+            raise stop
+
+    with pytest.raises(stop):
+        work()
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 1
+    assert fake_in_thread.broker.groups["g"] == []
