@@ -50,6 +50,8 @@ class ConsumeQueue:
         self._writing = Lock()
         self._gone = False
         self.min_offset = 0
+        self.max_offset = 0
+        """The queue offset behind the last entry."""
         self.log_end = 0
         """The log offset behind the last record that has an entry here."""
 
@@ -57,10 +59,9 @@ class ConsumeQueue:
         return Segments(self._env, self.folder, self._file_units * UNIT, self._staging, sparse=True)
 
     @property
-    def max_offset(self) -> int:
-        """The queue offset behind the last entry."""
-        with self._guard:
-            return (self._written + len(self._tail)) // UNIT
+    def _low(self) -> int:
+        """The first queue offset that has an entry, a filler too."""
+        return (self._segments.start if len(self._segments) else self._written) // UNIT
 
     def load(self) -> None:
         """Find the files and the last entry in them; files that cannot be right are deleted, to be built again."""
@@ -77,7 +78,8 @@ class ConsumeQueue:
                 low, high = segment.base // UNIT, segment.end // UNIT
                 self._written = self._first(low, high, lambda unit: not self._is_written(unit)) * UNIT
                 break
-        self.min_offset = self._segments.start // UNIT
+        self.min_offset = self._low
+        self.max_offset = self._written // UNIT
         self._find_log_end()
         self._segments.close()
 
@@ -87,7 +89,7 @@ class ConsumeQueue:
 
     def _find_log_end(self) -> None:
         self.log_end = 0
-        for unit in range(self.max_offset - 1, self._segments.start // UNIT - 1, -1):
+        for unit in range(self.max_offset - 1, self._low - 1, -1):
             offset, size, _ = self._entry(unit)
             if size != FILLER_SIZE:
                 self.log_end = offset + size
@@ -154,9 +156,9 @@ class ConsumeQueue:
         queue_offsets = [batch.queue_offsets[row] for row in rows]
         first = self.max_offset
         if offsets[0] >= self.log_end and queue_offsets == list(range(first, first + len(rows))):
-            data = encode_entries(offsets, sizes, codes)
-            with self._guard:
-                self._tail += data
+            # No lock: only this thread adds, and only at the end; the other one takes away at the front.
+            self._tail += encode_entries(offsets, sizes, codes)
+            self.max_offset = first + len(rows)
             self.log_end = offsets[-1] + sizes[-1]
         else:
             for row in zip(queue_offsets, offsets, sizes, codes, strict=True):
@@ -194,8 +196,8 @@ class ConsumeQueue:
                 return
             else:
                 log.warning("queue has a gap", path=self.folder, first=expected, missing=queue_offset - expected)
-        with self._guard:
-            self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
+        self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
+        self.max_offset = queue_offset + 1
         self.log_end = offset + size
 
     def _restart(self) -> None:
@@ -206,7 +208,7 @@ class ConsumeQueue:
             with self._guard:
                 self._tail.clear()
                 self._written = 0
-            self.min_offset = 0
+            self.min_offset = self.max_offset = 0
 
     def _write_tail(self) -> None:
         """Write the entries in memory to the files; with ``_writing`` held."""
@@ -242,7 +244,7 @@ class ConsumeQueue:
 
     def correct_min(self, log_min: int) -> None:
         """Set ``min_offset`` to the first entry of a record at or behind ``log_min``; drop files before it."""
-        low, high = self._segments.start // UNIT, self.max_offset
+        low, high = self._low, self.max_offset
 
         def is_kept(unit: int) -> bool:
             # A filler says nothing about its place: the next real entry does.
@@ -255,7 +257,7 @@ class ConsumeQueue:
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """See :meth:`ConsumeQueues.truncate`."""
-        low = self._segments.start // UNIT
+        low = self._low
 
         def is_behind(unit: int) -> bool:
             offset, size, _ = self._entry(unit)
@@ -276,6 +278,7 @@ class ConsumeQueue:
         with self._guard:
             del self._tail[max(end * UNIT - self._written, 0) :]
             self._written = min(self._written, end * UNIT)
+        self.max_offset = end
         self._segments.truncate(self._written)
         self.min_offset = min(self.min_offset, end)
         self._find_log_end()

@@ -76,8 +76,8 @@ class File(Protocol):
     def view(self, offset: int, size: int) -> memoryview | bytes:
         """As :meth:`pread`, without a copy where that is possible. It may show writes that come later."""
 
-    def next_data(self, offset: int) -> int:
-        """Where the next byte that may not be zero lies, from ``offset`` on; the file's size if there is none."""
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        """Start and end of the parts from ``offset`` on that may have bytes other than zero."""
 
     def datasync(self) -> None:
         """Return when what was written, and the size, is on the disk. After a failure nothing can be relied upon."""
@@ -204,12 +204,17 @@ class SystemFile:
             self._map = mapped
         return mapped[offset : offset + size]
 
-    def next_data(self, offset: int) -> int:
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.
+        ranges: list[tuple[int, int]] = []
         try:
-            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+            while True:
+                start = os.lseek(self._descriptor, offset, os.SEEK_DATA)
+                offset = os.lseek(self._descriptor, start, os.SEEK_HOLE)
+                ranges.append((start, offset))
         except OSError as error:
             if error.errno == errno.ENXIO:
-                return self.size()
+                return ranges
             raise
 
     def datasync(self) -> None:

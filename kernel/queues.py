@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from functools import partial
 from threading import Lock
 
 import structlog
@@ -119,6 +118,8 @@ class ConsumeQueues:
                 groups[key] = [row]
             else:
                 rows.append(row)
+        self._check()
+        touched = []
         for key, rows in groups.items():
             queue = self._queues.get(key)
             if queue is None:
@@ -128,10 +129,14 @@ class ConsumeQueues:
                     log.error("records without a queue", reason=str(error), records=len(rows))
                     continue
             before = queue.max_offset
-            self._guarded("writing", queue, partial(queue.put, batch, rows))
+            try:
+                queue.put(batch, rows)
+            except OSError as error:
+                raise self._poisoned("writing", queue, error) from error
             self.units += queue.max_offset - before
-            with self._guard:
-                self._unflushed.add(queue)
+            touched.append(queue)
+        with self._guard:
+            self._unflushed.update(touched)
 
     def flush(self) -> None:
         """Bring every entry that was put before onto the disk; for a worker thread.
@@ -146,23 +151,21 @@ class ConsumeQueues:
             while unflushed:
                 queue = unflushed.pop()
                 try:
-                    self._guarded("flushing", queue, queue.flush)
+                    queue.flush()
                 except NoRoom:
                     with self._guard:
                         self._unflushed |= {queue, *unflushed}
                     raise
+                except OSError as error:
+                    raise self._poisoned("flushing", queue, error) from error
 
-    def _guarded(self, doing: str, queue: ConsumeQueue, work: Callable[[], None]) -> None:
-        self._check()
-        try:
-            work()
-        except OSError as error:
-            self._poison = (
-                f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
-                "again: the queue is built again from the log"
-            )
-            log.error("consume queues poisoned", doing=doing, path=queue.folder, error=str(error))
-            raise QueuesPoisoned(self._poison) from error
+    def _poisoned(self, doing: str, queue: ConsumeQueue, error: OSError) -> QueuesPoisoned:
+        self._poison = (
+            f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
+            "again: the queue is built again from the log"
+        )
+        log.error("consume queues poisoned", doing=doing, path=queue.folder, error=str(error))
+        return QueuesPoisoned(self._poison)
 
     def _check(self) -> None:
         if self._poison is not None:

@@ -259,9 +259,8 @@ class Segments:
 
 def _nonzero_chunks(segment: Segment, offset: int) -> Iterator[tuple[int, bytes]]:
     """Offset and bytes of the parts of ``segment``, from ``offset`` on, that are not all zero."""
-    while offset < segment.end:
-        offset = max(offset, segment.base + segment.file.next_data(offset - segment.base))
-        chunk = segment.file.pread(min(_CHUNK_BYTES, max(segment.end - offset, 0)), offset - segment.base)
-        if chunk != _ZEROS[: len(chunk)]:
-            yield offset, chunk
-        offset += _CHUNK_BYTES
+    for first, last in segment.file.data_ranges(offset - segment.base):
+        for start in range(first, last, _CHUNK_BYTES):
+            chunk = segment.file.pread(min(_CHUNK_BYTES, last - start), start)
+            if chunk != _ZEROS[: len(chunk)]:
+                yield segment.base + start, chunk

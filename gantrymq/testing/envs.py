@@ -99,8 +99,8 @@ class MemoryFile:
     def view(self, offset: int, size: int) -> memoryview | bytes:
         return self.pread(size, offset)
 
-    def next_data(self, offset: int) -> int:
-        return min(offset, len(self._inode.data))
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        return [(offset, len(self._inode.data))] if offset < len(self._inode.data) else []
 
     def datasync(self) -> None:
         self._env.check()

@@ -50,7 +50,8 @@ def test_a_file_reads_what_was_written(env: Env, root: str) -> None:
     assert file.pread(10, 100) == b"helloworld"
     assert bytes(file.view(100, 5)) == b"hello"
     assert bytes(file.view(995, 50)) == bytes(5)
-    assert file.next_data(100) == 100
+    assert [(start, end) for start, end in file.data_ranges(100) if end > 110] == [(100, 1000)]
+    assert file.data_ranges(1000) == []
     file.truncate(103)
     assert file.pread(10, 100) == b"hel"
     file.close()

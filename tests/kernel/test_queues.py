@@ -162,6 +162,17 @@ def test_a_queue_that_does_not_begin_at_zero_is_filled_up_within_its_file() -> N
     assert (found.min_offset, found.max_offset, found.log_end) == (47, 50, 5000)
 
 
+def test_both_ends_of_a_queue_that_is_only_in_memory() -> None:
+    queues = make(MemoryEnv())
+    queue = fill(queues, 9, 47)
+    queues.correct_min(5000)
+    assert (queue.min_offset, queue.max_offset) == (50, 56)
+    queues.truncate(5300, lambda *_: True)
+    assert content(queue) == expected(50, 53)
+    queues.truncate(0, lambda *_: True)
+    assert (queue.max_offset, queues.units) == (40, 40)
+
+
 def test_a_gap_is_filled_so_that_later_offsets_stay_what_they_are() -> None:
     queues = make(MemoryEnv())
     queue = fill(queues, 5)
