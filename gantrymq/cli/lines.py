@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import attrs
@@ -39,7 +40,7 @@ class Sending:
         return self.sent / self.seconds if self.seconds else 0.0
 
 
-async def read_lines(descriptor: int) -> AsyncIterator[list[bytes]]:
+async def read_lines(descriptor: int) -> AsyncGenerator[list[bytes], None]:
     """Whole lines without their newline, as many as one read brought: a slow pipe's line is not kept waiting."""
     rest = b""
     while data := await trio.to_thread.run_sync(os.read, descriptor, READ_BYTES, abandon_on_cancel=True):
@@ -62,17 +63,18 @@ async def send_lines(
     result = Sending()
     started = trio.current_time()
     before = 0
-    async for lines in read_lines(descriptor):
-        messages = [make(before + place, line) for place, line in enumerate(lines, 1) if line]
-        before += len(lines)
-        result.skipped += len(lines) - len(messages)
-        for batch in cut_batches(messages):
-            outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
-            result.sent += len(batch)
-            result.bytes += sum(len(message.body) for message in batch)
-            result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
-            if meter is not None:
-                meter.advance(len(batch))
+    async with aclosing(read_lines(descriptor)) as blocks:
+        async for lines in blocks:
+            messages = [make(before + place, line) for place, line in enumerate(lines, 1) if line]
+            before += len(lines)
+            result.skipped += len(lines) - len(messages)
+            for batch in cut_batches(messages):
+                outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
+                result.sent += len(batch)
+                result.bytes += sum(len(message.body) for message in batch)
+                result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
+                if meter is not None:
+                    meter.advance(len(batch))
     result.seconds = trio.current_time() - started
     return result
 

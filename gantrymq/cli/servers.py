@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 8.0
 """After a signal: how long the broker may drain before it is cancelled. It must be gone within 10 s."""
 REGISTRATION_SECONDS = 3.0
-"""How long `ready` waits for the broker to be known at the nameserver of its own process."""
+"""How long `ready` waits for the nameservers, which must know the broker before clients can find it."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
@@ -47,6 +47,7 @@ async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> No
     """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes."""
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env import SystemEnv
+    from gantrymq.kernel.services import Registration
 
     if sys.platform != "linux":
         raise CommandFailed(
@@ -66,8 +67,10 @@ async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> No
             broker = Broker(config, loaded.manager, SystemEnv())
             finished = trio.Event()
             await nursery.start(_run_to_end, broker, finished)
-            if server is not None:
-                await _registered(server, broker.name, stop)
+            # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
+            registration = broker.services.find(Registration)
+            if registration is not None:
+                await registration.wait_first(REGISTRATION_SECONDS)
             for line in banner(broker, server):
                 say(line)
             await stop.wait()
@@ -145,11 +148,3 @@ async def _run_to_end(broker: Broker, finished: trio.Event, task_status: trio.Ta
         await broker.run(task_status=task_status)
     finally:
         finished.set()
-
-
-async def _registered(server: NameServer, name: str, stop: trio.Event) -> None:
-    """Wait until clients find the broker; a registration that fails is in the log and does not hold `ready` forever."""
-    with trio.move_on_after(REGISTRATION_SECONDS):
-        # the tables are plain and tell nobody when they change
-        while name not in server.routes.cluster_info().broker_addr_table and not stop.is_set():  # noqa: ASYNC110
-            await trio.sleep(0.005)

@@ -1,7 +1,7 @@
 """What the pages tell a reader to run is run, as they have it, beside a real `gantrymq serve`.
 
-``<!-- run -->`` before a fenced block (sh or python) runs it, in the order of the page; ``<!-- serve -->`` starts a block's
-command and keeps it until the page ends. Where the page says 127.0.0.1:9876 the test's own nameserver is meant.
+``<!-- run -->`` before a fenced block (sh or python) runs it, in the order of the page; ``<!-- serve -->`` marks the
+command that is kept running meanwhile. Where the page says 127.0.0.1:9876 the test's own nameserver is meant.
 """
 
 from __future__ import annotations

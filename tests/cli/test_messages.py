@@ -1,0 +1,191 @@
+"""``topic``, ``produce`` and ``consume`` against a real broker, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq._version import __version__
+from gantrymq.cli.lines import BATCH_BYTES, BATCH_LINES, LINE_BYTES, cut_batches
+from gantrymq.message import Message
+from gantrymq.testing.processes import Child, gantrymq_child
+
+pytestmark = pytest.mark.timeout(60)
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The nameserver's address of a cluster in a process of its own: its logs are not this process's."""
+    folder = tmp_path_factory.mktemp("cluster")
+    addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+    arguments = ["serve", "--data", str(folder / "store"), *addresses, "--set", "store.commit_log_file_bytes=16 MiB"]
+    with gantrymq_child(arguments, folder / "log") as child:
+        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+
+
+@pytest.fixture
+def shell(cli: Cli, nameserver: str, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The command line, whose nameserver is the cluster's."""
+    monkeypatch.setenv("GANTRYMQ_NAMESERVER", nameserver)
+    return cli
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[bytes], str]:
+    def write(data: bytes) -> str:
+        path = tmp_path / "lines"
+        path.write_bytes(data)
+        return str(path)
+
+    return write
+
+
+def test_a_topic_is_created_listed_and_described(shell: Cli) -> None:
+    created = shell("topic", "create", "made", "--queues", "3")
+    assert (created.code, created.err) == (0, "")
+    assert created.out.startswith("topic made has 3 queues on each of: 127.0.0.1:")
+    assert "made" in shell("topic", "list").out.splitlines()
+    assert "made" in json.loads(shell("topic", "list", "--json").out)
+    rows = json.loads(shell("topic", "describe", "made", "--json").out)
+    assert [(row["broker"], row["queue"], row["perm"], row["messages"]) for row in rows] == [
+        ("broker-a", number, "read+write", 0) for number in range(3)
+    ]
+    table = shell("topic", "describe", "made").out.splitlines()
+    assert table[0].split() == ["broker", "queue", "perm", "min", "max", "messages"]
+    assert len(table) == 4
+
+
+def test_lines_go_in_and_come_out_unaltered_and_in_order(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    bodies = [b"line %d \xc3\xa4 \t" % number for number in range(300)] + [b"\xff\x00binary", b"last without newline"]
+    shell("topic", "create", "ordered", "--queues", "1")
+    sent = shell(
+        "produce", "--topic", "ordered", "--file", lines(b"\n".join(bodies)), "--tag", "t", "--key", "k{n}-{n}"
+    )
+    assert sent.code == 0
+    assert sent.out.startswith(f"sent 302 messages, {sum(map(len, bodies))} bytes in ")
+    got = shell("consume", "--topic", "ordered", "--group", "g", "--max", "302", "--json")
+    assert got.err == "consumed 302 messages\n"
+    rows = [json.loads(line) for line in got.out.splitlines()]
+    assert [row["body"].encode() if "body" in row else base64.b64decode(row["bodyBase64"]) for row in rows] == bodies
+    assert [row["queueOffset"] for row in rows] == list(range(302))
+    assert (rows[4]["keys"], rows[4]["tags"], rows[4]["properties"]["TAGS"]) == (["k5-5"], "t", "t")
+
+
+def test_what_a_group_consumed_it_does_not_get_again(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    shell("produce", "--topic", "once", "--file", lines(b"a\nb\nc\n"))
+    first = shell("consume", "--topic", "once", "--group", "g", "--max", "3")
+    assert sorted(first.out.splitlines()) == ["a", "b", "c"]
+    again = shell("consume", "--topic", "once", "--group", "g", "--timeout", "0.5")
+    assert (again.code, again.out, again.err) == (0, "", "consumed 0 messages\n")
+    other = shell("consume", "--topic", "once", "--group", "other", "--max", "3")
+    assert sorted(other.out.splitlines()) == ["a", "b", "c"]
+
+
+def test_only_the_wanted_tags_come(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    for tag in ("red", "green", "blue"):
+        shell("produce", "--topic", "tagged", "--file", lines(tag.encode()), "--tag", tag)
+    got = shell("consume", "--topic", "tagged", "--group", "g", "--tags", "red || blue", "--max", "2")
+    assert sorted(got.out.splitlines()) == ["blue", "red"]
+
+
+def test_empty_lines_are_skipped_and_counted(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    sent = shell("produce", "--topic", "gaps", "--file", lines(b"\n\na\n\nb\n"))
+    assert sent.out.startswith("sent 2 messages, 2 bytes")
+    assert sent.out.endswith("skipped 3 empty lines\n")
+
+
+def test_a_line_of_a_slow_pipe_is_not_kept_waiting(shell: Cli, nameserver: str, tmp_path: Path) -> None:
+    shell("topic", "create", "piped")
+    arguments = [sys.executable, "-m", "gantrymq.cli"]
+    to = ["--nameserver", nameserver]
+    with (
+        Child([*arguments, "produce", "--topic", "piped", *to], tmp_path / "producer") as producer,
+        Child([*arguments, "consume", "--topic", "piped", "--group", "g", *to], tmp_path / "consumer") as consumer,
+    ):
+        for word in ("one", "two"):
+            producer.say(word)
+            assert consumer.wait_line(lambda line, word=word: line == word)  # type: ignore[misc]
+        assert producer.process.stdin is not None
+        producer.process.stdin.close()
+        assert producer.wait() == 0
+        consumer.process.send_signal(signal.SIGINT)
+        assert consumer.wait(10) == 0
+        assert consumer.log.read_text() == "consumed 2 messages\n"
+    left = shell("consume", "--topic", "piped", "--group", "g", "--timeout", "0.5")
+    assert left.err == "consumed 0 messages\n"
+
+
+def test_a_reader_that_has_gone_ends_the_consumer_quietly(
+    shell: Cli, nameserver: str, lines: Callable[[bytes], str], tmp_path: Path
+) -> None:
+    shell("produce", "--topic", "headed", "--file", lines(b"\n".join([b"x" * 1000] * 500)))
+    command = f"{sys.executable} -m gantrymq.cli consume --topic headed --group g --nameserver {nameserver}"
+    with Child(["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"], tmp_path / "log") as child:
+        assert child.wait(30) == 0
+    assert "Traceback" not in child.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["produce", "--topic", "../x", "--file", "FILE"], 1, "topic '../x' has characters other than"),
+        (["produce", "--topic", "x" * 128, "--file", "FILE"], 1, "127"),
+        (["produce", "--topic", "t", "--file", "/nowhere"], 1, "/nowhere: No such file or directory; check the path"),
+        (["produce", "--topic", "t", "--file", "/tmp"], 1, "/tmp: Is a directory; name a file"),
+        (["produce", "--topic", "t", "--file", "FILE", "--key", "a\x01b"], 1, "holds U+0001 or U+0002"),
+        (["topic", "describe", "nobody-has-it"], 1, "topic nobody-has-it does not exist: no broker has it"),
+        (["topic", "create", "bad topic"], 1, "topic 'bad topic' has characters other than"),
+        (["topic", "create", "t", "--queues", "0"], 2, "0 is not in the range 1<=x<=1024"),
+        (["consume", "--topic", "t", "--group", "a b"], 1, "group 'a b'"),
+        (["consume", "--topic", "t", "--group", "g", "--max", "0"], 2, "0 is not in the range x>=1"),
+        (["topic", "list", "--nameserver", "127.0.0.1:1"], 1, "127.0.0.1:1: no nameserver can be reached"),
+        (["topic", "list", "--nameserver", "here"], 2, "'here' is no address: host:port is expected"),
+    ],
+)
+def test_bad_input_is_told_in_a_line_without_a_traceback(
+    shell: Cli, lines: Callable[[bytes], str], arguments: list[str], code: int, told: str
+) -> None:
+    path = lines(b"a line\n")
+    outcome = shell(*[path if word == "FILE" else word for word in arguments])
+    assert (outcome.code, outcome.out) == (code, "")
+    assert told in " ".join(outcome.err.split())
+    assert "Traceback" not in outcome.err
+
+
+def test_a_line_that_is_too_long_is_no_message(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    outcome = shell("produce", "--topic", "long", "--file", lines(b"x" * (LINE_BYTES + 1)))
+    assert outcome.code == 1
+    assert outcome.err == (
+        f"gantrymq: a line is longer than {LINE_BYTES} bytes: that is no message; is it a text file?\n"
+    )
+
+
+def test_a_file_of_the_environment_that_is_no_terminal_shows_no_bar(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    outcome = shell("produce", "--topic", "plain", "--file", lines(b"a\n" * 1000))
+    assert outcome.err == ""
+    assert "\x1b" not in outcome.out
+
+
+def test_batches_keep_order_and_bounds() -> None:
+    messages = [Message("t", b"x" * size) for size in [10] * 200 + [BATCH_BYTES, 5, BATCH_BYTES - 5, 1, LINE_BYTES, 1]]
+    batches = cut_batches(messages)
+    assert [message for batch in batches for message in batch] == messages
+    for batch in batches:
+        assert len(batch) <= BATCH_LINES
+        assert len(batch) == 1 or sum(len(message.body) for message in batch) <= BATCH_BYTES
+    assert cut_batches([]) == []
+
+
+def test_the_process_ends_as_a_process_should(tmp_path: Path) -> None:
+    with Child([sys.executable, "-m", "gantrymq.cli", "--version"], tmp_path / "log") as child:
+        assert list(child.lines()) == [f"gantrymq, version {__version__}"]
+        assert child.wait() == 0
