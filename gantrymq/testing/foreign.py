@@ -134,13 +134,13 @@ def find_java(version: str, source: Path, cache: Path) -> Java:
     Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when the build fails.
     """
     java = _tool("java", "run RocketMQ")
-    _tool("javac", "compile the Java test programs")
-    maven = _tool("mvn", "fetch RocketMQ")
     target = cache / version
     stamp = _stamp(source, version)
     with _locked(cache / f"{version}.lock"):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
+            _tool("javac", "compile the Java test programs")
+            maven = _tool("mvn", "fetch RocketMQ")
             shutil.rmtree(target, ignore_errors=True)
             goals = ("compile", "dependency:copy-dependencies")
             _run((maven, "-q", "-B", f"-Drocketmq.version={version}", f"-Dcache={target.absolute()}", *goals), source)
@@ -150,12 +150,12 @@ def find_java(version: str, source: Path, cache: Path) -> Java:
 
 def find_go(source: Path, cache: Path) -> Path:
     """The program of the Go module ``source``, built into ``cache`` unless it is there already."""
-    go = _tool("go", "build the Go client")
     program = cache / "go" / "interop"
     stamp = _stamp(source)
     with _locked(cache / "go.lock"):
         mark = program.parent / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
+            go = _tool("go", "build the Go client")
             program.parent.mkdir(parents=True, exist_ok=True)
             _run((go, "build", "-o", str(program.absolute()), "."), source)
             mark.write_text(stamp)
@@ -169,6 +169,11 @@ class JavaServer:
     child: Child
     address: str
     home: Path
+
+    def discard(self) -> None:
+        """Kills it: RocketMQ takes up to ten seconds to shut down in order, too long where nobody needs its store."""
+        self.child.process.kill()
+        self.child.stop()
 
 
 def start_nameserver(java: Java, home: Path) -> JavaServer:

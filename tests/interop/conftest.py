@@ -110,15 +110,23 @@ def servers() -> Iterator[ExitStack]:
 def java_nameserver(java: Java, homes: Callable[[str], Path], servers: ExitStack) -> JavaServer:
     """RocketMQ's nameserver."""
     server = start_nameserver(java, homes("java-nameserver"))
-    servers.callback(_kill, server.child)
+    servers.callback(server.discard)
     return server
+
+
+@pytest.fixture(scope="module")
+def own_nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
+    """The address of a RocketMQ nameserver that knows no brokers but those of one test module."""
+    server = start_nameserver(java, homes("own-nameserver"))
+    yield server.address
+    server.discard()
 
 
 @pytest.fixture(scope="session")
 def java_system(java: Java, java_nameserver: JavaServer, homes: Callable[[str], Path], servers: ExitStack) -> System:
     """RocketMQ's broker at RocketMQ's nameserver."""
     broker = start_broker(java, homes("java-broker"), java_nameserver.address)
-    servers.callback(_kill, broker.child)
+    servers.callback(broker.discard)
     return System("java", java_nameserver.address, broker.address)
 
 
@@ -145,9 +153,3 @@ def names(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Topic and group names of this test alone, on servers that many tests share."""
     allowed = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return lambda kind: f"{kind}-{allowed}"[:120]
-
-
-def _kill(child: Child) -> None:
-    # RocketMQ takes up to ten seconds to shut down in order, and nobody looks at these stores again.
-    child.process.kill()
-    child.stop()

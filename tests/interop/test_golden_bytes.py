@@ -28,7 +28,7 @@ from gantrymq.remoting.properties import decode_properties, encode_properties, j
 from gantrymq.remoting.register_body import RegisterBrokerBody
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, JavaServer, start_broker
+from gantrymq.testing.foreign import Java, start_broker
 from gantrymq.testing.processes import wait_for
 from gantrymq.testing.stores import expected_queues, log_records, read_records, written_queues
 
@@ -89,16 +89,15 @@ def test_the_jars_still_make_the_same_bytes(
 @pytest.mark.interop
 @pytest.mark.slow
 def test_java_s_broker_still_stores_what_we_would(
-    java: Java, java_nameserver: JavaServer, java4_client: ForeignClient, homes: Callable[[str], Path]
+    java: Java, own_nameserver: str, java4_client: ForeignClient, homes: Callable[[str], Path]
 ):
     home = homes("golden-store")
-    broker = start_broker(java, home, java_nameserver.address, name=home.name)
+    broker = start_broker(java, home, own_nameserver, name=home.name)
     try:
-        java4_client.produce(java_nameserver.address, "GoldenTopic", 6, seed=51, modes="sync,batch")
+        java4_client.produce(own_nameserver, "GoldenTopic", 6, seed=51, modes="sync,batch")
         wait_for(lambda: sum(map(len, written_queues(home / "store").values())) == 12 * ENTRY.size)
     finally:
-        broker.child.process.kill()
-        broker.child.stop()
+        broker.discard()
     records_of_log = list(log_records(home / "store"))
     queues = written_queues(home / "store")
     assert len(records_of_log) == 12

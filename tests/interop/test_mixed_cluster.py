@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from gantrymq.testing.clients import ForeignClient, check_complete
-from gantrymq.testing.foreign import Java, JavaServer, start_broker, wait_registered
+from gantrymq.testing.foreign import Java, start_broker, wait_registered
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -27,10 +27,10 @@ class Mixed:
 
 
 @pytest.fixture(scope="module")
-def mixed(java: Java, java_nameserver: JavaServer, homes: Homes) -> Iterator[Mixed]:
+def mixed(java: Java, own_nameserver: str, homes: Homes) -> Iterator[Mixed]:
     home = homes("mixed")
     broker_address, nameserver_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-    both = f"{java_nameserver.address};{nameserver_address}"
+    both = f"{own_nameserver};{nameserver_address}"
     nameserver = ("nameserver", "--listen", nameserver_address)
     with gantrymq_child(nameserver, home / "nameserver.err") as first:
         first.wait_line(lambda line: line.startswith("ready"))
@@ -39,13 +39,12 @@ def mixed(java: Java, java_nameserver: JavaServer, homes: Homes) -> Iterator[Mix
             second.wait_line(lambda line: line.startswith("ready"))
             theirs = start_broker(java, home / "java", both, name=THEIRS)
             try:
-                for address in (java_nameserver.address, nameserver_address):
+                for address in (own_nameserver, nameserver_address):
                     wait_registered(address, OURS)
                     wait_registered(address, THEIRS)
-                yield Mixed(java_nameserver.address, nameserver_address)
+                yield Mixed(own_nameserver, nameserver_address)
             finally:
-                theirs.child.process.kill()
-                theirs.child.stop()
+                theirs.discard()
 
 
 @pytest.mark.parametrize("nameserver", ["theirs", "ours"])

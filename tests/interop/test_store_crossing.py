@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from gantrymq.testing.clients import ForeignClient, Sent, check_complete
-from gantrymq.testing.foreign import Java, JavaServer, start_broker
+from gantrymq.testing.foreign import Java, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 from gantrymq.testing.stores import expected_queues, log_records, written_queues
 
@@ -62,8 +62,8 @@ class Brokers:
 
 
 @pytest.fixture
-def brokers(java: Java, java_nameserver: JavaServer, homes: Homes) -> Brokers:
-    return Brokers(java, java_nameserver.address, homes)
+def brokers(java: Java, own_nameserver: str, homes: Homes) -> Brokers:
+    return Brokers(java, own_nameserver, homes)
 
 
 def end(running: Running, how: str) -> None:
