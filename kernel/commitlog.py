@@ -22,6 +22,8 @@ from gantrymq.remoting.codes import ResponseCode
 log = structlog.get_logger("gantrymq.commitlog")
 
 SCAN_ROWS = 4096
+_ZEROS = bytes(1024 * 1024)
+_ZERO_AHEAD_MAX_BYTES = 64 * len(_ZEROS)
 
 
 class LogPoisoned(Exception):
@@ -60,6 +62,9 @@ class CommitLog:
         self._tail = (0, 0)
         self._durable = (0, 0)
         self._flushing = threading.Lock()
+        self._zeroing = threading.Lock()
+        self._zeroed = 0
+        self._prepared_at = 0
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
@@ -98,6 +103,7 @@ class CommitLog:
     def opened_at(self, end: int, timestamp: int) -> None:
         """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
         self._tail = self._durable = (end, timestamp)
+        self._zeroed = self._prepared_at = end
 
     def check(self) -> None:
         """Raise :class:`LogPoisoned` if the log is poisoned."""
@@ -178,6 +184,9 @@ class CommitLog:
         data = b"".join(parts)
         if not data:
             return
+        if position + len(data) > self._zeroed:
+            with self._zeroing:
+                self._zeroed = max(self._zeroed, position + len(data))
         try:
             self.segments.write(position, data)
         except OSError as error:
@@ -196,12 +205,39 @@ class CommitLog:
             batch.offsets[row], batch.sizes[row], batch.queue_offsets[row] = -1, 0, -1
 
     def prepare_next(self) -> bool:
-        """Make the next file before it is needed; for a worker thread. False when there is no room."""
+        """Make what will be needed next before it is; for a worker thread. False when there is no room.
+
+        That is the next file, and zeros written ahead of the log's end, four times what was appended since the last
+        call (1 to 64 MiB): syncing bytes that were written before takes about half as long as syncing reserved ones,
+        for which the file system must note first that they are in use.
+        """
         self.check()
         try:
-            return self.segments.prepare_next()
+            made = self.segments.prepare_next()
+            self._zero_ahead()
+            return made
         except OSError as error:
-            raise self.poison("making the next file of the commit log", error) from error
+            raise self.poison("making room for the commit log", error) from error
+
+    def _zero_ahead(self) -> None:
+        end = self._tail[0]
+        wanted = min(max(4 * (end - self._prepared_at), len(_ZEROS)), _ZERO_AHEAD_MAX_BYTES)
+        self._prepared_at = end
+        segment = self.segments.at(end)
+        if segment is None:
+            return
+        stop = min(end + wanted, segment.end)
+        first = self._zeroed
+        while self._zeroed < stop:
+            # Only behind everything that was written: an append that goes further says so first, under the same lock.
+            with self._zeroing:
+                start = self._zeroed
+                size = min(len(_ZEROS), stop - start)
+                if size > 0:
+                    segment.file.pwrite(_ZEROS[:size], start - segment.base)
+                    self._zeroed = start + size
+        if self._zeroed > first:
+            segment.file.datasync()
 
     def flush(self) -> int:
         """Bring everything that is written onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from itertools import pairwise
 
 import pytest
@@ -187,7 +188,7 @@ def test_a_next_file_that_cannot_be_made_for_another_reason_poisons_the_log() ->
     log = make(env)
     append(log, b"a")
     env.fail_at = env.count + 1
-    with pytest.raises(LogPoisoned, match="making the next file"):
+    with pytest.raises(LogPoisoned, match="making room for the commit log"):
         log.prepare_next()
 
 
@@ -257,3 +258,42 @@ def test_a_scan_is_bounded_in_rows_and_stops_at_a_whole_record() -> None:
         offsets = [offset for found in rows(stop, 4) for offset in found.offsets]
         assert offsets == [offset for offset, end in zip(batch.offsets, ends, strict=True) if end <= stop]
     assert next(log.scan(ends[3], ends[5])).offsets == batch.offsets[4:6]
+
+
+def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
+    env = FaultEnv(MemoryEnv())
+    log = make(env)
+    assert log.prepare_next()
+    append(log, b"a" * 100)
+    writes = env.calls["pwrite"]
+    assert log.prepare_next()
+    assert env.calls["pwrite"] == writes + 1
+    assert log.prepare_next()
+    assert env.calls["pwrite"] == writes + 1
+    batch = append(log, b"b" * 100, *[b"c" * 200] * 4)
+    assert log.prepare_next()
+    assert [len(log.read_record(offset).body) for offset in (0, *batch.offsets)] == [100, 100, 200, 200, 200, 200]
+
+
+def test_zeros_are_written_ahead_beside_appends() -> None:
+    env = MemoryEnv()
+    log = make(env, file_bytes=1 << 20)
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                log.prepare_next()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        offsets = [offset for _ in range(200) for offset in append(log, *[b"x" * 500] * 30).offsets]
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures
+    assert all(log.read_record(offset).body == b"x" * 500 for offset in offsets)
