@@ -209,15 +209,6 @@ def test_a_place_where_no_store_can_be_is_named(cli: Cli, tmp_path: Path, place:
     assert str(path) in line
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_not_writable_is_named(cli: Cli, tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
-    tmp_path.chmod(0o700)
-    (line,) = user_lines(outcome.err)
-    assert (outcome.code, str(tmp_path) in line) == (1, True)
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
 def test_a_folder_that_the_system_refuses_is_told(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
