@@ -26,5 +26,6 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
         out, err = capsys.readouterr()
         return Outcome(code, out, err)
 
+    before = structlog.get_config()
     yield call
-    structlog.reset_defaults()
+    structlog.configure(**before)
