@@ -26,6 +26,8 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Outcome]]:
         out, err = capsys.readouterr()
         return Outcome(code, out, err)
 
-    before = structlog.get_config()
+    before = structlog.get_config() if structlog.is_configured() else None
     yield call
-    structlog.configure(**before)
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
