@@ -90,6 +90,9 @@ class LimitsSection:
     connections: int = number(10_000, 1, 1_000_000)
     frame_bytes: int = size("16 MiB", minimum="1 KiB", maximum="1 GiB")
     write_buffer_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
+    buffered_bytes: int = size("256 MiB", minimum="256 KiB", maximum="64 GiB")
+    """What all connections together may have sent of unfinished frames, and as much that they have not yet taken of
+    their answers; who has most is closed first."""
     unacknowledged_bytes: int = size("64 MiB", minimum="64 KiB", maximum="16 GiB")
     sweep_bytes: int = size("8 MiB", minimum="4 KiB", maximum="256 MiB")
     sweep_rows: int = number(4096, 1, 65_536)

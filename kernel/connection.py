@@ -17,7 +17,8 @@ class Connection:
     """A peer: what is not yet a whole frame of it, and what it has not yet taken of our answers.
 
     Memory is bounded on both sides: the unread part by the frame limit (and the time a frame may take), the unsent part
-    by ``limits.write_buffer_bytes``, past which the connection is closed.
+    by ``limits.write_buffer_bytes``, past which the connection is closed. Whoever has a large answer asks
+    :meth:`is_congested` first, so that a peer that merely asked for much at once is not closed for it.
     """
 
     __slots__ = (
@@ -55,7 +56,11 @@ class Connection:
             return
         self.outbound.append(data)
         self.outbound_bytes += len(data)
-        self._sweep.touch(self)
+        self._sweep.touch(self, len(data))
+
+    def is_congested(self) -> bool:
+        """Whether the peer should take what it was sent before it gets another large answer."""
+        return self._sweep.is_congested(self)
 
     def close(self, reason: str) -> None:
         """Drop the connection; the reason goes to the log."""

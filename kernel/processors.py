@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 class Request:
     """One request and the connection that waits for its answer."""
 
-    __slots__ = ("command", "connection")
+    __slots__ = ("answered", "command", "connection")
 
     def __init__(self, connection: Connection, command: Command) -> None:
         self.connection = connection
         self.command = command
+        self.answered = False
 
     def answer(
         self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send the response; nothing is sent for a oneway request or to a connection that is gone."""
+        """Send the response, the first one only; none to a oneway request or a connection that is gone."""
         command = self.command
-        if not command.flag & ONEWAY_FLAG:
+        if not (self.answered or command.flag & ONEWAY_FLAG):
+            self.answered = True
             self.connection.send(command.answer(code, remark, ext, body))
 
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import structlog
 
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.processors import BatchProcessor, Handler, Request
 from gantrymq.remoting.codes import ResponseCode
@@ -57,7 +58,7 @@ class RequestTable:
             else:
                 request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
         for rows in groups.values():
-            self._batch[rows[0].command.code].handle(rows)
+            self._answer_batch(self._batch[rows[0].command.code], rows)
 
     def _add(self, code: int, processor: Any) -> None:
         if hasattr(processor, "handle"):
@@ -66,6 +67,17 @@ class RequestTable:
             self._async[code] = _guarded(processor)
         else:
             self._plain[code] = processor
+
+    def _answer_batch(self, processor: BatchProcessor, rows: list[Request]) -> None:
+        try:
+            processor.handle(rows)
+        except (LogPoisoned, PluginError):
+            raise
+        except Exception as error:
+            # Which row it was cannot be told. One that is held or in the log already is not answered a second time.
+            for request in rows:
+                if not request.answered:
+                    _answer_failure(request, error)
 
     def _answer_plain(self, handler: Handler, request: Request) -> None:
         try:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import select
 import socket
+import sys
 from collections.abc import Callable
 
 import structlog
@@ -31,12 +33,20 @@ log = structlog.get_logger("gantrymq.sweep")
 RECEIVE_BYTES = 256 * 1024
 EVENTS_A_TURN = 512
 ACCEPTS_A_TURN = 128
+OWN_DESCRIPTORS = 32
+"""What a broker has open before the first client comes."""
 TURNS_WITHOUT_CHECKPOINT = 8
 """Under load the next turn's events are there already: going through the scheduler each time costs more than a small
 turn. Bounded, so that other tasks run."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def _descriptors_for_connections() -> int:
+    """Half of the descriptors that the process may have; the rest is for the files of the store."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (soft - OWN_DESCRIPTORS) // 2) if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 class Sweep:
@@ -60,8 +70,11 @@ class Sweep:
         self._epoll.register(self._waker.fileno(), select.EPOLLIN)
         self._listener: socket.socket | None = None
         self._accepting = False
+        self._short = False
+        self._connections_max = min(limits.connections, _descriptors_for_connections())
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
+        self._unsent = 0
         self._changes = ConnectionsBatch()
         self._numbers = 0
         self._in_turn = False
@@ -166,11 +179,26 @@ class Sweep:
         self._flush_dirty()
         return receive
 
-    def touch(self, connection: Connection) -> None:
-        """The connection has something to send."""
+    def touch(self, connection: Connection, size: int) -> None:
+        """The connection has ``size`` bytes more to send. Within a turn they wait for its end, while there is room."""
+        self._unsent += size
         self._dirty[connection] = None
+        if self._unsent > self._limits.buffered_bytes:
+            self._flush_dirty()
+            self._shed(self._unsent, lambda other: other.outbound_bytes, "answers that are not taken fill the memory")
+        elif connection.outbound_bytes > self._limits.write_buffer_bytes:
+            self._flush(connection)
         if not self._in_turn:
             self._flush_dirty()
+
+    def is_congested(self, connection: Connection) -> bool:
+        """Whether more than a quarter of the write buffer waits, even after an attempt to send it.
+
+        A quarter: the answer that comes on top may be as large as the largest message.
+        """
+        if connection.outbound_bytes > self._limits.write_buffer_bytes // 4:
+            self._flush(connection)
+        return connection.outbound_bytes > self._limits.write_buffer_bytes // 4
 
     def drop(self, connection: Connection, reason: str) -> None:
         """Close ``connection``; its share of the next ``connections_changed`` follows with the turn."""
@@ -183,6 +211,8 @@ class Sweep:
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
         connection.sock.close()
+        self._unsent -= connection.outbound_bytes
+        connection.outbound_bytes = 0
         connection.outbound.clear()
         connection.inbound.clear()
         log.debug("connection closed", peer=connection.address, reason=reason)
@@ -191,18 +221,34 @@ class Sweep:
             self._waker.wake()
 
     def check_deadlines(self) -> None:
-        """Close who is idle for too long or takes too long over one frame; accept again after a shortage."""
+        """Close who is idle for too long, takes too long over one frame, or fills the memory; accept again after a
+        shortage."""
         now = self._env.monotonic()
+        unread = 0
         for connection in list(self._connections.values()):
+            unread += len(connection.inbound)
             if now - connection.active_at > self._limits.idle:
                 self.drop(connection, "idle")
             elif connection.partial_since is not None and now - connection.partial_since > self._limits.frame_deadline:
                 self.drop(connection, "a frame took too long")
+        self._shed(unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
         if self._listener is not None and not self._accepting:
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
             self._accepting = True
 
     # ---------------------------------------------------------------------------------------------------- pieces
+
+    def _shed(self, total: int, size_of: Callable[[Connection], int], reason: str) -> None:
+        """When ``total`` is past the limit for all together, close those that take most until a quarter is free."""
+        if total <= self._limits.buffered_bytes:
+            return
+        for connection in sorted(self._connections.values(), key=size_of, reverse=True):
+            size = size_of(connection)
+            log.warning("connection closed", peer=connection.address, reason=reason, bytes=size)
+            self.drop(connection, reason)
+            total -= size
+            if total <= self._limits.buffered_bytes * 3 // 4:
+                return
 
     def _accept(self, now: float) -> None:
         assert self._listener is not None
@@ -213,13 +259,16 @@ class Sweep:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_DESCRIPTORS:
-                    log.warning("cannot accept, pausing", error=str(error), connections=len(self._connections))
+                    if not self._short:  # once a shortage, not with each attempt
+                        log.warning("cannot accept, pausing", error=str(error), connections=len(self._connections))
+                    self._short = True
                     self._epoll.unregister(self._listener.fileno())
                     self._accepting = False
                     return
                 continue
-            if len(self._connections) >= self._limits.connections:
-                log.warning("connection refused", peer=peer[0], limit=self._limits.connections)
+            self._short = False
+            if len(self._connections) >= self._connections_max:
+                log.warning("connection refused", peer=peer[0], limit=self._connections_max)
                 sock.close()
                 continue
             sock.setblocking(False)
@@ -290,6 +339,7 @@ class Sweep:
             except OSError as error:
                 self.drop(connection, str(error))
                 return
+            self._unsent -= sent
             connection.outbound_bytes = len(data) - sent
             if sent < len(data):
                 outbound.append(data[sent:] if sent else data)

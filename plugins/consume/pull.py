@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+import structlog
+
 from gantrymq.kernel.batch import Pull, PullBatch
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, TopicTable
-from gantrymq.plugins.consume.read import PullResult, read_queue
+from gantrymq.plugins.consume.read import PullResult, PullStatus, read_queue
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import PullMessageHeader, read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.consume")
 
 _COMMIT_OFFSET = 1
 _MAY_SUSPEND = 2
@@ -142,15 +146,20 @@ class PullProcessor:
     def _run(self, pull: Pull) -> bool:
         """Answer ``pull``; False when it found nothing and may be held."""
         broker = self._broker
-        result = read_queue(
-            broker.log,
-            broker.queues.get(pull.topic, pull.queue_id),
-            pull.offset,
-            pull.limit,
-            self._max_bytes,
-            self._scan_entries,
-            pull.filter,
-        )
+        queue = broker.queues.get(pull.topic, pull.queue_id)
+        if queue is not None and pull.offset < queue.max_offset and pull.request.connection.is_congested():
+            # Asked for much at once: it comes back for this part when it has taken the others.
+            later = PullResult(PullStatus.NO_MATCHED_MESSAGE, pull.offset, queue.min_offset, queue.max_offset)
+            self._answer(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, later)
+            return True
+        try:
+            result = read_queue(
+                broker.log, queue, pull.offset, pull.limit, self._max_bytes, self._scan_entries, pull.filter
+            )
+        except OSError as error:
+            log.error("queue cannot be read", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+            pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error.strerror}")
+            return True
         code = result.code(pull.offset)
         if code == ResponseCode.PULL_NOT_FOUND and pull.may_hold:
             return False

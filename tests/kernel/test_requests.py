@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.requests import RequestTable
@@ -110,3 +111,31 @@ async def test_an_async_handler_runs_as_a_task_of_its_own() -> None:
         (0, b"done"),
         (2, b""),
     ]
+
+
+class Breaking:
+    """Answers the first row, keeps the second for later, and fails at the third."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.kept: list[Request] = []
+
+    def handle(self, requests: list[Request]) -> None:
+        requests[0].answer(0)
+        self.kept.append(requests[1])
+        raise self.error
+
+
+def test_a_batch_processor_that_raises_costs_its_rows_an_error_and_nobody_an_answer_twice() -> None:
+    breaking = Breaking(KeyError("oops"))
+    handlers = table(Processors("a", {1: breaking, 2: lambda asked: asked.command.answer(0)}))
+    rows = [request(1), request(1), request(1), request(2)]
+    handlers.handle([row[0] for row in rows])
+    breaking.kept[0].answer(0)
+    assert [[answer.code for answer in connection.sent] for _, connection in rows] == [[0], [1], [1], [0]]
+
+
+@pytest.mark.parametrize("error", [PluginError("dispatch failed"), LogPoisoned("the disk failed")])
+def test_what_must_stop_the_broker_is_not_taken_for_a_processors_bug(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        table(Processors("a", {1: Breaking(error)})).handle([request(1)[0], request(1)[0]])

@@ -251,3 +251,62 @@ def test_a_closed_peer_is_reported_once_and_takes_no_more_answers(bench: Bench) 
     connection.close("again")
     bench.sweep.turn()
     assert [closed for change in bench.changes for closed in change.closed] == [connection]
+
+
+def test_answers_that_nobody_takes_share_a_limit_and_who_has_most_is_closed() -> None:
+    bench = make_bench(buffered_bytes=4 * 1024 * 1024)
+    quiet = bench.connect()
+    greedy = [bench.connect() for _ in range(4)]
+    one, *others = greedy
+    sent = 0
+    while bench.sweep.connections[1:] and not any(change.closed for change in bench.changes):
+        for peer in (one, one, *others):
+            peer.sendall(request(1, bytes(100_000)))
+        sent += 5
+        bench.turns(lambda: len(bench.requests) == sent or any(change.closed for change in bench.changes))
+        assert sum(connection.outbound_bytes for connection in bench.sweep.connections) <= 4 * 1024 * 1024
+    assert [closed.peer for change in bench.changes for closed in change.closed] == [one.getsockname()]
+    assert sent * 100_000 > 4 * 1024 * 1024
+    quiet.sendall(request(7))
+    bench.turns(lambda: bench.requests[-1].command.opaque == 7)
+    assert answers(quiet, 1)[0].opaque == 7
+    for peer in (quiet, *greedy):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_unfinished_frames_share_a_limit_and_who_has_most_is_closed() -> None:
+    bench = make_bench(buffered_bytes=256 * 1024)
+    large, small, quiet = (bench.connect() for _ in range(3))
+    frame = request(1, bytes(1_000_000))
+    large.sendall(frame[:200_000])
+    small.sendall(frame[:100_000])
+    bench.turns(lambda: sum(len(connection.inbound) for connection in bench.sweep.connections) == 300_000)
+    bench.sweep.check_deadlines()
+    assert [connection.peer for connection in bench.sweep.connections] == [small.getsockname(), quiet.getsockname()]
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 2
+    for peer in (large, small, quiet):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_only() -> None:
+    """What one turn may bring of requests is bounded in bytes and rows, their answers are not."""
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    most = 0
+
+    def flood(requests: list[Request]) -> None:
+        nonlocal most
+        for asked in requests:
+            asked.answer(0, body=bytes(1_000_000))
+            most = max(most, connection.outbound_bytes)
+
+    bench.sweep._handle = flood
+    peer.sendall(b"".join(request(number) for number in range(200)))
+    bench.turns(lambda: connection.closed)
+    assert most < 2_000_000
+    peer.close()
+    bench.sweep.close()
