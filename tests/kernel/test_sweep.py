@@ -263,7 +263,7 @@ def test_answers_that_nobody_takes_share_a_limit_and_who_has_most_is_closed() ->
         for peer in (one, one, *others):
             peer.sendall(request(1, bytes(100_000)))
         sent += 5
-        bench.turns(lambda: len(bench.requests) == sent or any(change.closed for change in bench.changes))
+        bench.turns(lambda wanted=sent: len(bench.requests) == wanted or any(change.closed for change in bench.changes))
         assert sum(connection.outbound_bytes for connection in bench.sweep.connections) <= 4 * 1024 * 1024
     assert [closed.peer for change in bench.changes for closed in change.closed] == [one.getsockname()]
     assert sent * 100_000 > 4 * 1024 * 1024
