@@ -17,41 +17,28 @@ import threading
 import time
 from typing import NamedTuple, Protocol
 
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.diskerrors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StoreInUse, StoreNotWritable, blame
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors that go away when there is room again: a full disk, a quota, a limit on the size of files."""
-NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+__all__ = [
+    "NO_DESCRIPTORS",
+    "NO_ROOM",
+    "DiskUsage",
+    "Env",
+    "EventWaker",
+    "File",
+    "Lock",
+    "NoRoom",
+    "StoreInUse",
+    "StoreNotWritable",
+    "SystemEnv",
+    "SystemFile",
+    "SystemLock",
+    "Waker",
+    "blame",
+]
 
-
-class StoreInUse(StartError):
-    """Another broker holds the lock of this store."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(
-            f"the store is in use: another broker holds {path}. Stop that broker, or give this one a data folder of "
-            "its own"
-        )
-
-
-class StoreNotWritable(StartError):
-    """The store's folder, or a file in it, cannot be written by this user."""
-
-    def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(
-            f"cannot write {path}: {error.strerror}. Give the broker's user the right to write there, or choose "
-            "another data folder"
-        )
-
-
-class NoRoom(StartError):
-    """The disk has no room for a file that the store needs; it can be tried again when there is."""
-
-    def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(
-            f"no room for {path}: {error.strerror}. Free some space on that disk; a running broker goes on by itself"
-        )
+_VIEWED_MAX_BYTES = 32 * 1024 * 1024
+"""How much of a file may be looked at through its map before the pages are given back."""
 
 
 class DiskUsage(NamedTuple):
@@ -169,7 +156,9 @@ class SystemFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._map: memoryview | None = None
+        self._map: mmap.mmap | None = None
+        self._mapped = memoryview(b"")
+        self._viewed = 0
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -194,15 +183,20 @@ class SystemFile:
         return data
 
     def view(self, offset: int, size: int) -> memoryview | bytes:
-        mapped = self._map
-        if mapped is None or offset + size > len(mapped):
+        if self._map is None or offset + size > len(self._mapped):
             length = self.size()
             if length == 0:
                 return b""
-            mapped = memoryview(mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ))
             # The old map lives on as long as someone has a view of it.
-            self._map = mapped
-        return mapped[offset : offset + size]
+            self._map = mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
+            self._mapped = memoryview(self._map)
+        self._viewed += size
+        if self._viewed > _VIEWED_MAX_BYTES:
+            # Else all of a file that is read through counts as this process's memory. The views stay valid, the page
+            # cache keeps the pages.
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._viewed = 0
+        return self._mapped[offset : offset + size]
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.
@@ -221,7 +215,7 @@ class SystemFile:
         os.fdatasync(self._descriptor)
 
     def truncate(self, size: int) -> None:
-        self._map = None
+        self._forget_map()
         os.ftruncate(self._descriptor, size)
 
     def preallocate(self, size: int) -> None:
@@ -231,7 +225,11 @@ class SystemFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-            self._map = None
+            self._forget_map()
+
+    def _forget_map(self) -> None:
+        self._map = None
+        self._mapped = memoryview(b"")
 
 
 class EventWaker:
@@ -387,12 +385,3 @@ class SystemEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
-
-
-def blame(path: str, error: OSError) -> StartError:
-    """The error that tells a user what to do about ``error``, which happened to ``path``."""
-    if error.errno in NO_ROOM:
-        return NoRoom(path, error)
-    if error.errno in _NOT_ALLOWED:
-        return StoreNotWritable(path, error)
-    return StartError(f"the store at {path} cannot be used: {error}. Look after the disk, then start the broker again")

@@ -185,6 +185,7 @@ class Recovery:
     def _replay(self, plan: _Plan, on_dispatch: Callable[[DispatchBatch], None]) -> int:
         """Read and dispatch from the plan's start to the end of the log, which is returned."""
         position = covered = plan.start
+        told = self._env.monotonic()
         while (segment := self._segments.at(position)) is not None:
             data = self._segments.view(position, segment.end - position)
             batch, stop = scan(data, position, SCAN_ROWS, check_body=True, replay=True)
@@ -192,6 +193,9 @@ class Recovery:
             if torn is not None:
                 batch, stop = scan(data, position, torn, check_body=True, replay=True)[0], Stop.BAD
             position = segment.end if stop is Stop.BLANK else batch.end
+            if self._env.monotonic() - told >= 1:
+                told = self._env.monotonic()
+                log.info("recovering", offset=position, files_end=self._segments.end)
             if position > covered:
                 batch.start, batch.end = covered, position
                 covered = position

@@ -14,17 +14,20 @@ _MAGIC_START = b"\xda\xa3\x20"
 def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
     """Offset and store timestamp of the first whole record at or behind ``start``; None if there is none."""
     for segment in segments:
-        for first in range(max(start, segment.base), segment.end, _CHUNK_BYTES):
-            # With some bytes of the next chunk, for a magic that lies across.
-            chunk = segment.file.pread(min(_CHUNK_BYTES + 8, segment.end - first), first - segment.base)
-            at = chunk.find(_MAGIC_START, 4)
-            while at >= 0:
-                offset = first + at - 4
-                data = segment.file.view(offset - segment.base, segment.end - offset)
-                batch, _ = scan(data, offset, 1, check_body=True)
-                if len(batch):
-                    return offset, batch.store_timestamps[0]
-                at = chunk.find(_MAGIC_START, at + 1)
+        if segment.end <= start:
+            continue
+        for first, last in segment.file.data_ranges(max(start - segment.base, 0)):
+            for position in range(first, last, _CHUNK_BYTES):
+                # With some bytes of the next chunk, for a magic that lies across.
+                chunk = segment.file.pread(min(_CHUNK_BYTES + 8, last - position), position)
+                at = chunk.find(_MAGIC_START, 4)
+                while at >= 0:
+                    found = position + at - 4
+                    data = segment.file.view(found, segment.end - segment.base - found)
+                    batch, _ = scan(data, segment.base + found, 1, check_body=True)
+                    if len(batch):
+                        return batch.offsets[0], batch.store_timestamps[0]
+                    at = chunk.find(_MAGIC_START, at + 1)
     return None
 
 

@@ -69,6 +69,22 @@ def test_a_view_sees_a_file_that_grew_and_outlives_it(env: Env, root: str) -> No
     assert bytes(view) == b"x" * 10
 
 
+def test_reading_through_a_large_file_does_not_make_the_process_large(tmp_path: Path) -> None:
+    size = 100 << 20
+    file = SystemEnv().open(f"{tmp_path}/f", create=True)
+    file.preallocate(size)
+    view = file.view(0, 8)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    for offset in range(0, size, 1 << 20):
+        assert not any(file.view(offset, 1 << 20)[::4096])
+    assert resident() - before < 60 << 20
+    assert bytes(view) == bytes(8)
+
+
 def test_a_missing_file_is_not_made_unless_asked(env: Env, root: str) -> None:
     with pytest.raises(FileNotFoundError):
         env.open(f"{root}/none")
