@@ -87,7 +87,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 def explain(error: BaseException) -> tuple[str, int]:
     """Text and exit code of one error."""
     from gantrymq.kernel.commitlog import LogPoisoned
-    from gantrymq.kernel.errors import StartError
+    from gantrymq.kernel.errors import PluginError, StartError
     from gantrymq.kernel.settings import ConfigError
     from gantrymq.remoting.errors import GantryError
 
@@ -95,6 +95,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         return str(error), WRONG_USAGE
     if isinstance(error, StartError | CommandFailed | GantryError):
         return str(error) or type(error).__name__, FAILED
+    if isinstance(error, PluginError):
+        return f"a plugin failed, so the broker has ended: {error}; {TRACEBACK_VARIABLE}=1 shows where", FAILED
     if isinstance(error, LogPoisoned):
         return f"{error}; the broker has ended so that nothing is acknowledged that is not stored", FAILED
     if isinstance(error, OSError):

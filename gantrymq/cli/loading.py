@@ -63,14 +63,17 @@ def config_options(function: F) -> F:
 def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     """Read the file, the environment and the flags, load the plugins, type the sections; notes go to stderr.
 
-    Raises ``ConfigError`` and ``StartError``, ``OSError`` for a file that cannot be read.
+    Raises ``ConfigError`` and ``StartError``.
     """
-    from gantrymq.cli.failures import warn
-    from gantrymq.kernel.config import build_config, read_settings
+    from gantrymq.cli.failures import advice_for, warn
+    from gantrymq.kernel.config import ConfigError, build_config, read_settings
     from gantrymq.kernel.manager import load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS
 
-    data = Path(flags.config).read_bytes() if flags.config is not None else None
+    try:
+        data = Path(flags.config).read_bytes() if flags.config is not None else None
+    except OSError as error:
+        raise ConfigError([f"--config {flags.config}: {advice_for(error)}"]) from None
     named = [("broker.data", flags.data), ("broker.listen", flags.listen)]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
     settings = read_settings(flags.config or "", data, os.environ, sets, flags.enable, flags.disable)

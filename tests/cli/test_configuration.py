@@ -82,4 +82,7 @@ def test_every_command_refuses_a_wrong_configuration_in_one_line(cli: Cli, comma
 def test_a_file_that_is_not_there_is_named(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     outcome = cli("check-config", "--config", str(path))
-    assert (outcome.code, outcome.err) == (1, f"gantrymq: {path}: No such file or directory; check the path\n")
+    assert (outcome.code, outcome.err) == (
+        2,
+        f"gantrymq: --config {path}: No such file or directory; check the path\n",
+    )

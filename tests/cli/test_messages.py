@@ -124,6 +124,21 @@ def test_a_line_of_a_slow_pipe_is_not_kept_waiting(shell: Cli, nameserver: str, 
     assert left.err == "consumed 0 messages\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_producer_that_waits_for_lines_ends_at_a_signal(
+    shell: Cli, nameserver: str, tmp_path: Path, number: int
+) -> None:
+    shell("topic", "create", "waiting")
+    command = [sys.executable, "-m", "gantrymq.cli", "produce", "--topic", "waiting", "--nameserver", nameserver]
+    with Child(command, tmp_path / "log") as child:
+        child.say("a line")
+        got = shell("consume", "--topic", "waiting", "--group", f"g{number}", "--max", "1")
+        assert got.out == "a line\n"
+        child.process.send_signal(number)
+        assert child.wait(10) in (128 + number, -number)
+    assert child.log.read_text().strip() == ""
+
+
 def test_a_reader_that_has_gone_ends_the_consumer_quietly(
     shell: Cli, nameserver: str, lines: Callable[[bytes], str], tmp_path: Path
 ) -> None:

@@ -143,6 +143,39 @@ def test_a_second_signal_forces_even_a_broker_that_hangs(
     assert errors(child) == ["gantrymq: forced to end"]
 
 
+FAILING = """
+from gantrymq.kernel import hookimpl
+
+class Failing:
+    name = "failing"
+
+    @hookimpl
+    def before_append(self, batch):
+        raise KeyError("of the plugin")
+"""
+
+
+def test_a_plugin_that_fails_ends_the_broker_with_one_line(
+    serve: Serve, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_plugin.py").write_text(FAILING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = serve(*ANY_PORT, "--enable", "failing_plugin:Failing")
+    nameserver = ready(child)["nameserver"]
+    lines = tmp_path / "lines"
+    lines.write_text("one\n")
+    outcome = cli("produce", "--topic", "t", "--nameserver", nameserver, "--file", str(lines))
+    assert (outcome.code, "Traceback" in outcome.err) == (1, False)
+    assert child.wait(10) == 1
+    assert user_lines(child.log.read_text()) == [
+        "gantrymq: a plugin failed, so the broker has ended: "
+        "before_append failed: KeyError('of the plugin'); GANTRYMQ_TRACEBACK=1 shows where"
+    ]
+    again = serve(*ANY_PORT)
+    ready(again)
+    assert again.terminate() == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [0.02, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.6])
 def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback(serve: Serve, after: float) -> None:
