@@ -26,8 +26,9 @@ _MAY_SUSPEND = 2
 _SUBSCRIPTION = 4
 _CLASS_FILTER = 8
 
-FILTERS_KEPT = 4096
-"""Compiled expressions that are kept; one client may send a different one with every pull."""
+FILTERS_KEPT = 1024
+EXPRESSION_KEPT_CHARACTERS = 512
+"""Compiled expressions that are kept, and how long such a one may be: a client may send another one with every pull."""
 
 
 class PullProcessor:
@@ -55,6 +56,8 @@ class PullProcessor:
                 request.answer(fault.code, fault.remark)
                 continue
             if not self._run(pull):
+                # What it came with was read; it may wait for a minute, and a hundred thousand like it.
+                request.command.ext, request.command.body = None, b""
                 waiting.append(pull)
         if waiting and self._hold(batch=PullBatch(waiting, self._resume)) is None:
             self._resume(waiting)
@@ -138,7 +141,10 @@ class PullProcessor:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
             )
-        found = self._compiled[key] = compiler(expression)
+        found = compiler(expression)
+        if len(expression) > EXPRESSION_KEPT_CHARACTERS:
+            return found
+        self._compiled[key] = found
         if len(self._compiled) > FILTERS_KEPT:
             self._compiled.popitem(last=False)
         return found

@@ -1,0 +1,216 @@
+"""Peers that come and go, trickle, ask for the impossible or never stop: what they cost, and that others are served."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, encode
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.testing.processes import wait_for
+from gantrymq.testing.rawpeer import RawPeer
+from gantrymq.testing.requests import pull, send
+
+MIB = 1024 * 1024
+
+
+def memory_bytes() -> int:
+    """Memory of this process, in which the cluster lives too."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that waits 300 ms for the rest of a frame, and holds 500 pulls."""
+    settings = {"limits.frame_deadline": "300ms", "plugin.longpoll.max_held": "500", "plugin.longpoll.max_wait": "1s"}
+    with cluster_in_thread(tmp_path_factory.mktemp("impatient"), settings=settings) as running:
+        with RawPeer(running.address) as peer:
+            answer = peer.ask(send("T", b"first"))
+            assert answer is not None
+            assert answer.code == 0
+        yield running
+
+
+def test_a_thousand_connections_that_come_and_go_leave_nothing_behind(cluster: Cluster, bystander: RawPeer) -> None:
+    host, _, port = cluster.address.rpartition(":")
+    before = len(cluster.broker.connections)
+    files = descriptors()
+    for number in range(1000):
+        with socket.create_connection((host, int(port))) as sock:
+            if number % 3 == 0:
+                # a reset instead of a farewell
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if number % 2:
+                sock.send(encode(Command(9999))[: number % 40])
+    wait_for(lambda: len(cluster.broker.connections) <= before)
+    assert descriptors() <= files
+
+
+def test_idle_connections_cost_little_and_a_busy_one_is_served_all_the_same(
+    cluster: Cluster, bystander: RawPeer
+) -> None:
+    count = 2000
+    host, _, port = cluster.address.rpartition(":")
+    before = memory_bytes()
+    idle = [socket.create_connection((host, int(port))) for _ in range(count)]
+    try:
+        wait_for(lambda: len(cluster.broker.connections) > count)
+        each = (memory_bytes() - before) / count
+        print(f"{each:.0f} bytes for an idle connection, both ends' Python objects")
+        assert each < 8 * 1024
+        for _ in range(100):
+            assert bystander.is_served()
+    finally:
+        for sock in idle:
+            sock.close()
+
+
+def test_a_trickled_frame_is_given_up_and_its_connection_closed(impatient: Cluster) -> None:
+    frame = encode(Command(9999))
+    with RawPeer(impatient.address) as slow, RawPeer(impatient.address) as other:
+        started = time.monotonic()
+        for byte in frame[:-1]:
+            slow.send_bytes(bytes([byte]))
+            slow.sock.settimeout(0.02)
+            try:
+                if not slow.receive():
+                    break
+            except TimeoutError:
+                continue
+        assert slow.closed, "one byte each 20 ms is no honest speed"
+        assert time.monotonic() - started < 5
+        assert other.is_served()
+
+
+def test_a_large_frame_that_never_ends_costs_what_was_sent_and_no_more(impatient: Cluster) -> None:
+    before = memory_bytes()
+    peers = [RawPeer(impatient.address) for _ in range(40)]
+    for peer in peers:
+        peer.send_bytes(struct.pack(">iI", 16 * MIB - 4, 20) + bytes(1000))
+    with RawPeer(impatient.address) as other:
+        assert other.is_served()
+    assert memory_bytes() - before < 16 * MIB
+    for peer in peers:
+        assert peer.receive() == []
+        peer.sock.close()
+
+
+@pytest.mark.parametrize("limit", [0, -1, -(2**31), 2**31 - 1])
+def test_a_pull_with_any_numbers_is_answered_in_time(impatient: Cluster, limit: int) -> None:
+    with RawPeer(impatient.address) as peer:
+        asked = {}
+        for offset in (-1, -(2**63), 1, 2**31, 2**63 - 1):
+            for suspend_ms in (0, -1, -(2**63), 2**62, 2**63 - 1):
+                asked[len(asked)] = offset
+                command = pull("T", 0, offset, suspend_ms=suspend_ms, limit=limit)
+                command.opaque = len(asked) - 1
+                peer.send(command)
+        for opaque, offset in asked.items():
+            answer = peer.answer_to(opaque)
+            assert answer is not None
+            assert answer.code == (ResponseCode.PULL_NOT_FOUND if offset == 1 else ResponseCode.PULL_OFFSET_MOVED)
+            assert (answer.ext or {})["nextBeginOffset"] == ("0" if offset < 0 else "1"), "clamped into the queue"
+
+
+@pytest.mark.parametrize("field", ["maxMsgNums", "queueId", "queueOffset", "suspendTimeoutMillis"])
+def test_a_number_of_too_many_bits_is_refused_by_its_name(impatient: Cluster, field: str) -> None:
+    command = pull("T")
+    command.ext = {**(command.ext or {}), field: str(2**64)}
+    with RawPeer(impatient.address) as peer:
+        answer = peer.ask(command)
+    assert answer is not None
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert field in (answer.remark or "")
+
+
+def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(impatient: Cluster) -> None:
+    body = bytes(200_000)
+    with RawPeer(impatient.address) as peer:
+        before = memory_bytes()
+        for number in range(2000):
+            command = pull("T", 0, 1, suspend_ms=60_000)
+            command.opaque = number
+            command.body = body if number < 400 else b""
+            peer.send(command)
+        assert peer.answer_to(1999) is not None, "without a place it is answered at once"
+        assert memory_bytes() - before < 400 * len(body) // 2
+        answers = [peer.answer_to(number) for number in range(1999)]
+    assert {answer.code for answer in answers if answer is not None} == {ResponseCode.PULL_NOT_FOUND}
+    assert None not in answers
+
+
+def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(impatient: Cluster) -> None:
+    tags = [f"{number:02x}" for number in range(256)] + [f"{number:03x}" for number in range(256, 900)]
+    with RawPeer(impatient.address) as peer:
+        before = memory_bytes()
+        for number in range(1500):
+            answer = peer.ask(pull("T", 0, 0, expression="||".join([f"n{number}", *tags])[:4096]))
+            assert answer is not None
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert memory_bytes() - before < 32 * MIB
+
+
+def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(cluster: Cluster) -> None:
+    count = 20_000
+    with RawPeer(cluster.address) as producer, RawPeer(cluster.address, timeout=30) as consumer:
+        first = producer.ask(send("Held", b"first"))
+        assert first is not None
+        assert first.code == 0
+        for start in range(0, count, 1000):
+            commands = [pull("Held", 0, 1, suspend_ms=30_000) for _ in range(1000)]
+            for number, command in enumerate(commands, start):
+                command.opaque = number
+            consumer.send(*commands)
+        assert producer.is_served()
+        second = producer.ask(send("Held", b"second"))
+        assert second is not None
+        assert second.code == 0
+        answers = [consumer.answer_to(number) for number in range(count)]
+    assert {answer.code for answer in answers if answer is not None} == {ResponseCode.SUCCESS}
+    assert None not in answers
+
+
+def test_a_flood_of_oneway_requests_is_taken_without_an_answer(cluster: Cluster) -> None:
+    message = send("Oneway", b"x")
+    message.flag = ONEWAY_FLAG
+    unknown = Command(9999, flag=ONEWAY_FLAG)
+    wrong = Command(RequestCode.PULL_MESSAGE, {"topic": "../x"}, flag=ONEWAY_FLAG)
+    with RawPeer(cluster.address) as peer:
+        peer.send(*[message, unknown, wrong] * 3000)
+        message.flag = 0
+        last = peer.ask(message)
+    assert last is not None
+    assert (last.ext or {})["queueOffset"] == "3000", "all before it are stored"
+
+
+def test_responses_that_nobody_waits_for_are_dropped(target: str, bystander: RawPeer) -> None:
+    with RawPeer(target) as peer:
+        for flag in (RESPONSE_FLAG, RESPONSE_FLAG | ONEWAY_FLAG):
+            peer.send(*[Command(code, flag=flag, opaque=code) for code in (0, 10, 11, 105, -1)] * 20)
+        assert peer.is_served()
+
+
+def test_requests_with_one_opaque_are_each_answered(target: str) -> None:
+    with RawPeer(target) as peer:
+        peer.send(*[Command(9999, opaque=5)] * 100)
+        assert [peer.answer_to(5) is not None for _ in range(100)] == [True] * 100
+
+
+def test_a_half_closed_connection_is_answered_and_closed(target: str) -> None:
+    with RawPeer(target) as peer:
+        peer.send(Command(9999, opaque=3))
+        peer.sock.shutdown(socket.SHUT_WR)
+        answer = peer.answer_to(3)
+        assert answer is not None
+        assert peer.receive() == []

@@ -1,0 +1,48 @@
+"""Answers that are not taken: what they may cost, and that an honest reader of much is not taken for one who does not
+read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.testing.rawpeer import RawPeer
+from gantrymq.testing.requests import pull, send
+
+QUEUES = 24
+BODY = bytes(512 * 1024)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with 24 queues of 1 MiB each."""
+    settings = {"plugin.topics.default_queues": str(QUEUES), "limits.frame_deadline": "1s"}
+    with cluster_in_thread(tmp_path_factory.mktemp("full"), settings=settings) as cluster:
+        with RawPeer(cluster.address) as peer:
+            for number in range(2 * QUEUES):
+                answer = peer.ask(send("Much", BODY, queue_id=number % QUEUES, queues=QUEUES))
+                assert answer is not None
+                assert answer.code == 0
+        yield cluster
+
+
+def test_a_reader_that_asks_for_more_than_the_write_buffer_at_once_gets_all_of_it(full: Cluster) -> None:
+    got = dict.fromkeys(range(QUEUES), 0)
+    with RawPeer(full.address) as peer:
+        while min(got.values()) < 2:
+            asked = {number: pull("Much", queue_id, got[queue_id]) for number, queue_id in enumerate(got)}
+            for opaque, command in asked.items():
+                command.opaque = opaque
+            peer.send(*asked.values())
+            for opaque in asked:
+                answer = peer.answer_to(opaque)
+                assert answer is not None, "the connection was closed under an honest reader"
+                if answer.code == ResponseCode.SUCCESS:
+                    got[opaque] += len(decode_records(answer.body))
+                elif got[opaque] < 2:
+                    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+                    assert (answer.ext or {})["nextBeginOffset"] == str(got[opaque]), "nothing is skipped"
