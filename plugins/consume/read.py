@@ -20,6 +20,8 @@ from gantrymq.remoting.codes import ResponseCode
 log = structlog.get_logger("gantrymq.consume")
 
 _ENTRY = struct.Struct(">qiq")
+FILLER_BYTES = 0x7FFFFFFF
+"""The size in an entry that stands for no message: where the queue begins late, or lost a record."""
 
 
 class PullStatus(Enum):
@@ -112,6 +114,8 @@ def _gather(
         if len(parts) >= limit or (parts and total + record_bytes > max_bytes):
             break
         scanned += 1
+        if record_bytes == FILLER_BYTES:
+            continue
         if at < oldest:
             removed = True
             continue

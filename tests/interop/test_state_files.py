@@ -55,7 +55,8 @@ def write_state(store: Path) -> None:
     offsets.commit("shop", "orders", 2, 7)
     topics.table.save()
     groups.table.save()
-    offsets.save()
+    for path, data in (offsets.changes() or {}).items():
+        env.replace(path, data)
 
 
 def test_our_files_are_read_by_java_and_what_it_makes_of_them_by_us(
