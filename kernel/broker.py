@@ -92,7 +92,7 @@ class Broker:
             try:
                 self._hook.before_append(batch=batch)
             except Exception as error:
-                raise PluginError(f"before_append failed: {error!r}") from error
+                raise self._plugin_error("before_append", error) from error
         if batch.refused < len(batch):
             self.store.append(batch)
             if batch.refused < len(batch):
@@ -218,7 +218,10 @@ class Broker:
             try:
                 self._hook.dispatch(batch=batch)
             except Exception as error:
-                raise PluginError(f"dispatch failed: {error!r}") from error
+                raise self._plugin_error("dispatch", error) from error
+
+    def _plugin_error(self, hook_name: str, error: Exception) -> PluginError:
+        return PluginError(f"plugin {self.manager.culprit(hook_name, error)!r}: {hook_name} failed: {error!r}")
 
     def _is_full(self) -> bool:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes

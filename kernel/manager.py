@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
+from traceback import walk_tb
 from typing import Any
 
 import attrs
@@ -70,6 +71,16 @@ class PluginManager:
             )
             for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
         ]
+
+    def culprit(self, hook_name: str, error: BaseException) -> str:
+        """The name of the plugin in whose implementation of the hook ``error`` was raised; ``?`` if none is found."""
+        owners = {
+            implementation.function.__code__: implementation.plugin_name
+            for implementation in getattr(self.hook, hook_name).get_hookimpls()
+            if hasattr(implementation.function, "__code__")
+        }
+        codes = (frame.f_code for frame, _ in walk_tb(error.__traceback__))
+        return next((owners[code] for code in codes if code in owners), "?")
 
     def _inspect(self, origin: str, plugin: Any) -> PluginInfo:
         name = getattr(plugin, "name", None)

@@ -146,9 +146,14 @@ class Recovery:
             segment = self._segments.at(max(floor - 1, 0))
             return _Plan(segment.base if segment else self._segments.start, floor, trusted=False)
         start = self._segments.start
+        safe = self._checkpoint.safe_timestamp
+        if safe > self._env.wall_ms():
+            # It vouches for what nobody can have flushed: then for nothing.
+            log.warning("checkpoint from the future, reading all of the log", timestamp=safe)
+            safe = 0
         for segment in self._segments:
             batch, _ = scan(segment.file.view(0, segment.end - segment.base), segment.base, 1, check_body=False)
-            if len(batch) and 0 < batch.store_timestamps[0] <= self._checkpoint.safe_timestamp:
+            if len(batch) and 0 < batch.store_timestamps[0] <= safe:
                 start = segment.base
         self._queues.truncate(start, self._is_entry)
         return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)

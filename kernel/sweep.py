@@ -90,8 +90,9 @@ class Sweep:
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
             listener.close()
+            reason = getattr(error, "strerror", None) or error
             raise StartError(
-                f"cannot listen on {host}:{port}: {error}; choose another address with --listen HOST:PORT"
+                f"cannot listen on {host}:{port}: {reason}; choose another address with --listen HOST:PORT"
             ) from None
         listener.setblocking(False)
         self._listener = listener

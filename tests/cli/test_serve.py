@@ -168,7 +168,7 @@ def test_a_plugin_that_fails_ends_the_broker_with_one_line(
     assert (outcome.code, "Traceback" in outcome.err) == (1, False)
     assert child.wait(10) == 1
     assert user_lines(child.log.read_text()) == [
-        "gantrymq: a plugin failed, so the broker has ended: "
+        "gantrymq: a plugin failed, so the broker has ended: plugin 'failing': "
         "before_append failed: KeyError('of the plugin'); GANTRYMQ_TRACEBACK=1 shows where"
     ]
     again = serve(*ANY_PORT)

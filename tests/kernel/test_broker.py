@@ -214,7 +214,9 @@ async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker(
         async with run_broker(broker), open_channel(broker.address) as channel:
             await channel.call(send(b"x"), 5.0)
 
-    with pytest.RaisesGroup(pytest.RaisesExc(PluginError, match="before_append failed: ZeroDivisionError")):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(PluginError, match="plugin 'raising': before_append failed: ZeroDivisionError")
+    ):
         await life()
 
 
