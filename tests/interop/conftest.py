@@ -131,6 +131,16 @@ def java_system(java: Java, java_nameserver: JavaServer, homes: Callable[[str], 
 
 
 @pytest.fixture(scope="session")
+def java5_system(java5: Java, homes: Callable[[str], Path], servers: ExitStack) -> System:
+    """RocketMQ's 5.3.3 broker and nameserver."""
+    nameserver = start_nameserver(java5, homes("java5-nameserver"))
+    servers.callback(nameserver.discard)
+    broker = start_broker(java5, homes("java5-broker"), nameserver.address)
+    servers.callback(broker.discard)
+    return System("java", nameserver.address, broker.address)
+
+
+@pytest.fixture(scope="session")
 def gantry(homes: Callable[[str], Path], servers: ExitStack) -> System:
     """Our nameserver and broker with default settings, as one process."""
     home = homes("gantry")

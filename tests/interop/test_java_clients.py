@@ -80,7 +80,8 @@ def test_the_rest_of_a_group_takes_over_when_a_member_is_killed(java_client: For
         known = len(heir.messages)
         producer.send(40)
         total += 40
-        wait_until(lambda: {m.index for m in heir.messages[known:]} >= set(range(total - 40, total)), [heir])
+        # Far sooner than the 20 s after which a Java consumer looks by itself: the broker tells it.
+        wait_until(lambda: {m.index for m in heir.messages[known:]} >= set(range(total - 40, total)), [heir], 10)
         assert {message.queue_id for message in heir.messages[known:]} == {0, 1, 2, 3}
         victim.poll(0)
         messages = victim.messages + heir.close()
@@ -100,7 +101,11 @@ def _send_until_both_work(producer: Producer, one: Consumer, other: Consumer) ->
 
 
 @pytest.mark.parametrize("assign", ["false", "true"])
-def test_the_lite_pull_consumer_gets_every_message(java_client: ForeignClient, system, names: Names, assign: str):
+def test_the_lite_pull_consumer_gets_every_message(
+    request: pytest.FixtureRequest, java_client: ForeignClient, system, names: Names, assign: str
+):
+    if (system.kind, java_client.name) == ("java", "java-5.3.3"):  # whose code 361 no 4.9.7 broker knows
+        system = request.getfixturevalue("java5_system")
     topic = names("t")
     java_client.produce(system.nameserver, topic, 500, seed=7, modes="async")
     messages = java_client.consume_all(system.nameserver, topic, names("g"), 500, kind="lite-pull", assign=assign)

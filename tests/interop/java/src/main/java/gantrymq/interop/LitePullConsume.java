@@ -13,6 +13,9 @@ final class LitePullConsume {
     static void run(Options options) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(options.text("group"));
         consumer.setNamesrvAddr(options.text("namesrv"));
+        // 5.3.3 may lose the heartbeat that tells the subscription of its first rebalance (it finds its own lock
+        // taken), and every broker refuses its pulls until the next one: 30 s by default.
+        consumer.setHeartbeatBrokerInterval(2_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         boolean assign = Boolean.parseBoolean(options.text("assign", "false"));
         String topic = options.text("topic");

@@ -14,11 +14,15 @@ final class PushConsume {
     static void run(Options options) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(options.text("group"));
         consumer.setNamesrvAddr(options.text("namesrv"));
+        // 5.3.3 may lose the heartbeat that tells the subscription of its first rebalance (it finds its own lock
+        // taken), and every broker refuses its pulls until the next one: 30 s by default.
+        consumer.setHeartbeatBrokerInterval(2_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         // The enum's package differs between the versions, so it is never named.
         var models = consumer.getMessageModel().getDeclaringClass();
         consumer.setMessageModel(Enum.valueOf(models, options.text("model", "CLUSTERING")));
         consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.setAwaitTerminationMillisWhenShutdown(10_000); // so that what was printed is committed
         consumer.subscribe(options.text("topic"), options.text("tags", "*"));
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             try {
