@@ -272,6 +272,10 @@ class CommitLog:
             raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
         return data
 
+    def mistrust(self, start: int, end: int) -> None:
+        """Quarantine a range that turned out to be damaged, until the next start."""
+        self.quarantine = sorted({*self.quarantine, (start, end)})
+
     def read_record(self, offset: int) -> Record:
         """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
         size = int.from_bytes(self.view(offset, 4), "big", signed=True)

@@ -41,6 +41,7 @@ HEADS: Final = {
 LEAST_BYTES: Final = HEADS[0].size + 3
 """The size of a record without body, topic and properties."""
 _BLANK = struct.Struct(">iI")
+_PROOF = struct.Struct(">iIi16xqi")
 _U16 = struct.Struct(">H")
 
 
@@ -93,6 +94,27 @@ def encode(record: Record) -> bytes:
         raise ValueError(f"a field is out of its range: {error}") from None
     return b"".join(
         (start, record.body, bytes((len(topic),)), topic, _U16.pack(len(record.properties)), record.properties)
+    )
+
+
+def is_intact(data: bytes | memoryview, offset: int) -> bool:
+    """Whether ``data`` is a record of that size that belongs to ``offset``, with the body that was stored.
+
+    The least that shows a flipped bit in what the CRC covers, or bytes of another place: a reader of many affords it.
+    """
+    try:
+        size, magic, crc, place, bits = _PROOF.unpack_from(data)
+        length_at = HEADS[bits & HOST_V6_BITS].size - 4
+        body_at = length_at + 4
+        end = body_at + int.from_bytes(data[length_at:body_at], "big")
+    except struct.error:
+        return False
+    return bool(
+        size == len(data)
+        and end < size
+        and place == offset
+        and magic in (MAGIC_V1, MAGIC_V2)
+        and zlib.crc32(data[body_at:end]) & CRC_MASK == crc
     )
 
 

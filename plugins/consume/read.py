@@ -15,6 +15,7 @@ import structlog
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange
 from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.filters import MessageFilter
+from gantrymq.kernel.record import is_intact
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.consume")
@@ -122,11 +123,16 @@ def _gather(
         if not everything and not wanted.matches(tag_code):
             continue
         try:
-            parts.append(commit_log.view(at, record_bytes))
-        except (OSError, ValueError, CorruptRange) as error:
+            data = commit_log.view(at, record_bytes)
+        except (ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=record_bytes, error=str(error))
             continue
+        if not is_intact(data, at):
+            commit_log.mistrust(at, at + record_bytes)
+            log.error("record damaged on the disk, skipped", offset=at, size=record_bytes)
+            continue
+        parts.append(data)
         total += record_bytes
     low, high = bounds
     if parts:

@@ -19,6 +19,7 @@ from gantrymq.kernel.record import (
     decode_host,
     encode,
     encode_host,
+    is_intact,
     offset_message_id,
     parse_offset_message_id,
 )
@@ -348,3 +349,18 @@ def test_tag_codes(properties: bytes, code: int) -> None:
 def test_entries_are_twenty_bytes() -> None:
     assert encode_entries([1, 2], [3, 4], [-5, 6]) == struct.pack(">qiqqiq", 1, 3, -5, 2, 4, 6)
     assert KIND == "plain"
+
+
+def test_a_flipped_bit_in_the_body_or_in_what_places_the_record_shows() -> None:
+    data = encode(Record("T", 1, b"body" * 20, b"TAGS\x01a", offset=4096))
+    assert is_intact(data, 4096)
+    assert not is_intact(data, 4097), "another place"
+    assert not is_intact(data[:-1], 4096)
+    assert not is_intact(data + b"\0", 4096)
+    assert not is_intact(b"", 0)
+    covered = [*range(12), *range(28, 36), *range(84, 88 + 80)]
+    for at in covered:
+        for bit in range(8):
+            broken = bytearray(data)
+            broken[at] ^= 1 << bit
+            assert not is_intact(bytes(broken), 4096), f"bit {bit} of byte {at}"
