@@ -1,0 +1,66 @@
+"""Children of tests: what they say is heard, and none outlives its block."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gantrymq.testing.processes import Child, ChildFailed, free_ports
+
+DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); sys.stdin.read()"
+
+
+def python(code: str, tmp_path: Path) -> Child:
+    return Child([sys.executable, "-c", code], tmp_path / "log")
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Child]:
+    with python("import sys\nfor line in sys.stdin: print(line.strip(), flush=True)", tmp_path) as child:
+        yield child
+
+
+def test_lines_and_events_come_in_order(echo: Child):
+    for line in ("first", '{"event": "a", "n": 1}', "between", '{"event": "b"}'):
+        echo.say(line)
+    assert echo.wait_line(lambda line: line == "first") == "first"
+    assert echo.wait_event("b") == {"event": "b"}
+    assert echo.try_line(0) is None
+
+
+def test_silence_is_told_with_the_child_s_last_words(tmp_path: Path):
+    with python(
+        "import sys; print('one word'); print('an error', file=sys.stderr); sys.stdout.flush()", tmp_path
+    ) as child:
+        with pytest.raises(ChildFailed, match=r"(?s)ended before.*exit code.*one word.*an error"):
+            child.wait_line(lambda line: line == "another word")
+        assert child.wait() == 0
+
+
+def test_a_child_that_says_nothing_is_not_waited_for_without_end(echo: Child):
+    with pytest.raises(ChildFailed, match=r"nothing awaited came in 0\.05 s"):
+        echo.wait_event("never", timeout=0.05)
+
+
+def test_a_deaf_child_does_not_outlive_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Child.terminate, "__defaults__", (0.2,))
+    with python(DEAF, tmp_path) as child:
+        child.wait_line(lambda line: line == "deaf")
+        pid = child.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert child.process.returncode == -9
+
+
+def test_free_ports_are_free_and_so_are_their_neighbours():
+    ports = free_ports(3, around=(0, 1, -2))
+    assert len(set(ports)) == 3
+    for port in ports:
+        for distance in (0, 1, -2):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port + distance))
