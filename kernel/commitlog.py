@@ -194,9 +194,17 @@ class CommitLog:
                 raise
             # The room was reserved, yet some file systems (copy on write) cannot promise it. Whatever part was written
             # must not lie behind the end as something that looks like a record.
-            self.segments.write(position, bytes(len(data)))
+            self._take_back(position, len(data))
             self._give_back(batch, rows[index:next_index])
             raise NoRoom(self.segments.folder, error) from error
+
+    def _take_back(self, position: int, size: int) -> None:
+        """Let zeros be where a write failed. Where nothing was written there may be no room for zeros either."""
+        try:
+            self.segments.write(position, bytes(size))
+        except OSError as error:
+            if error.errno not in NO_ROOM or self.segments.pread(position, size).strip(b"\0"):
+                raise
 
     def _give_back(self, batch: AppendBatch, rows: range | list[int]) -> None:
         for row in reversed(rows):
@@ -207,13 +215,14 @@ class CommitLog:
     def prepare_next(self) -> bool:
         """Make what will be needed next before it is; for a worker thread. False when there is no room.
 
-        That is the next file, and zeros written ahead of the log's end, four times what was appended since the last
+        That is the next file, once this one is half full, and zeros written ahead of the log's end, four times what was appended since the last
         call (1 to 64 MiB): syncing bytes that were written before takes about half as long as syncing reserved ones,
         for which the file system must note first that they are in use.
         """
         self.check()
         try:
-            made = self.segments.prepare_next()
+            half = self.segments.end - self.segments.file_bytes // 2
+            made = self.segments.prepare_next() if self.end >= half else True
             self._zero_ahead()
             return made
         except OSError as error:
@@ -234,7 +243,12 @@ class CommitLog:
                 start = self._zeroed
                 size = min(len(_ZEROS), stop - start)
                 if size > 0:
-                    segment.file.pwrite(_ZEROS[:size], start - segment.base)
+                    try:
+                        segment.file.pwrite(_ZEROS[:size], start - segment.base)
+                    except OSError as error:
+                        if error.errno in NO_ROOM:  # an append will find out what that means; this one was ahead
+                            return
+                        raise
                     self._zeroed = start + size
         if self._zeroed > first:
             segment.file.datasync()

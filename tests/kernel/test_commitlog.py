@@ -183,10 +183,21 @@ def test_a_failed_write_poisons_the_log(number: int) -> None:
     assert log.end == log.durable == EMPTY + 1
 
 
+def test_the_next_file_is_made_once_this_one_is_half_full() -> None:
+    env = MemoryEnv()
+    log = make(env)
+    append(log, b"a")
+    assert log.prepare_next()
+    assert not env.exists(f"log/{1000:020d}")
+    append(log, b"b" * 300)
+    assert log.prepare_next()
+    assert env.exists(f"log/{1000:020d}")
+
+
 def test_a_next_file_that_cannot_be_made_for_another_reason_poisons_the_log() -> None:
     env = FaultEnv(MemoryEnv(), kinds=("sync_dir",))
     log = make(env)
-    append(log, b"a")
+    append(log, b"a" * 500)
     env.fail_at = env.count + 1
     with pytest.raises(LogPoisoned, match="making room for the commit log"):
         log.prepare_next()
