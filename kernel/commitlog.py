@@ -215,9 +215,9 @@ class CommitLog:
     def prepare_next(self) -> bool:
         """Make what will be needed next before it is; for a worker thread. False when there is no room.
 
-        That is the next file, once this one is half full, and zeros written ahead of the log's end, four times what was appended since the last
-        call (1 to 64 MiB): syncing bytes that were written before takes about half as long as syncing reserved ones,
-        for which the file system must note first that they are in use.
+        That is the next file, once this one is half full; and zeros written ahead of the log's end, four times what
+        was appended since the last call (1 to 64 MiB): syncing bytes that were written before takes about half as long
+        as syncing reserved ones, for which the file system must note first that they are in use.
         """
         self.check()
         try:

@@ -189,7 +189,7 @@ def test_the_next_file_is_made_once_this_one_is_half_full() -> None:
     append(log, b"a")
     assert log.prepare_next()
     assert not env.exists(f"log/{1000:020d}")
-    append(log, b"b" * 300)
+    append(log, b"b" * 400)
     assert log.prepare_next()
     assert env.exists(f"log/{1000:020d}")
 
