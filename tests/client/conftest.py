@@ -293,9 +293,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         try:
             yield nameserver.address
         finally:
-            broker.child.stop()
+            broker.discard()
     finally:
-        nameserver.child.stop()
+        nameserver.discard()
 
 
 @pytest.fixture
