@@ -249,6 +249,8 @@ class Broker:
         for info, call in self.manager.calls("persist", broker=self):
             try:
                 self._unwritten.update(call() or {})
+            except OSError as error:  # a plugin that writes its table itself tries again the next time
+                log.warning("state not written", plugin=info.name, error=str(error))
             except Exception:
                 log.exception("persist failed", plugin=info.name)
 

@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import encode_entries
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
@@ -225,7 +225,7 @@ class ConsumeQueue:
                 self._segments.write(start + done, part)
                 done += len(part)
         except OSError as error:
-            if error.errno in NO_ROOM:
+            if error.errno in NO_ROOM or error.errno in NO_DESCRIPTORS:
                 raise NoRoom(self.folder, error) from error
             raise
         finally:

@@ -33,12 +33,15 @@ class StoreNotWritable(StartError):
 
 
 class NoRoom(StartError):
-    """The disk has no room for a file that the store needs; it can be tried again when there is."""
+    """The disk, or the process, has no room for a file that the store needs; it can be tried again when there is."""
 
     def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(
-            f"no room for {path}: {error.strerror}. Free some space on that disk; a running broker goes on by itself"
+        remedy = (
+            "Raise the limit of open files (ulimit -n)"
+            if error.errno in NO_DESCRIPTORS
+            else "Free some space on that disk"
         )
+        super().__init__(f"no room for {path}: {error.strerror}. {remedy}; a running broker goes on by itself")
 
 
 def blame(path: str, error: OSError) -> StartError:

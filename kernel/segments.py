@@ -192,8 +192,11 @@ class Segments:
         if self._sparse:
             self._names_unsynced = True
         else:
-            # Not among the failures that may be tried again: a second attempt could succeed and mean nothing.
-            self._env.sync_dir(self.folder)
+            try:
+                self._sync_names()
+            except BaseException:
+                file.close()
+                raise
         return Segment(self._env, path, base, self.file_bytes, file)
 
     def sync(self) -> None:
@@ -204,7 +207,20 @@ class Segments:
                 segment.file.datasync()
         if self._names_unsynced:
             self._names_unsynced = False
+            try:
+                self._sync_names()
+            except NoRoom:
+                self._names_unsynced = True
+                raise
+
+    def _sync_names(self) -> None:
+        try:
             self._env.sync_dir(self.folder)
+        except OSError as error:
+            # What failed must not be tried again, a second attempt could succeed and mean nothing. This was not begun.
+            if error.errno in NO_DESCRIPTORS:
+                raise NoRoom(self.folder, error) from error
+            raise
 
     def last_nonzero(self, offset: int) -> int:
         """The offset behind the last byte at or after ``offset`` that is not zero; ``offset`` if there is none."""

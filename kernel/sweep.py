@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import resource
 import select
 import socket
-import sys
 from collections.abc import Callable
 
 import structlog
@@ -25,6 +23,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.command import decode
+from gantrymq.remoting.descriptors import connections_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
 
@@ -33,20 +32,14 @@ log = structlog.get_logger("gantrymq.sweep")
 RECEIVE_BYTES = 256 * 1024
 EVENTS_A_TURN = 512
 ACCEPTS_A_TURN = 128
-OWN_DESCRIPTORS = 32
-"""What a broker has open before the first client comes."""
+DESCRIPTOR_SHARE = 2
+"""Half of the process's descriptors are for the connections, the rest for the files of the store."""
 TURNS_WITHOUT_CHECKPOINT = 8
 """Under load the next turn's events are there already: going through the scheduler each time costs more than a small
 turn. Bounded, so that other tasks run."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-
-
-def _descriptors_for_connections() -> int:
-    """Half of the descriptors that the process may have; the rest is for the files of the store."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (soft - OWN_DESCRIPTORS) // 2) if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 class Sweep:
@@ -71,7 +64,7 @@ class Sweep:
         self._listener: socket.socket | None = None
         self._accepting = False
         self._short = False
-        self._connections_max = min(limits.connections, _descriptors_for_connections())
+        self._connections_max = min(limits.connections, connections_allowed(DESCRIPTOR_SHARE))
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
         self._unsent = 0

@@ -20,6 +20,7 @@ from gantrymq.cli.loading import Loaded
 from gantrymq.cli.signals import ending_by_signal
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.descriptors import raise_descriptor_limit
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -33,6 +34,7 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not 
 
 async def run_nameserver(listen: str, kv_path: Path | None) -> None:
     """A nameserver until a signal comes."""
+    raise_descriptor_limit()
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
@@ -53,6 +55,7 @@ async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> No
         raise CommandFailed(
             "the broker needs Linux (epoll, fallocate); the client and the nameserver run elsewhere too"
         )
+    raise_descriptor_limit()
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:

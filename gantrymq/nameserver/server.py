@@ -16,10 +16,14 @@ from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.descriptors import connections_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 
 _RECEIVE_BYTES = 64 * 1024
+ACCEPT_PAUSE_SECONDS = 0.1
+DESCRIPTOR_SHARE = 4
+"""A quarter of the process's descriptors: a broker may live in the same process."""
 
 log = structlog.get_logger()
 
@@ -71,6 +75,7 @@ class NameServer:
         self.routes = Routes(trio.current_time, self.config.expiry_seconds)
         self.requests = Requests(self.routes, KVConfig(self.config.kv_path), self.config.order_topics)
         self.connections: set[Connection] = set()
+        self._connections_max = min(self.config.connections_max, connections_allowed(DESCRIPTOR_SHARE))
         self.address = ""
         self._buffered = 0
 
@@ -80,7 +85,8 @@ class NameServer:
         self.address = format_address(*listeners[0].socket.getsockname()[:2])
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
-            await nursery.start(trio.serve_listeners, self._accept, listeners)
+            for listener in listeners:
+                nursery.start_soon(self._listen, listener, nursery)
             log.info("nameserver listens", address=self.address)
             task_status.started(self.address)
 
@@ -97,15 +103,31 @@ class NameServer:
             if isinstance(live.connection, Connection):
                 live.connection.close()
 
+    async def _listen(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        short = False
+        async with listener:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if not short:  # once a shortage of descriptors or memory, not with each attempt
+                        log.warning("cannot accept, pausing", error=str(error), open=len(self.connections))
+                    short = True
+                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
+                else:
+                    short = False
+                    nursery.start_soon(self._accept, stream)
+
     async def _accept(self, stream: trio.SocketStream) -> None:
-        try:
-            peer = format_address(*stream.socket.getpeername()[:2])
-        except OSError:  # it is gone already
-            return
-        if len(self.connections) >= self.config.connections_max:
-            log.warning("connection refused", peer=peer, open=len(self.connections))
-            return
-        await self.serve_stream(stream, peer)
+        async with stream:
+            try:
+                peer = format_address(*stream.socket.getpeername()[:2])
+            except OSError:  # it is gone already
+                return
+            if len(self.connections) >= self._connections_max:
+                log.warning("connection refused", peer=peer, open=len(self.connections))
+                return
+            await self.serve_stream(stream, peer)
 
     async def serve_stream(self, stream: trio.abc.Stream, peer: str) -> None:
         """Serve one connected peer until it leaves or misbehaves, then close and clean up after it."""

@@ -1,0 +1,30 @@
+"""How many connections a process may hold: each takes one of its file descriptors, and files need some too."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.platform != "win32":  # which has no such limit
+    import resource
+
+OWN_DESCRIPTORS = 32
+"""What a server has open before its first client comes."""
+DESCRIPTORS_WANTED = 1 << 20
+
+
+def connections_allowed(share: int) -> int:
+    """One ``share``-th of the descriptors that are left to this process: so many connections a server may take."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, (soft - OWN_DESCRIPTORS) // share)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as its hard limit allows, up to a million; the usual 1024 are too few."""
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

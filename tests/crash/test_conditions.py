@@ -1,0 +1,237 @@
+"""A real broker process in bad conditions: no room, no descriptors, stopped by the scheduler, ended under load."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.processes import Child, wait_for
+from gantrymq.testing.rawpeer import RawPeer
+from gantrymq.testing.requests import pull, send
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
+
+FILE_BYTES = 1024 * 1024
+BODY = bytes(range(256)) * 128
+
+
+class Served:
+    """A broker of ours with log files of 1 MiB, and a raw connection to it at a time."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        ready = child.wait_line(lambda line: line.startswith("ready"))
+        words = dict(word.partition("=")[::2] for word in ready.split()[1:])  # type: ignore[misc]
+        self.address, self.nameserver = words["broker"], words["nameserver"]
+        self.sent = 0
+
+    def send(self, peer: RawPeer, topic: str = "T") -> Command:
+        """Send the next message; it is counted when it was stored."""
+        answer = peer.ask(send(topic, b"%08d" % self.sent + BODY))
+        assert answer is not None
+        if answer.code == ResponseCode.SUCCESS:
+            assert (answer.ext or {})["queueOffset"] == str(self.sent)
+            self.sent += 1
+        return answer
+
+    def check_all(self, peer: RawPeer) -> None:
+        """All that was acknowledged can be read, byte for byte, and nothing else."""
+        at = 0
+        while at < self.sent:
+            answer = peer.ask(pull("T", 0, at))
+            assert answer is not None
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            for record in decode_records(answer.body):
+                assert (record.queue_offset, record.body) == (at, b"%08d" % at + BODY)
+                at += 1
+        assert at == self.sent
+
+    def log(self) -> list[dict[str, Any]]:
+        """Its log lines."""
+        lines = self.child.log.read_text().splitlines()
+        return [msgspec.json.decode(line) for line in lines if line.startswith("{")]
+
+    def told(self) -> list[str]:
+        """What it said besides."""
+        return [line for line in self.child.log.read_text().splitlines() if not line.startswith("{")]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start ``gantrymq serve`` on a store of this test; ``shell`` runs before it in the same process."""
+    with ExitStack() as stack:
+
+        def start(*, shell: str = ":", data: Path = tmp_path / "data") -> Served:
+            serve = ["serve", "--data", str(data), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+            serve += ["--set", f"store.commit_log_file_bytes={FILE_BYTES}", "--set", "store.queue_file_units=1000"]
+            serve += ["--set", "broker.persist_interval=50ms"]
+            gantrymq = [sys.executable, "-m", "gantrymq.cli", *serve]
+            child = Child(["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *gantrymq], tmp_path / "err")
+            return Served(stack.enter_context(child))
+
+        yield start
+
+
+def test_without_room_sends_are_refused_and_reads_served_until_there_is_room(serve: Callable[..., Served]) -> None:
+    """The room ends by a limit on the size of files, which is raised and lowered from outside."""
+    broker = serve()
+    pid = broker.child.pid
+    with RawPeer(broker.address) as peer:
+        assert broker.send(peer).code == 0
+        for _ in range(3):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES // 2, resource.RLIM_INFINITY))
+            answer = broker.send(peer)
+            while answer.code == 0:
+                answer = broker.send(peer)
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "no room" in (answer.remark or "")
+            broker.check_all(peer)
+            assert broker.send(peer).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert broker.send(peer).code == 0, "it goes on by itself"
+            broker.check_all(peer)
+    assert broker.child.terminate() == 0
+    assert broker.told() == []
+    assert not [line for line in broker.log() if "exception" in line]
+    again = serve()
+    again.sent = broker.sent
+    with RawPeer(again.address) as peer:
+        again.check_all(peer)
+
+
+def test_without_room_a_broker_stops_in_order_and_keeps_what_it_acknowledged(serve: Callable[..., Served]) -> None:
+    broker = serve()
+    with RawPeer(broker.address) as peer:
+        resource.prlimit(broker.child.pid, resource.RLIMIT_FSIZE, (FILE_BYTES // 2, resource.RLIM_INFINITY))
+        while broker.send(peer).code == 0:
+            pass
+    assert broker.child.terminate() == 0
+    assert broker.told() == []
+    again = serve()
+    again.sent = broker.sent
+    with RawPeer(again.address) as peer:
+        again.check_all(peer)
+        assert again.send(peer).code == 0
+
+
+def test_with_few_descriptors_connections_are_limited_and_the_store_goes_on(serve: Callable[..., Served]) -> None:
+    broker = serve(shell="ulimit -n 64")
+    with RawPeer(broker.address) as peer, ExitStack() as stack:
+        assert broker.send(peer).code == 0
+        for address in (broker.address, broker.nameserver) * 40:
+            stack.enter_context(RawPeer(address))
+        for _ in range(100):
+            assert broker.send(peer).code == 0, "files of the log are still made"
+        broker.check_all(peer)
+        stack.close()
+
+        def is_open_again() -> bool:
+            with RawPeer(broker.address) as late, RawPeer(broker.nameserver) as asking:
+                return late.is_served() and asking.is_served()
+
+        wait_for(is_open_again)
+        assert broker.send(peer).code == 0
+    assert broker.child.terminate() == 0
+    assert broker.told() == []
+    assert not [line for line in broker.log() if "exception" in line]
+
+
+def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve: Callable[..., Served]) -> None:
+    broker = serve()
+    pid = broker.child.pid
+    usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    with RawPeer(broker.address) as peer, RawPeer(broker.nameserver) as asking, ExitStack() as stack:
+        assert broker.send(peer).code == 0
+        broker.check_all(peer)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, usual[1]))
+        late = [stack.enter_context(RawPeer(address)) for address in (broker.address, broker.nameserver) * 3]
+        for waiting in late:
+            waiting.sock.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                waiting.is_served()
+            waiting.sock.settimeout(10)
+        assert asking.is_served()
+        answer = broker.send(peer)
+        while answer.code == 0:
+            answer = broker.send(peer)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, "the next file of the log cannot be made"
+        broker.check_all(peer)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
+        for waiting in late:
+            assert waiting.is_served()
+        assert broker.send(peer).code == 0
+        broker.check_all(peer)
+    assert broker.child.terminate() == 0
+    assert broker.told() == []
+    assert not [line for line in broker.log() if "exception" in line]
+    shortages = [line for line in broker.log() if line["event"] == "cannot accept, pausing"]
+    assert 1 <= len(shortages) <= 2, "told once, not with each attempt"
+
+
+def test_a_broker_that_is_stopped_and_continued_serves_its_connections(serve: Callable[..., Served]) -> None:
+    broker = serve()
+    with RawPeer(broker.address) as peer, RawPeer(broker.address) as holding:
+        assert broker.send(peer).code == 0
+        held = pull("T", 0, 1, suspend_ms=500)
+        held.opaque = 77
+        holding.send(held)
+        assert holding.is_served()
+        broker.child.process.send_signal(signal.SIGSTOP)
+        threading.Timer(2.0, broker.child.process.send_signal, [signal.SIGCONT]).start()
+        began = time.monotonic()
+        assert broker.send(peer).code == 0
+        assert time.monotonic() - began > 1.5
+        late = holding.answer_to(77)
+        assert late is not None
+        assert late.code in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND)
+        broker.check_all(peer)
+
+
+def test_ended_under_load_it_drains_and_the_next_start_reads_nothing_again(
+    serve: Callable[..., Served], tmp_path: Path
+) -> None:
+    broker = serve()
+    stop = threading.Event()
+    stored: list[int] = []
+
+    def load(number: int) -> None:
+        with RawPeer(broker.address) as peer:
+            while not stop.is_set():
+                answer = peer.ask(send("Load", b"x" * 1000, queue_id=number, queues=4))
+                if answer is None or answer.code != 0:
+                    return
+                stored.append(number)
+
+    threads = [threading.Thread(target=load, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(stored) > 200)
+    began = time.monotonic()
+    assert broker.child.terminate() == 0
+    assert time.monotonic() - began < 10
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not (tmp_path / "data" / "abort").exists()
+    again = serve()
+    (recovered,) = [line for line in again.log() if line["event"] == "recovered"][-1:]
+    assert (recovered["clean"], recovered["scanned_bytes"]) == (True, 0)
+    with RawPeer(again.address) as peer:
+        for number in range(4):
+            fields = {"topic": "Load", "queueId": str(number)}
+            answer = peer.ask(Command(RequestCode.GET_MAX_OFFSET, fields))
+            assert answer is not None
+            assert int((answer.ext or {})["offset"]) >= stored.count(number)
