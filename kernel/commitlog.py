@@ -221,8 +221,8 @@ class CommitLog:
         """
         self.check()
         try:
-            half = self.segments.end - self.segments.file_bytes // 2
-            made = self.segments.prepare_next() if self.end >= half else True
+            middle = self.segments.end - self.segments.file_bytes // 2
+            made = self.segments.prepare_next() if self.end >= middle else True
             self._zero_ahead()
             return made
         except OSError as error:
