@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 import structlog
 
 FOREIGN_MARKERS = ("interop", "spark", "crash")
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores SIGINT, and so would the processes that the tests interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
