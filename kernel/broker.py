@@ -7,6 +7,7 @@ first, then the services, then the tables are written and the store is closed.
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,14 @@ from gantrymq.kernel.acks import Acks
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
 from gantrymq.kernel.config import Config
-from gantrymq.kernel.connection import Connection, ConnectionsBatch, encode_host
+from gantrymq.kernel.connection import Connection, encode_host
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.flushing import FlushStrategy
 from gantrymq.kernel.housekeeping import tend_disk, watch_deadlines
 from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.observers import Observers
 from gantrymq.kernel.queues import ConsumeQueues
 from gantrymq.kernel.requests import RequestTable
 from gantrymq.kernel.services import Service, Services
@@ -59,11 +61,11 @@ class Broker:
         self.broker_id = config.broker.id
         self.services = Services()
         self.filters: dict[str, FilterCompiler] = {}
-        self.sweep = Sweep(env, config.limits, self._handle, self._connections_changed, self.progress)
+        observe_connections = Observers(manager, "connections_changed")
+        self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
         self._hook = manager.hook
         self._has_before_append = manager.has("before_append")
         self._has_dispatch = manager.has("dispatch")
-        self._has_connections_changed = manager.has("connections_changed")
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -126,17 +128,21 @@ class Broker:
         """
         self._bind()
         self.store = Store(self.env, self.root, self._store_config())
+        recovered = False
         try:
             self.store.open()
             try:
-                self._hook.configure(broker=self, config=self.config)
+                self.manager.by_plugin("configure", broker=self, config=self.config)
                 self.recovery = self.store.recover(self._dispatch, None)
+                recovered = True
                 await self._serve(task_status)
             except BaseException as error:
                 culprit = _fatal(error)
-                if culprit is not None:
+                if culprit is not None or not recovered:
                     # Nothing more may be written: the next start looks at the log as after a crash.
                     self.store.abandon()
+                    if culprit is None:
+                        raise
                     raise culprit from error
                 # Cancelled, or something failed that has nothing to do with the log: closed like at any stop.
                 self._close()
@@ -157,7 +163,7 @@ class Broker:
                 self._handlers = handlers
                 self.sweep.listen()
                 handlers.start_soon(self.sweep.run, self._is_full)
-                self._hook.started(broker=self)
+                self.manager.by_plugin("started", broker=self)
                 task_status.started(self)
                 await self._stop.wait()
                 await self._drain()
@@ -165,21 +171,34 @@ class Broker:
             services.cancel_scope.cancel()
 
     def _register(self) -> None:
-        hook = self._hook
-        strategy: FlushStrategy | None = hook.make_flush_strategy(log=self.log, config=self.config)
-        if strategy is None:
-            raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
-        self._strategy = strategy
-        self._acks = Acks([gate for gates in hook.register_ack_gates(broker=self) for gate in gates])
-        for info, compilers in self.manager.by_plugin("register_filters", broker=self):
+        self._strategy = self._make_strategy()
+        gates = self._registered("register_ack_gates", lambda gate: hasattr(gate, "watermark"))
+        self._acks = Acks(gates)
+        for info, compilers in self.manager.by_plugin("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
                     raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
                 self.filters[kind] = compiler
         self.requests = RequestTable(self.manager, self, self._spawn)
-        self._services: list[Service] = [
-            service for _, services in self.manager.by_plugin("register_services", broker=self) for service in services
-        ]
+        self._services = self._registered("register_services", lambda service: isinstance(service, Service))
+
+    def _make_strategy(self) -> FlushStrategy:
+        for info, made in self.manager.by_plugin("make_flush_strategy", log=self.log, config=self.config):
+            if made is not None:
+                if not hasattr(made, "appended") or not hasattr(made, "run"):
+                    raise StartError(f"plugin {info.name!r}: make_flush_strategy returned no strategy: {made!r:.100}")
+                strategy: FlushStrategy = made
+                return strategy
+        raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
+
+    def _registered(self, hook_name: str, is_right: Callable[[Any], bool]) -> list[Any]:
+        found = []
+        for info, made in self.manager.by_plugin(hook_name, list, broker=self):
+            for item in made:
+                if not is_right(item):
+                    raise StartError(f"plugin {info.name!r}: {hook_name} returned {item!r:.100} in its list")
+                found.append(item)
+        return found
 
     def _bind(self) -> None:
         host, port = parse_address(self.config.broker.listen, any_port=True)
@@ -208,10 +227,6 @@ class Broker:
 
     def _spawn(self, function: Any, request: Any) -> None:
         self._handlers.start_soon(function, request)
-
-    def _connections_changed(self, batch: ConnectionsBatch) -> None:
-        if self._has_connections_changed:
-            self._hook.connections_changed(batch=batch)
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         if self._has_dispatch:

@@ -192,18 +192,19 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
 def _plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
     sections: dict[str, type[Any]] = {}
     owners: dict[str, str] = {}
-    for info, answer in manager.by_plugin("config_section"):
-        name, kind = answer
+    for info, answer in manager.by_plugin("config_section", tuple):
+        name, section = answer if len(answer) == 2 else ("?", None)
         if name in owners:
             raise StartError(
                 f"plugins {owners[name]!r} and {info.name!r} both have the section [plugin.{name}]: disable one of them"
             )
-        if not attrs.has(kind) or any(field.init and field.default is attrs.NOTHING for field in attrs.fields(kind)):
+        fields = attrs.fields(section) if isinstance(section, type) and attrs.has(section) else None
+        if fields is None or any(field.init and field.default is attrs.NOTHING for field in fields):
             raise StartError(
                 f"plugin {info.name!r}: section [plugin.{name}] needs an attrs class with a default for every field"
             )
         owners[name] = info.name
-        sections[f"plugin.{name}"] = kind
+        sections[f"plugin.{name}"] = section
     return sections
 
 

@@ -57,18 +57,40 @@ class PluginManager:
         """Whether any plugin implements the hook; the hot path asks once and never enters an empty hook."""
         return bool(getattr(self.hook, hook_name).get_hookimpls())
 
-    def by_plugin(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Any]]:
-        """Call a ``register_*`` hook and keep who answered what, in call order."""
-        return [(info, call()) for info, call in self.calls(hook_name, **arguments)]
+    def by_plugin(
+        self, hook_name: str, kind: type[Any] | None = None, **arguments: Any
+    ) -> list[tuple[PluginInfo, Any]]:
+        """Call a hook of the start and keep who answered what, in call order.
+
+        :class:`StartError` names the plugin that raised, or whose answer is not of ``kind``.
+        """
+        answers = []
+        for info, call in self.calls(hook_name, **arguments):
+            try:
+                answer = call()
+            except (StartError, OSError):
+                raise
+            except Exception as error:
+                raise StartError(f"plugin {info.name!r}: {hook_name} failed: {error!r}") from error
+            if kind is not None and not isinstance(answer, kind):
+                raise StartError(
+                    f"plugin {info.name!r}: {hook_name} returned {type(answer).__name__}, it must be {kind.__name__}"
+                )
+            answers.append((info, answer))
+        return answers
 
     def calls(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Callable[[], Any]]]:
         """The calls of a hook one by one, in call order, for where a plugin's failure must not keep others out."""
-        by_plugin = {id(info.plugin): info for info in self.plugins}
         return [
-            (
-                by_plugin[id(implementation.plugin)],
-                partial(implementation.function, *[arguments[name] for name in implementation.argnames]),
-            )
+            (info, partial(implementation.function, *[arguments[name] for name in implementation.argnames]))
+            for info, implementation in self.implementations(hook_name)
+        ]
+
+    def implementations(self, hook_name: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
+        """Who implements the hook, in call order."""
+        owners = {id(info.plugin): info for info in self.plugins}
+        return [
+            (owners[id(implementation.plugin)], implementation)
             for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
         ]
 

@@ -31,7 +31,7 @@ class RequestTable:
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
         owners: dict[int, str] = {}
-        for info, processors in manager.by_plugin("register_processors", broker=broker):
+        for info, processors in manager.by_plugin("register_processors", dict, broker=broker):
             for code, processor in processors.items():
                 if code in owners:
                     raise StartError(f"request code {code} is taken by plugins {owners[code]!r} and {info.name!r}")
@@ -81,15 +81,17 @@ class RequestTable:
 
     def _answer_plain(self, handler: Handler, request: Request) -> None:
         try:
-            answer = cast("Command | None", handler(request))
+            _send(request, cast("Command | None", handler(request)))
         except Exception as error:
             _answer_failure(request, error)
-        else:
-            _send(request, answer)
 
 
 def _send(request: Request, answer: Command | None) -> None:
-    if answer is not None and not request.command.is_oneway:
+    if answer is None:
+        return
+    if not isinstance(answer, Command):
+        raise TypeError(f"the processor returned {type(answer).__name__}, it must be a Command or None")
+    if not request.command.is_oneway:
         request.connection.send(answer)
 
 
@@ -105,10 +107,8 @@ def _answer_failure(request: Request, error: Exception) -> None:
 def _guarded(handler: Callable[[Request], Awaitable[Command | None]]) -> Callable[[Request], Awaitable[None]]:
     async def run(request: Request) -> None:
         try:
-            answer = await handler(request)
+            _send(request, await handler(request))
         except Exception as error:
             _answer_failure(request, error)
-        else:
-            _send(request, answer)
 
     return run

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies import TopicConfig
@@ -19,6 +21,9 @@ from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+
+
+log = structlog.get_logger("gantrymq.register")
 
 
 class Announcement:
@@ -57,7 +62,12 @@ class Announcement:
 
     def _collect(self) -> dict[str, Any]:
         parts: dict[str, Any] = {}
-        for part in self._broker.manager.hook.advertise(broker=self._broker):
+        for info, call in self._broker.manager.calls("advertise", broker=self._broker):
+            try:
+                part = _checked(call())
+            except Exception:  # a plugin's failure costs its part, not the registration
+                log.exception("plugin failed", plugin=info.name, hook="advertise")
+                continue
             doubled = parts.keys() & part.keys()
             if doubled:
                 raise StartError(f"two plugins advertise {', '.join(sorted(doubled))}: disable one of them")
@@ -81,3 +91,10 @@ class Announcement:
                 entry = (topic, dumps(name) + b":" + topic.to_bytes())
             self._texts[name] = entry
         return [text for _, text in self._texts.values()]
+
+
+def _checked(part: Any) -> dict[str, Any]:
+    unknown = set(part) - set(RegisterBrokerBody.__struct_fields__)
+    if unknown or not isinstance(part, dict):
+        raise TypeError(f"not a part of RegisterBrokerBody: {part!r:.100}")
+    return part

@@ -234,7 +234,9 @@ async def test_a_broken_table_is_taken_from_its_backup_and_without_one_refuses_t
     assert "state_restored_from_backup" in [line["event"] for line in lines]
     path.write_bytes(BROKEN[how])
     backup.write_bytes(BROKEN[how])
+    marks = (crashed / "gantrymq.watermark").read_bytes()
     with pytest.raises(StartError, match=name) as refused:
         await broker_on(crashed).run()
     assert "Mend" in str(refused.value)
     assert path.read_bytes() == BROKEN[how], "nothing is written over it"
+    assert (crashed / "gantrymq.watermark").read_bytes() == marks, "what is known of the log stays known"

@@ -13,6 +13,7 @@ import trio.testing
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.services import Registration, TopicTable
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.register import link
@@ -166,12 +167,14 @@ def test_an_ipv6_address_gets_an_ipv6_ha_address(make_broker: Any) -> None:
 
 def test_two_plugins_that_say_the_same_are_named(make_broker: Any) -> None:
     class Second:
+        name = "second"
+
         @hookimpl
         def advertise(self) -> dict[str, object]:
             return {"topic_config_serialize_wrapper": None}
 
     broker = make(make_broker)
-    broker.manager._manager.register(Second())
+    broker.manager = PluginManager([*((info.origin, info.plugin) for info in broker.manager.plugins), ("x", Second())])
     with pytest.raises(StartError, match="two plugins advertise topic_config_serialize_wrapper"):
         Announcement(broker).register()
 

@@ -1,0 +1,261 @@
+"""Plugins that raise, answer nonsense, or hang: who is told, what goes on, and that the store stays whole."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.services import Service
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker, run_cluster
+from gantrymq.testing.requests import pull, send
+
+
+class Bug(Exception):
+    """What a bad plugin raises."""
+
+
+def plugin(hook_name: str, arguments: tuple[str, ...], body: Callable[..., Any]) -> type:
+    """A plugin class ``Bad`` with one hook that calls ``body`` with its arguments."""
+    source = f"def {hook_name}(self, {', '.join(arguments)}):\n    return body({', '.join(arguments)})"
+    space: dict[str, Any] = {"body": body}
+    exec(source, space)
+    return type("Bad", (), {"name": "bad", hook_name: hookimpl(space[hook_name])})
+
+
+@pytest.fixture
+def bad(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Install a plugin with one hook; returns the name under which it is enabled."""
+
+    def install(hook_name: str, arguments: tuple[str, ...], body: Callable[..., Any]) -> str:
+        module = types.ModuleType("gantrymq_bad_plugin")
+        module.Bad = plugin(hook_name, arguments, body)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return "gantrymq_bad_plugin:Bad"
+
+    return install
+
+
+def fail(*arguments: Any) -> Any:
+    raise Bug("a bug")
+
+
+async def call(channel: Channel, command: Command) -> Command:
+    return await channel.call(command, 5.0)
+
+
+async def bodies(broker: Broker) -> list[bytes]:
+    async with open_channel(broker.address) as channel:
+        answer = await call(channel, pull("T"))
+    return [record.body for record in decode_records(answer.body)]
+
+
+async def store_works(folder: Path, expected: list[bytes]) -> None:
+    """Without the plugin the broker starts on the same store, and holds what was acknowledged."""
+    async with run_broker(make_broker(folder)) as broker:
+        async with open_channel(broker.address) as channel:
+            assert (await call(channel, send("T", b"last"))).code == 0
+        found = await bodies(broker)
+    assert found[: len(expected)] == expected
+    assert found[-1] == b"last"
+
+
+ONCE = {
+    "configure": ("broker", "config"),
+    "make_flush_strategy": ("log", "config"),
+    "register_ack_gates": ("broker",),
+    "register_processors": ("broker",),
+    "register_filters": ("broker",),
+    "register_services": ("broker",),
+    "started": ("broker",),
+}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hook_name", ONCE)
+async def test_a_plugin_that_raises_at_the_start_stops_it_by_name_and_leaves_the_store_whole(
+    hook_name: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    disable = ["flush"] if hook_name == "make_flush_strategy" else []
+    broker = make_broker(tmp_path, enable=[bad(hook_name, ONCE[hook_name], fail)], disable=disable)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StartError, match=f"plugin 'bad': {hook_name} failed: Bug"), allow_unwrapped=True,
+        flatten_subgroups=True,
+    ):  # fmt: skip
+        await broker.run()
+    await store_works(tmp_path, [])
+
+
+NONSENSE: dict[str, Any] = {
+    "make_flush_strategy": "soon",
+    "register_ack_gates": 5,
+    "register_processors": ["not a table"],
+    "register_filters": "TAG",
+    "register_services": [None],
+}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hook_name", NONSENSE)
+async def test_a_plugin_that_answers_nonsense_at_the_start_stops_it_by_name(
+    hook_name: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad(hook_name, ONCE[hook_name], lambda *arguments: NONSENSE[hook_name])
+    disable = ["flush"] if hook_name == "make_flush_strategy" else []
+    with pytest.raises(StartError, match="plugin 'bad'"):
+        await make_broker(tmp_path, enable=[enable], disable=disable).run()
+    await store_works(tmp_path, [])
+
+
+@pytest.mark.parametrize("answer", [None, "section", ("a", int), ("flush", dict), 7])
+def test_a_configuration_section_that_is_none_stops_the_start_by_name(
+    answer: Any, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError, match="bad"):
+        make_broker(tmp_path, enable=[bad("config_section", (), lambda: answer)])
+
+
+def test_a_configuration_section_that_raises_stops_the_start_by_name(bad: Callable[..., str], tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="plugin 'bad': config_section failed: Bug"):
+        make_broker(tmp_path, enable=[bad("config_section", (), fail)])
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
+async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_by_name_and_the_log_is_whole(
+    hook_name: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    def fail_late(batch: Any) -> None:
+        if b"poison" in getattr(batch, "bodies", [b"poison"]) and (hook_name == "before_append" or batch.start > 0):
+            raise Bug("a bug")
+
+    broker = make_broker(tmp_path, enable=[bad(hook_name, ("batch",), fail_late)])
+    answers: list[int] = []
+
+    async def life() -> None:
+        async with run_broker(broker), open_channel(broker.address) as channel:
+            answers.append((await call(channel, send("T", b"good"))).code)
+            answers.append((await call(channel, send("T", b"poison"))).code)
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(PluginError, match=f"plugin 'bad': {hook_name} failed"), flatten_subgroups=True
+    ):
+        await life()
+    assert answers == [0], "what failed was not acknowledged"
+    await store_works(tmp_path, [b"good"])
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("hook_name", "arguments"),
+    [
+        ("connections_changed", ("batch",)),
+        ("hold_pulls", ("batch",)),
+        ("persist", ("broker",)),
+        ("stopping", ("broker",)),
+    ],
+)
+async def test_a_plugin_that_only_takes_part_costs_its_part_when_it_raises(
+    hook_name: str, arguments: tuple[str, ...], bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad(hook_name, arguments, fail)
+    settings = {"broker.persist_interval": "20ms"}
+    with structlog.testing.capture_logs() as lines:
+        disable = ["longpoll"] if hook_name == "hold_pulls" else []
+        async with run_broker(make_broker(tmp_path, enable=[enable], disable=disable, settings=settings)) as broker:
+            for number in range(3):
+                async with open_channel(broker.address) as channel:
+                    assert (await call(channel, send("T", b"%d" % number))).code == 0
+                    await call(channel, pull("T", 0, number + 1, suspend_ms=100))
+            assert await bodies(broker) == [b"0", b"1", b"2"]
+    told = [line for line in lines if line["log_level"] == "error"]
+    assert told
+    assert all(line.get("plugin") == "bad" or hook_name == "hold_pulls" for line in told), told
+    assert not (tmp_path / "abort").exists(), "it stops in order"
+    await store_works(tmp_path, [b"0", b"1", b"2"])
+
+
+@pytest.mark.trio
+async def test_a_plugin_that_cannot_advertise_costs_the_registration_and_not_the_broker(
+    bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad("advertise", ("broker",), fail)
+    with structlog.testing.capture_logs() as lines:
+        async with run_cluster(tmp_path, enable=[enable]) as cluster, open_channel(cluster.address) as channel:
+            assert (await call(channel, send("T", b"x"))).code == 0
+    assert {line["plugin"] for line in lines if line.get("hook") == "advertise"} == {"bad"}
+
+
+@pytest.mark.trio
+async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
+    bad: Callable[..., str], tmp_path: Path
+) -> None:
+    due = trio.Event()
+
+    async def run() -> None:
+        await due.wait()
+        raise Bug("a bug")
+
+    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+
+    async def life() -> None:
+        async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
+            async with open_channel(broker.address) as channel:
+                assert (await call(channel, send("T", b"x"))).code == 0
+            due.set()
+            await trio.sleep_forever()
+
+    with structlog.testing.capture_logs() as lines, pytest.RaisesGroup(Bug, flatten_subgroups=True):
+        await life()
+    assert [line["service"] for line in lines if line["event"] == "service failed"] == ["bad.work"]
+    assert not (tmp_path / "abort").exists()
+    await store_works(tmp_path, [b"x"])
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("answer", [7, "text", b"bytes", object()])
+async def test_a_processor_that_answers_nonsense_costs_its_request_an_error(
+    answer: object, bad: Callable[..., str], tmp_path: Path, logged: list[Any]
+) -> None:
+    async def later(request: Any) -> Any:
+        return answer
+
+    table = {1234: lambda request: answer, 1235: later}
+    enable = bad("register_processors", ("broker",), lambda broker: table)
+    async with run_broker(make_broker(tmp_path, enable=[enable])) as broker, open_channel(broker.address) as channel:
+        assert (await call(channel, Command(1234))).code == 1
+        assert (await call(channel, Command(1235))).code == 1
+        assert (await call(channel, send("T", b"x"))).code == 0
+    assert [line["code"] for line in logged if line["event"] == "processor failed"] == [1234, 1235]
+    logged.clear()
+
+
+@pytest.mark.trio
+async def test_a_processor_that_hangs_keeps_nobody_else_waiting_and_does_not_hold_up_the_stop(
+    bad: Callable[..., str], tmp_path: Path
+) -> None:
+    async def hang(request: Any) -> None:
+        await trio.sleep_forever()
+
+    enable = bad("register_processors", ("broker",), lambda broker: {1234: hang})
+    with trio.fail_after(8):
+        async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
+            async with open_channel(broker.address) as channel:
+                await channel.send_oneway(Command(1234))
+                for _ in range(50):
+                    assert (await call(channel, Command(RequestCode.GET_ALL_TOPIC_CONFIG))).code == 0
+                assert (await call(channel, send("T", b"x"))).code == 0
+    await store_works(tmp_path, [b"x"])
