@@ -193,7 +193,8 @@ def _plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
     sections: dict[str, type[Any]] = {}
     owners: dict[str, str] = {}
     for info, answer in manager.by_plugin("config_section", tuple):
-        name, section = answer if len(answer) == 2 else ("?", None)
+        pair: tuple[Any, Any] = answer if len(answer) == 2 else ("?", None)
+        name, section = pair
         if name in owners:
             raise StartError(
                 f"plugins {owners[name]!r} and {info.name!r} both have the section [plugin.{name}]: disable one of them"
