@@ -17,6 +17,8 @@ from gantrymq.remoting.errors import RemoteFault
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
 """Key: topic, value: "brokerA:4;brokerB:8", how many queues each broker has of an ordered topic."""
 ENTRIES_MAX: Final = 10_000
+CHARACTERS_MAX: Final = 8 * 1024 * 1024
+"""Of all names and values together: every change writes all of them, and an answer must fit into a frame."""
 
 
 class KVConfigFile(Body):
@@ -56,7 +58,12 @@ class KVConfig:
         entries = {**self._table.get(namespace, {}), key: value}
         if sum(map(len, self._table.values())) >= ENTRIES_MAX and self.get(namespace, key) is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the KV config has {ENTRIES_MAX} entries, no more are taken")
-        self._replace({**self._table, namespace: entries})
+        table = {**self._table, namespace: entries}
+        if _characters(table) > max(CHARACTERS_MAX, _characters(self._table)):
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, f"the KV config has {CHARACTERS_MAX} characters, no more are taken"
+            )
+        self._replace(table)
 
     def delete(self, namespace: str, key: str) -> None:
         """Remove one value if it is there. Errors as with :meth:`put`."""
@@ -73,6 +80,13 @@ class KVConfig:
                     ResponseCode.SYSTEM_ERROR, f"the KV config cannot be written: {error.strerror}"
                 ) from None
         self._table = table
+
+
+def _characters(table: dict[str, dict[str, str]]) -> int:
+    return sum(
+        len(namespace) + sum(len(key) + len(value) for key, value in entries.items())
+        for namespace, entries in table.items()
+    )
 
 
 def _write_atomically(path: Path, data: bytes) -> None:

@@ -32,6 +32,8 @@ UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
 BROKERS_MAX: Final = 10_000
 TOPICS_MAX: Final = 200_000
+NAME_MAX_CHARACTERS: Final = 512
+FILTER_SERVERS_MAX: Final = 100
 """More are refused, so that no peer fills the memory. RocketMQ has no such limits."""
 
 
@@ -99,6 +101,7 @@ class Routes:
             self._remove(known.identity)  # the same address under another id or name: a slave that became master
             known = None
         self._check_limits(identity, wrapper)
+        _check_names(identity, ha_address, wrapper, filter_servers or [])
         self._clusters.setdefault(identity.cluster, {})[identity.name] = None
         broker = self._brokers.setdefault(identity.name, BrokerData(identity.cluster, identity.name))
         first = identity.broker_id not in broker.broker_addrs
@@ -270,3 +273,21 @@ class Routes:
             queues[name] = msgspec.structs.replace(queues[name], perm=change(queues[name].perm))
             count += 1
         return count
+
+
+def _check_names(
+    identity: BrokerIdentity, ha_address: str, wrapper: TopicConfigSerializeWrapper, filter_servers: list[str]
+) -> None:
+    names = (identity.cluster, identity.name, identity.address, ha_address, *filter_servers)
+    topics = wrapper.topic_config_table
+    longest = max(
+        *(len(name) for name in names), *(max(len(key), len(topic.topic_name)) for key, topic in topics.items())
+    )
+    if longest > NAME_MAX_CHARACTERS:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR, f"a name of {longest} characters, {NAME_MAX_CHARACTERS} are the limit"
+        )
+    if len(filter_servers) > FILTER_SERVERS_MAX:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR, f"{len(filter_servers)} filter servers, {FILTER_SERVERS_MAX} are the limit"
+        )

@@ -77,3 +77,18 @@ def test_the_table_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         kv.put("n", "c", "3")
     kv.put("n", "a", "4")
     assert kv.get("n", "a") == "4"
+
+
+def test_the_texts_together_have_a_limit_that_namespaces_left_empty_count_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_module, "CHARACTERS_MAX", 20)
+    kv = KVConfig()
+    kv.put("n", "k", "v" * 10)
+    with pytest.raises(RemoteFault, match="20 characters"):
+        kv.put("n", "l", "v" * 10)
+    kv.delete("n", "k")
+    kv.put("m" * 15, "k", "v")
+    kv.delete("m" * 15, "k")
+    with pytest.raises(RemoteFault, match="20 characters"):
+        kv.put("o" * 15, "k", "v")
+    kv.put("n", "k", "v")
+    assert kv.get("n", "k") == "v"

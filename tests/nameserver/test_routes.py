@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from gantrymq.nameserver import routes as routes_module
@@ -294,3 +295,23 @@ def test_the_tables_have_limits(routes: Routes, monkeypatch: pytest.MonkeyPatch)
         routes.register(OTHER, topics("T"))
     routes.register(MASTER, topics("T", "U"))
     assert routes.topics().topic_list == ["T", "U"]
+
+
+@pytest.mark.parametrize("long", ["topic", "broker", "cluster", "address", "ha", "filter", "filters"])
+def test_names_have_a_limit(routes: Routes, long: str) -> None:
+    name = "x" * 513
+    identity = attrs.evolve(
+        MASTER,
+        name=name if long == "broker" else MASTER.name,
+        cluster=name if long == "cluster" else MASTER.cluster,
+        address=name if long == "address" else MASTER.address,
+    )
+    with pytest.raises(RemoteFault, match="the limit"):
+        routes.register(
+            identity,
+            topics(name if long == "topic" else "T"),
+            ha_address=name if long == "ha" else "",
+            filter_servers={"filter": [name], "filters": ["a:1"] * 101}.get(long),
+        )
+    assert routes.topics().topic_list == []
+    assert routes.cluster_info().broker_addr_table == {}
