@@ -12,6 +12,7 @@ import structlog
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import encode_entries
+from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
 log = structlog.get_logger("gantrymq.queues")
@@ -34,9 +35,19 @@ class ConsumeQueue:
     """
 
     def __init__(
-        self, env: Env, folder: str, staging: str, topic: str, queue_id: int, *, file_units: int, tail_bytes: int
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        topic: str,
+        queue_id: int,
+        *,
+        file_units: int,
+        tail_bytes: int,
+        open_files: OpenFiles,
     ) -> None:
         self._env = env
+        self._open_files = open_files
         self.folder = folder
         self.topic = topic
         self.queue_id = queue_id
@@ -48,6 +59,7 @@ class ConsumeQueue:
         self._tail = bytearray()
         self._guard = Lock()
         self._writing = Lock()
+        self._reading = Lock()
         self._gone = False
         self.min_offset = 0
         self.max_offset = 0
@@ -122,12 +134,14 @@ class ConsumeQueue:
             return b""
         end = min(end, written)
         parts = []
-        while start < end:
-            part = segments.pread(start, end - start)
-            if not part:
-                return b""
-            parts.append(part)
-            start += len(part)
+        self._open_files.use(self)
+        with self._reading:
+            while start < end:
+                part = segments.pread(start, end - start)
+                if not part:
+                    return b""
+                parts.append(part)
+                start += len(part)
         return b"".join((*parts, tail))
 
     def _entry(self, offset: int) -> tuple[int, int, int]:
@@ -216,6 +230,8 @@ class ConsumeQueue:
             data = memoryview(bytes(self._tail))
             start = self._written
         done = 0
+        if data:
+            self._open_files.use(self)
         try:
             if data and not len(self._segments):
                 self._env.mkdirs(self.folder)
@@ -316,6 +332,23 @@ class ConsumeQueue:
         with self._writing:
             self._gone = True
             self._segments.close()
+        self._open_files.forget(self)
+
+    def close_files(self) -> bool:
+        """Close the files, which open again when they are used; not while another thread writes, or before a sync.
+
+        A sync through a file opened later would not be told what went wrong before.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            if any(segment.unsynced for segment in self._segments):
+                return False
+            with self._reading:
+                self._segments.close()
+            return True
+        finally:
+            self._writing.release()
 
     def close(self) -> None:
         """Close the files."""

@@ -17,9 +17,14 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.env import Env, NoRoom
+from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.record import PREPARED_BIT, TOPIC_PATTERN
+from gantrymq.remoting.descriptors import descriptors_allowed
 
 log = structlog.get_logger("gantrymq.queues")
+
+DESCRIPTOR_SHARE = 4
+"""A quarter of the process's descriptors: that many queues keep their files open."""
 
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
@@ -52,6 +57,7 @@ class ConsumeQueues:
         self._guard = Lock()
         self._flushing = Lock()
         self._poison: str | None = None
+        self.open_files = OpenFiles(descriptors_allowed(DESCRIPTOR_SHARE))
         self.next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
         self.units = 0
@@ -97,6 +103,7 @@ class ConsumeQueues:
             queue_id,
             file_units=self._file_units,
             tail_bytes=self._tail_bytes,
+            open_files=self.open_files,
         )
         self._queues[topic, queue_id] = queue
         return queue

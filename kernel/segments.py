@@ -20,6 +20,7 @@ log = structlog.get_logger("gantrymq.segments")
 _NAME = re.compile(r"[0-9]{20}")
 _CHUNK_BYTES = 1024 * 1024
 _ZEROS = bytes(_CHUNK_BYTES)
+_OPENING = threading.Lock()
 
 
 class StoreDamaged(StartError):
@@ -42,7 +43,10 @@ class Segment:
         """The open file."""
         file = self._file
         if file is None:
-            file = self._file = self._env.open(self.path)
+            with _OPENING:  # or a thread that reads and one that writes leave a second descriptor open
+                file = self._file
+                if file is None:
+                    file = self._file = self._env.open(self.path)
         return file
 
     def close(self) -> None:

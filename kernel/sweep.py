@@ -23,7 +23,7 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.command import decode
-from gantrymq.remoting.descriptors import connections_allowed
+from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
 
@@ -64,7 +64,7 @@ class Sweep:
         self._listener: socket.socket | None = None
         self._accepting = False
         self._short = False
-        self._connections_max = min(limits.connections, connections_allowed(DESCRIPTOR_SHARE))
+        self._connections_max = min(limits.connections, descriptors_allowed(DESCRIPTOR_SHARE))
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
         self._unsent = 0

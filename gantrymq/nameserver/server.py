@@ -16,7 +16,7 @@ from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.command import decode, encode
-from gantrymq.remoting.descriptors import connections_allowed
+from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 
@@ -75,7 +75,7 @@ class NameServer:
         self.routes = Routes(trio.current_time, self.config.expiry_seconds)
         self.requests = Requests(self.routes, KVConfig(self.config.kv_path), self.config.order_topics)
         self.connections: set[Connection] = set()
-        self._connections_max = min(self.config.connections_max, connections_allowed(DESCRIPTOR_SHARE))
+        self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
         self._buffered = 0
 

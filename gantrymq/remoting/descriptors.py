@@ -1,4 +1,4 @@
-"""How many connections a process may hold: each takes one of its file descriptors, and files need some too."""
+"""A process's file descriptors, and who may take how many: connections take one each, and files need some too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ OWN_DESCRIPTORS = 32
 DESCRIPTORS_WANTED = 1 << 20
 
 
-def connections_allowed(share: int) -> int:
-    """One ``share``-th of the descriptors that are left to this process: so many connections a server may take."""
+def descriptors_allowed(share: int) -> int:
+    """One ``share``-th of what a server's own needs leave of this process's descriptors; at least 1."""
     if sys.platform == "win32":
         return sys.maxsize
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
