@@ -4,85 +4,29 @@ from __future__ import annotations
 
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.records import decode_records
-from gantrymq.testing.processes import Child, wait_for
+from gantrymq.testing.processes import wait_for
 from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from gantrymq.testing.served import FILE_BYTES, Served
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
-
-FILE_BYTES = 1024 * 1024
-BODY = bytes(range(256)) * 128
-
-
-class Served:
-    """A broker of ours with log files of 1 MiB, and a raw connection to it at a time."""
-
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        ready = child.wait_line(lambda line: line.startswith("ready"))
-        words = dict(word.partition("=")[::2] for word in ready.split()[1:])  # type: ignore[misc]
-        self.address, self.nameserver = words["broker"], words["nameserver"]
-        self.sent = 0
-
-    def send(self, peer: RawPeer, topic: str = "T") -> Command:
-        """Send the next message; it is counted when it was stored."""
-        answer = peer.ask(send(topic, b"%08d" % self.sent + BODY))
-        assert answer is not None
-        if answer.code == ResponseCode.SUCCESS:
-            assert (answer.ext or {})["queueOffset"] == str(self.sent)
-            self.sent += 1
-        return answer
-
-    def check_all(self, peer: RawPeer) -> None:
-        """All that was acknowledged can be read, byte for byte, and nothing else."""
-        at = 0
-        while at < self.sent:
-            answer = peer.ask(pull("T", 0, at))
-            assert answer is not None
-            assert answer.code == ResponseCode.SUCCESS, answer.remark
-            for record in decode_records(answer.body):
-                assert (record.queue_offset, record.body) == (at, b"%08d" % at + BODY)
-                at += 1
-        assert at == self.sent
-
-    def log(self) -> list[dict[str, Any]]:
-        """Its log lines."""
-        lines = self.child.log.read_text().splitlines()
-        return [msgspec.json.decode(line) for line in lines if line.startswith("{")]
-
-    def told(self) -> list[str]:
-        """What it said besides."""
-        return [line for line in self.child.log.read_text().splitlines() if not line.startswith("{")]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Start ``gantrymq serve`` on a store of this test; ``shell`` runs before it in the same process."""
+    """Start a broker on a store of this test; ``shell`` runs before it in the same process."""
     with ExitStack() as stack:
-
-        def start(*, shell: str = ":", data: Path = tmp_path / "data") -> Served:
-            serve = ["serve", "--data", str(data), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
-            serve += ["--set", f"store.commit_log_file_bytes={FILE_BYTES}", "--set", "store.queue_file_units=1000"]
-            serve += ["--set", "broker.persist_interval=50ms"]
-            gantrymq = [sys.executable, "-m", "gantrymq.cli", *serve]
-            child = Child(["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *gantrymq], tmp_path / "err")
-            return Served(stack.enter_context(child))
-
-        yield start
+        yield lambda shell=":": stack.enter_context(Served(tmp_path / "data", tmp_path / "err", shell))
 
 
 def test_without_room_sends_are_refused_and_reads_served_until_there_is_room(serve: Callable[..., Served]) -> None:
