@@ -73,6 +73,11 @@ class RawPeer:
                     self._answers.setdefault(command.opaque, []).append(command)
         return self._answers[opaque].pop(0)
 
+    @property
+    def unclaimed(self) -> list[int]:
+        """The opaques of the responses that came and that nobody asked for yet, in their order."""
+        return [opaque for opaque, answers in self._answers.items() for _ in answers]
+
     def ask(self, command: Command) -> Command | None:
         """Send one request and wait for its response; None when the connection was closed instead."""
         command.opaque = next(_opaques)

@@ -22,10 +22,9 @@ FLOOD = 300
 @pytest.fixture
 def flooded(tmp_path: Path) -> Iterator[Cluster]:
     """A cluster in which 50 topics, groups, live groups and offsets are the limit."""
-    limits = (
-        "plugin.topics.max_topics", "plugin.topics.max_groups", "plugin.clients.max_groups", "plugin.offsets.max_entries"
-    )  # fmt: skip
-    with cluster_in_thread(tmp_path, settings=dict.fromkeys(limits, str(LIMIT))) as running:
+    limits = ("topics.max_topics", "topics.max_groups", "clients.max_groups", "offsets.max_entries")
+    settings = {f"plugin.{limit}": str(LIMIT) for limit in limits}
+    with cluster_in_thread(tmp_path, settings=settings) as running:
         with RawPeer(running.address) as peer:
             for command in (send("T", b"x"), pull("T", group="mine"), update_offset("mine", 1)):
                 answer = peer.ask(command)

@@ -33,7 +33,11 @@ def descriptors() -> int:
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that waits 300 ms for the rest of a frame, and holds 500 pulls."""
-    settings = {"limits.frame_deadline": "300ms", "plugin.longpoll.max_held": "500", "plugin.longpoll.max_wait": "1s"}
+    settings = {
+        "limits.frame_deadline": "300ms",
+        "plugin.longpoll.max_held": "500",
+        "plugin.longpoll.max_wait": "600ms",
+    }
     with cluster_in_thread(tmp_path_factory.mktemp("impatient"), settings=settings) as running:
         with RawPeer(running.address) as peer:
             answer = peer.ask(send("T", b"first"))
@@ -109,6 +113,9 @@ def test_a_large_frame_that_never_ends_costs_what_was_sent_and_no_more(impatient
 @pytest.mark.parametrize("limit", [0, -1, -(2**31), 2**31 - 1])
 def test_a_pull_with_any_numbers_is_answered_in_time(impatient: Cluster, limit: int) -> None:
     with RawPeer(impatient.address) as peer:
+        first = peer.ask(pull("T", 0, 0, limit=limit))
+        assert first is not None
+        assert (first.code, first.ext and first.ext["nextBeginOffset"]) == (0, "1"), "at least one message"
         asked = {}
         for offset in (-1, -(2**63), 1, 2**31, 2**63 - 1):
             for suspend_ms in (0, -1, -(2**63), 2**62, 2**63 - 1):
@@ -143,7 +150,8 @@ def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(impatient
             command.opaque = number
             command.body = body if number < 400 else b""
             peer.send(command)
-        assert peer.answer_to(1999) is not None, "without a place it is answered at once"
+        assert peer.answer_to(1999) is not None
+        assert min(peer.unclaimed) == 500, "without a place it is answered at once, and those with one wait"
         assert memory_bytes() - before < 400 * len(body) // 2
         answers = [peer.answer_to(number) for number in range(1999)]
     assert {answer.code for answer in answers if answer is not None} == {ResponseCode.PULL_NOT_FOUND}
@@ -190,6 +198,7 @@ def test_a_flood_of_oneway_requests_is_taken_without_an_answer(cluster: Cluster)
         peer.send(*[message, unknown, wrong] * 3000)
         message.flag = 0
         last = peer.ask(message)
+        assert peer.unclaimed == []
     assert last is not None
     assert (last.ext or {})["queueOffset"] == "3000", "all before it are stored"
 
@@ -199,6 +208,7 @@ def test_responses_that_nobody_waits_for_are_dropped(target: str, bystander: Raw
         for flag in (RESPONSE_FLAG, RESPONSE_FLAG | ONEWAY_FLAG):
             peer.send(*[Command(code, flag=flag, opaque=code) for code in (0, 10, 11, 105, -1)] * 20)
         assert peer.is_served()
+        assert peer.unclaimed == []
 
 
 def test_requests_with_one_opaque_are_each_answered(target: str) -> None:
@@ -214,3 +224,38 @@ def test_a_half_closed_connection_is_answered_and_closed(target: str) -> None:
         answer = peer.answer_to(3)
         assert answer is not None
         assert peer.receive() == []
+
+
+def inner(size: int, body_bytes: int, properties_bytes: int, content: bytes) -> bytes:
+    return struct.pack(">iiiii", size, 0, 0, 0, body_bytes) + content + struct.pack(">h", properties_bytes)
+
+
+WHOLE = inner(24, 2, 0, b"ok")
+BAD_BATCHES: dict[str, bytes] = {
+    "nothing": b"",
+    "less than a head": WHOLE + bytes(21),
+    "size zero": WHOLE + inner(0, 2, 0, b"ok"),
+    "size negative": WHOLE + inner(-24, 2, 0, b"ok"),
+    "size of 2 GiB": WHOLE + inner(2**31 - 1, 2, 0, b"ok"),
+    "size into the next": WHOLE + inner(30, 2, 0, b"ok") + WHOLE,
+    "size before its end": WHOLE + inner(23, 2, 0, b"ok"),
+    "body negative": WHOLE + inner(24, -2, 0, b"ok"),
+    "body over the end": WHOLE + inner(24, 2**31 - 1, 0, b"ok"),
+    "properties negative": WHOLE + inner(24, 2, -1, b"ok"),
+    "properties over the end": WHOLE + inner(24, 2, 32767, b"ok"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_BATCHES)
+def test_a_batch_that_does_not_add_up_is_refused_whole(cluster: Cluster, what: str) -> None:
+    request = send("Batches", BAD_BATCHES[what])
+    request.code = RequestCode.SEND_BATCH_MESSAGE
+    with RawPeer(cluster.address) as peer:
+        good = peer.ask(send("Batches", b"good"))
+        refused = peer.ask(request)
+        after = peer.ask(send("Batches", b"good"))
+    assert good is not None
+    assert refused is not None
+    assert after is not None
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+    assert int((after.ext or {})["queueOffset"]) == int((good.ext or {})["queueOffset"]) + 1, "nothing was stored"

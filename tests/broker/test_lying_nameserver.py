@@ -58,7 +58,7 @@ async def test_a_nameserver_that_lies_costs_its_registration_only(what: str, tmp
 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(trio.serve_tcp, lie, 0)
-        liar = "127.0.0.1:%d" % listeners[0].socket.getsockname()[1]
+        liar = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         settings = {"plugin.register.timeout": "100ms"}
         with trio.fail_after(10):
             async with run_broker(make_broker(tmp_path, [liar], settings=settings)) as broker:

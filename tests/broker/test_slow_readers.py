@@ -3,6 +3,7 @@ read."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -32,12 +33,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_a_reader_that_asks_for_more_than_the_write_buffer_at_once_gets_all_of_it(full: Cluster) -> None:
     got = dict.fromkeys(range(QUEUES), 0)
-    with RawPeer(full.address) as peer:
+    with RawPeer(full.address) as peer, RawPeer(full.address) as other:
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
         while min(got.values()) < 2:
             asked = {number: pull("Much", queue_id, got[queue_id]) for number, queue_id in enumerate(got)}
             for opaque, command in asked.items():
                 command.opaque = opaque
             peer.send(*asked.values())
+            assert other.is_served(), "all is asked for before anything is read"
             for opaque in asked:
                 answer = peer.answer_to(opaque)
                 assert answer is not None, "the connection was closed under an honest reader"

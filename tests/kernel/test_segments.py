@@ -175,3 +175,29 @@ def test_files_of_derived_data_reserve_no_room_and_sync_their_names_late() -> No
     assert len(env.read_bytes(name(0))) == 100
     segments.sync()
     assert env.power_cut().read_bytes(name(0)) == b"x" + bytes(99)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_without_a_descriptor_to_sync_the_names_it_is_tried_again(sparse: bool) -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.EMFILE, kinds=("sync_dir",))
+    segments = make(env, sparse=sparse)
+
+    def write() -> None:
+        segments.ensure(0)
+        segments.write(0, b"x")
+        segments.sync()
+
+    env.fail_at = env.count + 1
+    with pytest.raises(NoRoom, match="open files"):
+        write()
+    write()
+    assert segments.pread(0, 1) == b"x"
+    assert env.calls["sync_dir"] == 2, "the names are on the disk in the end"
+
+
+def test_a_failed_sync_of_the_names_is_not_tried_again() -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.EIO, kinds=("sync_dir",), fail_at=1)
+    segments = make(env, sparse=True)
+    segments.ensure(0)
+    with pytest.raises(OSError, match="injected"):
+        segments.sync()
