@@ -32,6 +32,7 @@ log = structlog.get_logger("gantrymq.sweep")
 RECEIVE_BYTES = 256 * 1024
 EVENTS_A_TURN = 512
 ACCEPTS_A_TURN = 128
+CHECKED_AT_ONCE = 256
 DESCRIPTOR_SHARE = 2
 """Half of the process's descriptors are for the connections, the rest for the files of the store."""
 TURNS_WITHOUT_CHECKPOINT = 8
@@ -68,6 +69,8 @@ class Sweep:
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
         self._unsent = 0
+        self._unread = 0
+        self._unchecked: list[Connection] = []
         self._changes = ConnectionsBatch()
         self._numbers = 0
         self._in_turn = False
@@ -216,16 +219,22 @@ class Sweep:
 
     def check_deadlines(self) -> None:
         """Close who is idle for too long, takes too long over one frame, or fills the memory; accept again after a
-        shortage."""
+        shortage. To be called ten times a second, which looks at everybody once a second at least."""
         now = self._env.monotonic()
-        unread = 0
-        for connection in list(self._connections.values()):
-            unread += len(connection.inbound)
+        if not self._unchecked:
+            self._unchecked = list(self._connections.values())
+            self._unread = 0
+        # A tenth a call: looking at ten thousand at once would be felt by whoever waits meanwhile.
+        count = max(CHECKED_AT_ONCE, len(self._connections) // 10)
+        connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
+        for connection in connections:
+            self._unread += len(connection.inbound)
             if now - connection.active_at > self._limits.idle:
                 self.drop(connection, "idle")
             elif connection.partial_since is not None and now - connection.partial_since > self._limits.frame_deadline:
                 self.drop(connection, "a frame took too long")
-        self._shed(unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
+        if not self._unchecked:
+            self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
         if self._listener is not None and not self._accepting:
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
             self._accepting = True

@@ -22,6 +22,7 @@ class HeldPulls:
         self._limit = limit
         self._longest_s = longest_s
         self._by_queue: dict[tuple[str, int], dict[Pull, Resume]] = {}
+        self._by_connection: dict[Connection, dict[Pull, None]] = {}
         self._deadlines: list[tuple[float, int, Pull]] = []
         self._order = count()
         self._held = 0
@@ -34,6 +35,7 @@ class HeldPulls:
         room = max(0, self._limit - self._held)
         for pull in batch.rows[:room]:
             self._by_queue.setdefault((pull.topic, pull.queue_id), {})[pull] = batch.resume
+            self._by_connection.setdefault(pull.request.connection, {})[pull] = None
             heapq.heappush(self._deadlines, (min(pull.deadline, now + self._longest_s), next(self._order), pull))
             self._held += 1
         if len(self._deadlines) > 2 * self._held + COMPACT_ABOVE:
@@ -72,9 +74,9 @@ class HeldPulls:
 
     def forget(self, connections: Iterable[Connection]) -> None:
         """Drop the pulls of connections that are gone."""
-        gone = set(connections)
-        for pull in [pull for queue in self._by_queue.values() for pull in queue if pull.request.connection in gone]:
-            self._take(pull)
+        for connection in connections:
+            for pull in list(self._by_connection.get(connection, ())):
+                self._take(pull)
 
     def _holds(self, pull: Pull) -> bool:
         return pull in self._by_queue.get((pull.topic, pull.queue_id), ())
@@ -93,5 +95,10 @@ class HeldPulls:
         resume = queue.pop(pull)
         if not queue:
             del self._by_queue[key]
+        connection = pull.request.connection
+        pulls = self._by_connection[connection]
+        del pulls[pull]
+        if not pulls:
+            del self._by_connection[connection]
         self._held -= 1
         return resume

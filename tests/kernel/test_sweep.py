@@ -310,3 +310,25 @@ def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_o
     assert most < 2_000_000
     peer.close()
     bench.sweep.close()
+
+
+def test_many_connections_are_looked_at_in_parts_and_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.kernel.sweep.CHECKED_AT_ONCE", 2)
+    bench = make_bench(idle=10, buffered_bytes=256 * 1024)
+    peers = [bench.connect() for _ in range(5)]
+    peers[0].sendall(request(1, bytes(1_000_000))[:300_000])
+    bench.turns(lambda: len(bench.sweep.connections[0].inbound) == 300_000)
+    bench.sweep.check_deadlines()
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 5
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 4, "at the end of a round it is known that unfinished frames are too large"
+    bench.env.now += 11
+    left = []
+    for _ in range(3):
+        bench.sweep.check_deadlines()
+        left.append(len(bench.sweep.connections))
+    assert left == [2, 0, 0]
+    for peer in peers:
+        peer.close()
+    bench.sweep.close()
