@@ -162,11 +162,11 @@ def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(impatien
     tags = [f"{number:02x}" for number in range(256)] + [f"{number:03x}" for number in range(256, 900)]
     with RawPeer(impatient.address) as peer:
         before = memory_bytes()
-        for number in range(1500):
+        for number in range(700):
             answer = peer.ask(pull("T", 0, 0, expression="||".join([f"n{number}", *tags])[:4096]))
             assert answer is not None
             assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
-        assert memory_bytes() - before < 32 * MIB
+        assert memory_bytes() - before < 16 * MIB
 
 
 def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(cluster: Cluster) -> None:
