@@ -20,6 +20,8 @@ COMMANDS = {
     "produce": "gantrymq.cli.produce:produce",
     "consume": "gantrymq.cli.consume:consume",
     "plugins": "gantrymq.cli.plugins:plugins",
+    "bench": "gantrymq.cli.bench:bench",
+    "doctor": "gantrymq.cli.doctor:doctor",
     "check-config": "gantrymq.cli.configuration:check_config",
     "print-config": "gantrymq.cli.configuration:print_config",
 }

@@ -1,0 +1,88 @@
+"""One socket of a load: never waits for the other side, keeps what could not be sent, cuts what came."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from gantrymq.bench.plan import BenchFailed
+from gantrymq.remoting.address import format_address
+
+CONNECT_SECONDS = 10.0
+RECEIVE_BYTES = 512 * 1024
+_LENGTH = struct.Struct(">i").unpack_from
+
+
+class Connection:
+    """``number`` counts the connections of a run; ``outstanding`` its requests without an answer."""
+
+    def __init__(self, host: str, port: int, number: int) -> None:
+        self.number = number
+        self.outstanding = 0
+        try:
+            self.socket = socket.create_connection((host, port), CONNECT_SECONDS)
+        except OSError as error:
+            reason = error.strerror or str(error) or type(error).__name__
+            raise BenchFailed(f"cannot connect to the broker at {format_address(host, port)}: {reason}") from None
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.fd = self.socket.fileno()
+        self._rest = b""
+        self._unsent = memoryview(b"")
+
+    def send(self, data: bytes) -> bool:
+        """Send; False when a part must wait until the socket takes it (:meth:`flush`). OSError: the other side left."""
+        if self._unsent:
+            self._unsent = memoryview(bytes(self._unsent) + data)
+            return False
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data):
+            return True
+        self._unsent = memoryview(data)[sent:]
+        return False
+
+    def flush(self) -> bool:
+        """Send more of what waits; True when nothing waits any more."""
+        try:
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        except BlockingIOError:
+            return False
+        return not self._unsent
+
+    def receive(self) -> bytes:
+        """What came, behind what was kept; nothing when nothing came. ConnectionError: the other side has closed."""
+        try:
+            data = self.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise ConnectionResetError("the broker closed the connection")
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        return data
+
+    def keep(self, data: bytes, start: int) -> None:
+        """The unfinished frame at the end of ``data`` waits for the rest."""
+        if start < len(data):
+            self._rest = data[start:]
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.close()
+
+
+def count_frames(data: bytes) -> tuple[int, int]:
+    """How many whole frames ``data`` begins with, and where they end."""
+    size = len(data)
+    count = start = 0
+    while start + 4 <= size:
+        end: int = start + 4 + _LENGTH(data, start)[0]
+        if end > size or end < start + 4:
+            break
+        start = end
+        count += 1
+    return count, start

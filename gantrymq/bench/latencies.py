@@ -1,0 +1,68 @@
+"""Counts of microseconds in bounded memory, and percentiles of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+KEYS_MAX = 50_000
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+
+
+class Latencies:
+    """Exact to the microsecond until there are too many different ones; then to three digits."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+
+    def add(self, microseconds: list[int]) -> None:
+        """Count some more."""
+        self.counts.update(microseconds)
+        if len(self.counts) > KEYS_MAX:
+            self.counts = rounded(self.counts)
+
+    def merge(self, counts: Mapping[int, int]) -> None:
+        """Add another one's counts."""
+        for microseconds, count in counts.items():
+            self.counts[microseconds] += count
+
+    def summary(self) -> dict[str, int]:
+        """Microseconds by name: p50, p90, p99, p99.9 and max; nothing where nothing was counted."""
+        return percentiles(self.counts)
+
+
+def rounded(counts: Mapping[int, int]) -> Counter[int]:
+    """The same counts with three digits of each time, rounded up so that no time looks better than it was."""
+    result: Counter[int] = Counter()
+    for microseconds, count in counts.items():
+        unit = 10 ** max(0, len(str(microseconds)) - 3)
+        result[-(-microseconds // unit) * unit] += count
+    return result
+
+
+def percentiles(counts: Mapping[int, int], wanted: Mapping[str, float] = PERCENTILES) -> dict[str, int]:
+    """The smallest time that so large a share did not exceed, by name, and ``max``."""
+    total = sum(counts.values())
+    if not total:
+        return {}
+    found: dict[str, int] = {}
+    waiting = sorted(wanted.items(), key=lambda item: item[1])
+    seen = 0
+    for microseconds in sorted(counts):
+        seen += counts[microseconds]
+        while waiting and seen >= waiting[0][1] * total:
+            found[waiting.pop(0)[0]] = microseconds
+    return found | {"max": max(counts)}
+
+
+def microseconds_text(values: Iterable[tuple[str, int]]) -> str:
+    """``p50 102 us  p99 1.3 ms``, each with a unit that can be read."""
+    return "  ".join(f"{name} {_text(value)}" for name, value in values)
+
+
+def _text(microseconds: int) -> str:
+    if microseconds < 1000:
+        return f"{microseconds} us"
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1000:.3g} ms" if microseconds < 999_500 else "1 s"
+    return f"{microseconds / 1_000_000:.3g} s"

@@ -1,0 +1,217 @@
+"""Workers as child processes: started, watched, stopped, and their tallies added up."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any
+
+import attrs
+import msgspec
+
+from gantrymq.bench.latencies import Latencies
+from gantrymq.bench.plan import BenchFailed, Done, Failure, Load, Plan
+
+STOP_SECONDS = 10.0
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """What one load reached, all workers together. ``cpu`` is what the generator used, in cores, ``cpu_most`` what its
+    busiest process did: at 0.9 and more the generator may be what was measured. ``latencies`` are microseconds."""
+
+    kind: str
+    messages: int
+    requests: int
+    bytes: int
+    seconds: float
+    latencies: dict[str, int]
+    failures: dict[str, Failure]
+    cpu: float
+    cpu_most: float
+    processes: int
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        failures = {what: msgspec.to_builtins(failure) for what, failure in self.failures.items()}
+        return attrs.asdict(self) | {
+            "failures": failures,
+            "messages_per_second": self.rate,
+            "bytes_per_second": self.bytes / self.seconds if self.seconds else 0.0,
+        }
+
+
+@attrs.frozen
+class Result:
+    """The outcomes in the order of the loads; ``ended`` says why it ended early, if it did."""
+
+    outcomes: list[Outcome]
+    ended: str = ""
+    interrupted: bool = False
+
+
+def share(plan: Plan, processes: int) -> list[Plan]:
+    """The same work for several workers: connections and requests are divided among them."""
+    plans = []
+    for worker in range(processes):
+        loads = []
+        for load in plan.loads:
+            connections = load.connections // processes + (worker < load.connections % processes)
+            first = worker * (load.connections // processes) + min(worker, load.connections % processes)
+            requests = load.requests // processes + (worker < load.requests % processes)
+            if connections and (requests or not load.requests):
+                loads.append(msgspec.structs.replace(load, connections=connections, first=first, requests=requests))
+        if loads:
+            plans.append(msgspec.structs.replace(plan, loads=loads))
+    return plans
+
+
+def run(plan: Plan, processes: int = 1, progress: Callable[[int], None] | None = None) -> Result:
+    """Run ``plan`` in so many processes; ``progress`` hears of the messages counted so far.
+
+    Raises :class:`BenchFailed` when it cannot begin. Ctrl-C ends it early, with what was measured.
+    """
+    plans = share(plan, max(1, min(processes, min(load.connections for load in plan.loads))))
+    workers = [_Worker(each) for each in plans]
+    try:
+        for worker in workers:
+            worker.await_ready()
+        return _watch(plan.loads, workers, progress)
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class _Worker:
+    """One child. It is in a process group of its own, so that a Ctrl-C comes to us alone; it ends with our pipe."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gantrymq.bench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        self.done: Done | None = None
+        self.count = 0
+        self.write(msgspec.json.encode(plan))
+
+    @property
+    def output(self) -> IO[bytes]:
+        assert self.process.stdout is not None  # it was asked for
+        return self.process.stdout
+
+    def write(self, line: bytes) -> None:
+        assert self.process.stdin is not None  # it was asked for
+        try:
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise BenchFailed("a process of the load generator ended before it began") from None
+
+    def await_ready(self) -> None:
+        said = self.read()
+        if not said.get("ready"):
+            raise BenchFailed(str(said.get("failed", "a process of the load generator did not start")))
+
+    def read(self) -> dict[str, Any]:
+        """The next line; empty when there is none any more."""
+        line = self.output.readline()
+        found: dict[str, Any] = msgspec.json.decode(line) if line.endswith(b"\n") else {}
+        if "tallies" in found:
+            self.done = msgspec.convert(found, Done, strict=False)
+        self.count = found.get("done", self.count)
+        return found
+
+    def ask_to_end(self) -> None:
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                return
+
+    def stop(self) -> None:
+        self.ask_to_end()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.output.close()
+
+
+def _watch(loads: Sequence[Load], workers: Sequence[_Worker], progress: Callable[[int], None] | None) -> Result:
+    for worker in workers:
+        worker.write(b"go")
+    interrupted = False
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+        while selector.get_map():
+            try:
+                for key, _ in selector.select():
+                    worker = key.data
+                    if not worker.read():
+                        selector.unregister(worker.output)
+                    elif progress is not None:
+                        progress(sum(each.count for each in workers))
+                    if worker.done is not None and worker.done.ended:
+                        _end_all(workers)
+            except KeyboardInterrupt:
+                interrupted = True
+                _end_all(workers)
+    found = [worker.done for worker in workers if worker.done is not None]
+    if not found:
+        raise BenchFailed("the load generator's processes ended without a word")
+    reasons = [done.ended for done in found if done.ended not in ("", "stopped")]
+    if len(found) < len(workers):
+        reasons.append("a process of the load generator ended without a word")
+    outcomes = [_add_up(load.kind, found) for load in loads]
+    return Result(outcomes, "; ".join(dict.fromkeys(reasons)), interrupted)
+
+
+def _end_all(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.ask_to_end()
+
+
+def _add_up(kind: str, found: Sequence[Done]) -> Outcome:
+    latencies = Latencies()
+    failures: dict[str, Failure] = {}
+    tallies = [tally for done in found for tally in done.tallies if tally.kind == kind]
+    for tally in tallies:
+        latencies.merge(tally.latencies)
+        for what, failure in tally.failures.items():
+            failures.setdefault(what, Failure(0, failure.remark)).count += failure.count
+    shares = [done.cpu_seconds / done.seconds for done in found if done.seconds > 0]
+    return Outcome(
+        kind=kind,
+        messages=sum(tally.messages for tally in tallies),
+        requests=sum(tally.requests for tally in tallies),
+        bytes=sum(tally.bytes for tally in tallies),
+        seconds=max(done.seconds for done in found),
+        latencies=latencies.summary(),
+        failures=failures,
+        cpu=sum(shares),
+        cpu_most=max(shares, default=0.0),
+        processes=len(found),
+    )
+
+
+def default_processes() -> int:
+    """Half of the cores: the other half is the broker's where it runs on the same machine."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def new_mark() -> str:
+    """A mark of eight letters for the stamped bodies of one run."""
+    return f"{time.time_ns() & 0xFFFFFFFF:08x}"

@@ -1,0 +1,128 @@
+"""The load that sends: each answer frees its slot, whose frame goes out again at once."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+import time
+
+from gantrymq.bench.connection import Connection, count_frames
+from gantrymq.bench.frames import body_of, sends
+from gantrymq.bench.latencies import Latencies
+from gantrymq.bench.plan import Load, Tally, Target
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import decode
+from gantrymq.remoting.frame import cut_frames
+
+FRAMES_BYTES = 64 * 1024 * 1024
+"""What the encoded frames of a load may take; beyond it all connections share their queues' order."""
+_STAMP = struct.Struct(">q")
+_opaques = re.compile(rb'"opaque":(\d+)').findall
+
+
+class SendLoad:
+    """Connections with their slots. A slot's number is its request's opaque, so answers may come in any order."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.tally = Tally(kind=load.kind)
+        self.latencies = Latencies()
+        self.measuring = False
+        self.acknowledged = 0
+        self._tickets: float = load.requests or math.inf
+        self._success = b'"code":%d,' % load.success
+        self._body = body_of(load)
+        self._frame = sends(load, self._body)
+        self._slots: dict[int, list[bytes]] = {}
+        self._sent: dict[int, list[int]] = {}
+        most = load.in_flight * len(self._body) * min(load.connections, len(load.targets[0].queues))
+        self._turn = most <= FRAMES_BYTES
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._tickets <= 0
+
+    def start_measuring(self) -> None:
+        """The warm-up is over: count from now on; as many requests as were asked for are still to be sent."""
+        self.measuring = True
+        self._tickets = self.load.requests or math.inf
+
+    def unlimited(self) -> None:
+        """During a warm-up the requests that go out are not counted."""
+        self._tickets = math.inf
+
+    def open(self, connection: Connection, target: Target) -> bytes:
+        """The first requests of a connection."""
+        turn = connection.number // len(self.load.targets) if self._turn else 0
+        queues = target.queues
+        self._slots[connection.fd] = [
+            self._frame(queues[(turn + slot) % len(queues)], slot) for slot in range(self.load.in_flight)
+        ]
+        self._sent[connection.fd] = [0] * self.load.in_flight
+        return self._next(connection, list(range(self.load.in_flight)), time.perf_counter_ns())
+
+    def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
+        """Count what came; returns what is to be sent now."""
+        count, end = count_frames(data)
+        connection.keep(data, end)
+        if not count:
+            return b""
+        found = _opaques(data, 0, end)
+        if len(found) == count == data.count(self._success, 0, end):
+            slots = succeeded = list(map(int, found))
+        else:
+            slots, succeeded = self._read_carefully(data[:end])
+        connection.outstanding -= len(slots)
+        self.acknowledged += len(succeeded) * self.load.batch
+        if self.measuring:
+            self.tally.requests += len(slots)
+            self.tally.messages += len(succeeded) * self.load.batch
+            self.tally.bytes += len(succeeded) * self.load.batch * self.load.body_bytes
+            sent = self._sent[connection.fd]
+            self.latencies.add([(now - sent[slot]) // 1000 for slot in succeeded])
+        return self._next(connection, slots, now)
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """The connection has gone, and the requests on it with it."""
+        if connection.outstanding:
+            self.tally.failed("lost", reason, connection.outstanding)
+
+    def _read_carefully(self, data: bytes) -> tuple[list[int], list[int]]:
+        """Slots of all answers, and of the successes; the others are told by their codes."""
+        frames, _ = cut_frames(data, len(data) + 1)
+        slots: list[int] = []
+        succeeded: list[int] = []
+        for frame in frames:
+            answer = decode(frame)
+            if not (answer.is_response or self.load.success) or not 0 <= answer.opaque < self.load.in_flight:
+                continue  # the broker's own request, such as "check your routes"
+            slots.append(answer.opaque)
+            if answer.code == self.load.success:
+                succeeded.append(answer.opaque)
+            elif self.measuring:
+                self.tally.failed(code_text(answer.code), answer.remark or "")
+        return slots, succeeded
+
+    def _next(self, connection: Connection, slots: list[int], now: int) -> bytes:
+        if self._tickets < len(slots):
+            slots = slots[: max(0, int(self._tickets))]
+        self._tickets -= len(slots)
+        connection.outstanding += len(slots)
+        frames, sent = self._slots[connection.fd], self._sent[connection.fd]
+        for slot in slots:
+            sent[slot] = now
+        if not self.load.run:
+            return frames[slots[0]] if len(slots) == 1 else b"".join([frames[slot] for slot in slots])
+        stamp = self.load.run.encode() + _STAMP.pack(now)
+        body = stamp + self._body[len(stamp) :]
+        return b"".join([piece for slot in slots for piece in (frames[slot], body)])
+
+
+def code_text(code: int) -> str:
+    """``2 SYSTEM_BUSY``, or the bare number of a code without a name."""
+    try:
+        return f"{code} {ResponseCode(code).name}"
+    except ValueError:
+        return str(code)

@@ -1,0 +1,210 @@
+"""``python -m gantrymq.bench.worker``: one epoll over all connections of a plan.
+
+The plan comes as the first line of stdin; ``{"ready": true}`` goes out when all connections are open; the next line is
+the start. Then ``{"done": n}`` a few times a second, and the last line is a :class:`~gantrymq.bench.plan.Done`. When
+stdin ends, the worker stops early and tells what it has.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import sys
+import time
+
+import attrs
+import msgspec
+
+from gantrymq.bench.connection import Connection
+from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
+from gantrymq.bench.pulling import PullLoad
+from gantrymq.bench.sending import SendLoad
+from gantrymq.remoting.descriptors import raise_descriptor_limit
+from gantrymq.remoting.errors import FatalRemoteFault, GantryError
+
+TELL_NS = 200_000_000
+LINGER_SECONDS = 5.0
+"""How long the last messages may take from the broker to those that follow."""
+_SECOND = 1_000_000_000
+
+AnyLoad = SendLoad | PullLoad
+
+
+@attrs.define
+class _Open:
+    connection: Connection
+    load: AnyLoad
+
+
+class Worker:
+    """One plan, from its connections to its tallies."""
+
+    def __init__(self, plan: Plan, control: int) -> None:
+        self._plan = plan
+        self._control = control
+        self._epoll = select.epoll()
+        self._open: dict[int, _Open] = {}
+        self._ended = ""
+        self._last_answer = 0
+        self._last_message = (0, 0)
+        self.loads: list[AnyLoad] = [SendLoad(load) if load.kind == "send" else PullLoad(load) for load in plan.loads]
+        for load in self.loads:
+            self._connect(load, load.load)
+
+    def _connect(self, load: AnyLoad, told: Load) -> None:
+        for number in range(told.first, told.first + told.connections):
+            target = told.targets[number % len(told.targets)]
+            connection = Connection(target.host, target.port, number)
+            self._open[connection.fd] = _Open(connection, load)
+            self._epoll.register(connection.fd, select.EPOLLIN)
+
+    def run(self) -> Done:
+        """Drive all loads to their end; what was measured."""
+        plan = self._plan
+        self._epoll.register(self._control, select.EPOLLIN)
+        started = time.perf_counter_ns()
+        begin = started + int(plan.warm_up * _SECOND)
+        counted = any(load.load.requests for load in self.loads)
+        stop = None if counted else begin + int(plan.seconds * _SECOND)
+        self._last_answer = started
+        measuring = not plan.warm_up
+        if measuring:
+            self._measure()
+        else:
+            self._warm()
+        self._start()
+        tell = started + TELL_NS
+        cpu = time.process_time()
+        while not self._ended:
+            self._turn(0.05)
+            now = time.perf_counter_ns()
+            if not measuring and now >= begin:
+                measuring, begin, cpu = True, now, time.process_time()
+                stop = None if counted else begin + int(plan.seconds * _SECOND)
+                self._measure()
+                if counted:
+                    self._start()
+            if now >= tell:
+                _say({"done": self.loads[-1].tally.messages})
+                tell = now + TELL_NS
+            if (stop is not None and now >= stop) or (counted and measuring and self._all_done()):
+                break
+            if now - self._last_answer > plan.timeout * _SECOND:
+                self._ended = f"no answer for {plan.timeout:g} s"
+        end = time.perf_counter_ns()
+        for load in self.loads:
+            load.tally.latencies = dict(load.latencies.counts)
+        return Done(
+            tallies=[load.tally for load in self.loads],
+            seconds=max(0, end - begin) / _SECOND if measuring else 0.0,
+            cpu_seconds=time.process_time() - cpu,
+            ended=self._ended,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        for each in self._open.values():
+            each.connection.close()
+        self._epoll.close()
+
+    def _warm(self) -> None:
+        for load in self.loads:
+            if isinstance(load, SendLoad):
+                load.unlimited()
+
+    def _measure(self) -> None:
+        for load in self.loads:
+            load.start_measuring()
+
+    def _start(self) -> None:
+        """The first requests of each connection that has none out."""
+        for each in list(self._open.values()):
+            if not each.connection.outstanding:
+                self._send(each, each.load.open(each.connection, self._target(each)))
+
+    def _target(self, each: _Open) -> Target:
+        targets = each.load.load.targets
+        return targets[each.connection.number % len(targets)]
+
+    def _turn(self, wait: float) -> None:
+        for fd, events in self._epoll.poll(wait):
+            if fd == self._control:
+                self._ended = "stopped"
+                return
+            each = self._open[fd]
+            try:
+                if events & select.EPOLLOUT and each.connection.flush():
+                    self._epoll.modify(fd, select.EPOLLIN)
+                if events & ~select.EPOLLOUT and (data := each.connection.receive()):
+                    self._last_answer = now = time.perf_counter_ns()
+                    if more := each.load.answers(each.connection, data, now):
+                        self._send(each, more)
+            except (OSError, GantryError, FatalRemoteFault) as error:
+                self._lose(each, error)
+
+    def _send(self, each: _Open, data: bytes) -> None:
+        try:
+            if data and not each.connection.send(data):
+                self._epoll.modify(each.connection.fd, select.EPOLLIN | select.EPOLLOUT)
+        except OSError as error:
+            self._lose(each, error)
+
+    def _lose(self, each: _Open, error: Exception) -> None:
+        reason = str(error.strerror or error) if isinstance(error, OSError) else str(error)
+        each.load.lost(each.connection, reason)
+        self._epoll.unregister(each.connection.fd)
+        del self._open[each.connection.fd]
+        each.connection.close()
+        if not any(other.load is each.load for other in self._open.values()):
+            self._ended = f"all connections were lost ({reason})"
+
+    def _all_done(self) -> bool:
+        sending = [load for load in self.loads if isinstance(load, SendLoad)]
+        if not sending:
+            return all(load.finished for load in self.loads)
+        waiting = any(each.connection.outstanding for each in self._open.values() if isinstance(each.load, SendLoad))
+        if waiting or not all(load.finished for load in sending):
+            return False
+        acknowledged = sum(load.acknowledged for load in sending)
+        receiving = [load for load in self.loads if isinstance(load, PullLoad)]
+        received = sum(load.received for load in receiving)
+        if not receiving or received >= acknowledged:
+            return True
+        now = time.perf_counter_ns()
+        if received != self._last_message[0] or not self._last_message[1]:
+            self._last_message = (received, now)
+        elif now - self._last_message[1] > LINGER_SECONDS * _SECOND:
+            self._ended = f"{acknowledged - received} acknowledged messages did not come in {LINGER_SECONDS:g} s"
+        return False
+
+
+def _say(message: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Read the plan, work, tell."""
+    raise_descriptor_limit()
+    control = sys.stdin.fileno()
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    try:
+        worker = Worker(plan, control)
+    except BenchFailed as error:
+        _say({"failed": str(error)})
+        return
+    try:
+        _say({"ready": True})
+        if not sys.stdin.buffer.readline():
+            return
+        gc.disable()  # nothing here makes cycles, and a collection would be counted as the broker's time
+        _say(worker.run())
+    except BrokenPipeError:
+        os._exit(1)  # the parent has gone
+    finally:
+        worker.close()
+
+
+if __name__ == "__main__":
+    main()

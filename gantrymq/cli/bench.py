@@ -1,0 +1,271 @@
+"""``gantrymq bench``: how fast a cluster is, ours or any other that speaks RocketMQ's protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+
+if TYPE_CHECKING:
+    from gantrymq.bench.plan import Load, Plan
+    from gantrymq.bench.running import Outcome, Result
+    from gantrymq.client import Client
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BUSY = 0.9
+"""From so much of a core on, the generator itself may be the limit."""
+INTERRUPTED = 130
+SEND_NAMES = {"send": "sent", "pull": "pulled", "follow": "received"}
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """What the shared options say."""
+
+    topic: str
+    nameserver: str
+    queues: int | None
+    connections: int
+    in_flight: int
+    size: int
+    batch: int
+    count: int
+    seconds: float
+    warm_up: float | None
+    timeout: float
+    processes: int | None
+    as_json: bool
+
+    def requests(self) -> int:
+        """``--count`` in requests, rounded up to whole batches; 0: for a time."""
+        return -(-self.count // self.batch)
+
+    def plan(self, loads: list[Load]) -> Plan:
+        """The loads with this warm-up and this end."""
+        from gantrymq.bench.plan import Plan
+
+        warm_up = self.warm_up if self.warm_up is not None else 0.0 if self.count else 1.0
+        return Plan(loads=loads, warm_up=warm_up, seconds=self.seconds, timeout=self.timeout)
+
+
+def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
+    count = click.IntRange(min=1)
+    positive = click.FloatRange(min=0, min_open=True)
+    options = (
+        click.option("--topic", default="gantrymq-bench", show_default=True, metavar="TOPIC"),
+        nameserver_option,
+        click.option("--queues", type=click.IntRange(1, 1024), help="Give the topic so many queues on each broker."),
+        click.option("--connections", type=count, default=connections, show_default=True),
+        click.option(
+            "--in-flight", type=click.IntRange(1, 65_536), default=in_flight, show_default=True, help="Of a connection."
+        ),
+        click.option(
+            "--size", type=click.IntRange(1, 4_000_000), default=100, show_default=True, help="Bytes of a body."
+        ),
+        click.option(
+            "--batch", type=click.IntRange(1, 1024), default=batch, show_default=True, help="Messages a request."
+        ),
+        click.option("--count", type=count, default=None, help="Measure so many messages instead of a time."),
+        click.option("--seconds", type=positive, default=5.0, show_default=True, help="Measure for so long."),
+        click.option(
+            "--warm-up", type=click.FloatRange(min=0), help="Seconds before it counts; 1, with --count 0.", metavar="S"
+        ),
+        click.option(
+            "--timeout", type=positive, default=10.0, show_default=True, help="A broker silent for so long has died."
+        ),
+        click.option("--processes", type=count, help="Of the load generator; half of the cores."),
+        click.option("--json", "as_json", is_flag=True, help="One object."),
+    )
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@click.group()
+def bench() -> None:
+    """Measure a cluster.
+
+    The requests are encoded beforehand, only answers that say success are counted, and the load generator's own use of
+    the processor is told. Exit code 1 when something failed.
+    """
+
+
+@bench.command()
+@_options(connections=8, in_flight=16, batch=1)
+def produce(**given: Any) -> int:
+    """Send messages as fast as they are acknowledged."""
+    return _produce("produce", _read(given))
+
+
+@bench.command()
+@_options(connections=1, in_flight=1, batch=1)
+def latency(**given: Any) -> int:
+    """Send one message at a time and tell how long an acknowledgement takes."""
+    return _produce("latency", _read(given))
+
+
+@bench.command()
+@_options(connections=4, in_flight=2, batch=32)
+def consume(**given: Any) -> int:
+    """Pull the messages of a topic, from the oldest on; at the end of a queue it starts over.
+
+    A pull in flight reads a queue of its own as long as there are queues. --size and --queues mean nothing here.
+    """
+    from gantrymq.bench.cluster import targets_from_first
+    from gantrymq.bench.plan import Load, Target
+
+    options = _read(given)
+
+    async def find(client: Client) -> list[Target]:
+        return await targets_from_first(client, options.topic)
+
+    targets = with_client(options.nameserver, find)
+    load = Load(
+        kind="pull",
+        topic=options.topic,
+        targets=targets,
+        connections=options.connections,
+        in_flight=options.in_flight,
+        batch=options.batch,
+        requests=options.count,
+    )
+    return _run("consume", options, [load])
+
+
+@bench.command()
+@_options(connections=1, in_flight=1, batch=1)
+def e2e(**given: Any) -> int:
+    """Send and consume at once, and tell how long messages take from the producer to the consumer.
+
+    A body needs 16 bytes for the time of its sending. Both sides run in one process.
+    """
+    from gantrymq.bench.cluster import prepare_topic, targets_at_end
+    from gantrymq.bench.plan import STAMP_BYTES, Load, Target
+    from gantrymq.bench.running import new_mark
+
+    options = _read(given)
+    if options.size < STAMP_BYTES:
+        raise click.BadParameter(f"a body needs {STAMP_BYTES} bytes for the time", param_hint="--size")
+    if options.batch > 1:
+        raise click.BadParameter("one message a request is timed", param_hint="--batch")
+
+    async def find(client: Client) -> list[Target]:
+        await prepare_topic(client, options.topic, options.queues)
+        return await targets_at_end(client, options.topic)
+
+    targets = with_client(options.nameserver, find)
+    mark = new_mark()
+    send = _send_load(options, targets, mark)
+    # one connection a broker, on which a pull waits at each queue
+    follow = Load(
+        kind="follow",
+        topic=options.topic,
+        targets=targets,
+        connections=len(targets),
+        in_flight=max(len(target.queues) for target in targets),
+        batch=32,
+        run=mark,
+    )
+    return _run("e2e", attrs.evolve(options, processes=1), [send, follow])
+
+
+def _read(given: dict[str, Any]) -> Options:
+    return Options(**given | {"count": given["count"] or 0})
+
+
+def _send_load(options: Options, targets: list[Any], mark: str = "") -> Load:
+    from gantrymq.bench.plan import Load
+
+    return Load(
+        kind="send",
+        topic=options.topic,
+        targets=targets,
+        connections=options.connections,
+        in_flight=options.in_flight,
+        body_bytes=options.size,
+        batch=options.batch,
+        requests=options.requests(),
+        run=mark,
+    )
+
+
+def _produce(name: str, options: Options) -> int:
+    from gantrymq.bench.cluster import prepare_topic, targets_of
+    from gantrymq.bench.plan import Target
+
+    async def find(client: Client) -> list[Target]:
+        await prepare_topic(client, options.topic, options.queues)
+        return await targets_of(client, options.topic)
+
+    return _run(name, options, [_send_load(options, with_client(options.nameserver, find))])
+
+
+def _run(name: str, options: Options, loads: list[Load]) -> int:
+    """Run it, print what came of it; the exit code."""
+    from gantrymq.bench.running import default_processes, run
+    from gantrymq.cli.failures import warn
+    from gantrymq.cli.progress import Meter
+
+    processes = options.processes or default_processes()
+    with Meter(f"{name} {options.topic}", options.count or None) as meter:
+        result = run(options.plan(loads), processes, meter.set)
+    if options.as_json:
+        click.echo(json.dumps(_as_json(name, options, result), indent=2))
+    else:
+        _print(name, options, result)
+    if result.ended:
+        warn(f"ended early, this is what was measured so far: {result.ended}")
+    if result.interrupted:
+        return INTERRUPTED
+    failed = any(outcome.failures for outcome in result.outcomes)
+    return 1 if result.ended or failed or not result.outcomes[-1].messages else 0
+
+
+def _as_json(name: str, options: Options, result: Result) -> dict[str, Any]:
+    asked = attrs.asdict(options)
+    del asked["as_json"]
+    return {
+        "bench": name,
+        "options": asked,
+        "outcomes": [outcome.as_json() for outcome in result.outcomes],
+        "ended_early": "interrupted" if result.interrupted else result.ended or None,
+    }
+
+
+def _print(name: str, options: Options, result: Result) -> None:
+    from gantrymq.bench.latencies import microseconds_text
+
+    click.echo(
+        f"{name} {options.topic}: {_plural(options.connections, 'connection')} x {options.in_flight} in flight, "
+        f"{options.batch} a request" + ("" if name == "consume" else f", bodies of {options.size} bytes")
+    )
+    for outcome in result.outcomes:
+        click.echo(f"  {SEND_NAMES[outcome.kind]:9} {_volume(outcome)}")
+        click.echo(f"  {'time':9} {microseconds_text(outcome.latencies.items()) or 'nothing was measured'}")
+        for what, failure in outcome.failures.items():
+            click.echo(f"  {'failed':9} {failure.count} x {what}: {failure.remark}")
+    last = result.outcomes[-1]
+    note = f": more --processes may show more ({last.processes} now)" if last.cpu_most >= BUSY else ""
+    click.echo(f"  {'generator':9} {last.cpu:.2f} of a core in {_plural(last.processes, 'process', 'processes')}{note}")
+
+
+def _plural(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _volume(outcome: Outcome) -> str:
+    megabytes = outcome.bytes / outcome.seconds / 1e6 if outcome.seconds else 0.0
+    return (
+        f"{outcome.messages:,} messages in {outcome.seconds:.2f} s: "
+        f"{outcome.rate:,.0f} messages/s, {megabytes:,.1f} MB/s"
+    )

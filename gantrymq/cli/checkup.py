@@ -1,0 +1,318 @@
+"""The checks of ``gantrymq doctor``: each looks at one thing, changes nothing that stays, and says what to do.
+
+Source of the shares of a full disk: RocketMQ 4.9.7 ``diskMaxUsedSpaceRatio`` (75, old files go) and
+``diskSpaceWarningLevelRatio`` (90, its broker takes no more messages).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from gantrymq.remoting.address import parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.cli.loading import Loaded
+
+OK: Literal["ok"] = "ok"
+WARN: Literal["warn"] = "warn"
+FAIL: Literal["fail"] = "fail"
+
+WAIT_SECONDS = 2.0
+SYNCS = 50
+SYNC_BYTES = 4096
+SYNC_SLOW_US = 10_000
+SYNC_UNLIKELY_US = 15
+USED_WARN = 0.75
+USED_HIGH = 0.90
+DESCRIPTORS_LOW = 4096
+CLOCK_EARLIEST = 1_735_689_600
+"""The start of 2025: no machine that runs this is older."""
+CLOCK_BEHIND_SECONDS = 5.0
+SPARK_JAVA = 17
+"""What PySpark 4 needs."""
+
+
+@attrs.frozen
+class Finding:
+    """One line of the doctor: what was looked at, ok, warn or fail, what was found, and what to do about it."""
+
+    check: str
+    state: Literal["ok", "warn", "fail"]
+    found: str
+    advice: str = ""
+
+
+def hot_path() -> Finding:
+    """Which twin of the inner loops runs."""
+    from gantrymq.kernel.fast import KIND
+
+    if KIND != "plain":
+        return Finding("hot path", OK, f"{KIND}")
+    if os.environ.get("GANTRYMQ_PURE") == "1":
+        return Finding("hot path", WARN, "plain, because GANTRYMQ_PURE=1", "unset it to use the compiled one")
+    advice = "install a wheel that has it, or install from source with a C compiler; the plain one works, more slowly"
+    return Finding("hot path", WARN, "plain: the compiled one is not installed", advice)
+
+
+def python() -> Finding:
+    """The interpreter and the system."""
+    text = f"Python {sys.version.split()[0]} on {sys.platform}, {os.cpu_count()} cores"
+    if sys.platform != "linux":
+        return Finding("system", FAIL, text, "the broker needs Linux; the client and the nameserver run elsewhere too")
+    return Finding("system", OK, text)
+
+
+def port(what: str, address: str) -> Finding:
+    """Whether a server can listen at ``address``."""
+    check = f"{what} port"
+    host, number = parse_address(address, any_port=True)
+    if number == 0:
+        return Finding(check, OK, f"{address}: any free one")
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except OSError as error:
+        from gantrymq.cli.failures import advice_for
+
+        if _answers(host, number):
+            told = f"{address}: a server that speaks RocketMQ's protocol runs there"
+            return Finding(check, WARN, told, "nothing, if it is this broker; else choose another address")
+        reason, _, advice = advice_for(error).partition("; ")
+        return Finding(check, FAIL, f"{address}: {reason}", advice or "choose another address")
+    return Finding(check, OK, f"{address} is free")
+
+
+def advertised(advertise: str, listen: str) -> Finding:
+    """Whether the address that clients are told leads to this machine."""
+    check = "advertised address"
+    host, _ = parse_address(advertise or listen, any_port=True)
+    if not advertise and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return Finding(check, OK, "found from this machine's routes when the broker starts", "")
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        advice = "set broker.advertise to a name or address that clients can reach"
+        return Finding(check, FAIL, f"{host}: cannot be resolved ({error.strerror})", advice)
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(where)
+            listener.listen(1)
+            with socket.create_connection(listener.getsockname()[:2], WAIT_SECONDS):
+                pass
+    except OSError as error:
+        advice = "right behind a NAT or a proxy that leads here; else set broker.advertise to this machine's address"
+        return Finding(check, WARN, f"{host} is no address of this machine ({error.strerror or error})", advice)
+    if str(where[0]).startswith("127.") or where[0] == "::1":
+        advice = "for others set broker.listen, and broker.advertise where clients see another address"
+        return Finding(check, OK, f"{host}: only clients on this machine reach it", advice)
+    return Finding(check, OK, f"{host} leads to this machine")
+
+
+def folder(data: str) -> Finding:
+    """Whether the data folder can be written."""
+    place = nearest(data)
+    if not place.is_dir():
+        return Finding("data folder", FAIL, f"{place} is no folder", "choose another folder (--data)")
+    if not os.access(place, os.R_OK | os.W_OK | os.X_OK):
+        advice = "give this user the right to write there, or choose another folder (--data)"
+        return Finding("data folder", FAIL, f"{place} cannot be written by this user", advice)
+    made = "" if place == Path(data).absolute() else f"; it will be made in {place}"
+    return Finding("data folder", OK, f"{Path(data).absolute()}{made}")
+
+
+def disk(data: str, file_bytes: int) -> Finding:
+    """How full the disk is, and whether the commit log's next file has its room."""
+    usage = shutil.disk_usage(nearest(data))
+    used = 1 - usage.free / usage.total if usage.total else 1.0
+    text = f"{used:.0%} used, {_size(usage.free)} free; a file of the commit log takes {_size(file_bytes)}"
+    if usage.free < file_bytes:
+        return Finding("disk", FAIL, text, "make room, choose another folder, or make store.commit_log_file_bytes less")
+    if usage.free < 2 * file_bytes or used >= USED_HIGH:
+        return Finding("disk", WARN, text, "make room soon: a RocketMQ broker takes no messages from 90% on")
+    if used >= USED_WARN:
+        return Finding("disk", WARN, text, "keep an eye on it: a RocketMQ broker deletes old files from 75% on")
+    return Finding("disk", OK, text)
+
+
+def fdatasync(data: str) -> Finding:
+    """How long an fdatasync of one page takes where the data will lie: what a synchronous sender waits for."""
+    check = "fdatasync"
+    try:
+        with tempfile.TemporaryFile(dir=nearest(data), buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
+            times = sorted(_sync_times(file.fileno()))
+    except OSError as error:
+        return Finding(
+            check, FAIL, f"{nearest(data)}: {error.strerror}", "look after the disk, or choose another folder"
+        )
+    middle = statistics.median(times)
+    text = f"median {middle:.0f} us, worst {times[-1]:.0f} us of {len(times)}"
+    if middle >= SYNC_SLOW_US:
+        advice = 'a synchronous send waits so long; a faster disk, or plugin.flush.mode = "async" and what it risks'
+        return Finding(check, WARN, text, advice)
+    if middle < SYNC_UNLIKELY_US:
+        advice = "no disk is so fast: the folder lies in memory, or the disk does not keep what it says"
+        return Finding(check, WARN, text, advice)
+    return Finding(check, OK, text)
+
+
+def open_files(connections: int) -> Finding:
+    """Whether the limit of open files is enough for the connections that the broker may take."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return Finding("open files", OK, "no limit")
+    text = f"limit {hard} (now {soft}; a server raises it to {hard}), limits.connections is {connections}"
+    if hard < DESCRIPTORS_LOW or hard < connections + 1024:
+        return Finding("open files", WARN, text, "raise the hard limit (ulimit -Hn, LimitNOFILE=)")
+    return Finding("open files", OK, text)
+
+
+def clock(data: str) -> Finding:
+    """Whether the wall clock is believable: later than this program, and than the store's newest file."""
+    now = time.time()
+    text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    advice = "set the clock (NTP): messages carry its time, and searches by time rely on it"
+    if now < CLOCK_EARLIEST:
+        return Finding("clock", FAIL, f"{text} is in the past", advice)
+    newest = max((path.stat().st_mtime for path in _store_files(Path(data))), default=0.0)
+    if newest > now + CLOCK_BEHIND_SECONDS:
+        return Finding("clock", WARN, f"{text} is {newest - now:.0f} s behind the store's newest file", advice)
+    return Finding("clock", OK, text)
+
+
+def java() -> Finding:
+    """Whether there is a Java for Spark. The broker needs none."""
+    advice = f"nothing, unless you export or read with Spark: that needs Java {SPARK_JAVA} or later"
+    found = shutil.which("java")
+    if found is None:
+        return Finding("java", WARN, "not installed", advice)
+    try:
+        done = subprocess.run(  # noqa: S603 - the user's own java, as the shell finds it
+            [found, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("java", WARN, f"{found} does not run: {error}", advice)
+    first = (done.stderr or done.stdout).partition("\n")[0]
+    number = java_version(first)
+    if done.returncode or number is None:
+        return Finding("java", WARN, f"{found} says {first or 'nothing'}", advice)
+    return Finding("java", OK if number >= SPARK_JAVA else WARN, first, "" if number >= SPARK_JAVA else advice)
+
+
+def java_version(text: str) -> int | None:
+    """The feature release in the first line of ``java -version``; ``1.8.0`` is 8."""
+    _, _, rest = text.partition('"')
+    parts = rest.partition('"')[0].replace("-", ".").split(".")
+    numbers = [int(part) for part in parts if part.isdigit()]
+    if not numbers:
+        return None
+    return numbers[1] if numbers[0] == 1 and len(numbers) > 1 else numbers[0]
+
+
+def pyspark() -> Finding:
+    """Whether pyspark and pyarrow are installed. The broker needs neither."""
+    from importlib import metadata
+
+    found = []
+    for name in ("pyspark", "pyarrow"):
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            advice = "nothing, unless you export or read with Spark: pip install 'gantrymq[spark]'"
+            return Finding("pyspark", WARN, f"{name} is not installed", advice)
+    return Finding("pyspark", OK, ", ".join(found))
+
+
+def plugins(loaded: Loaded) -> Finding:
+    """What is plugged in, with versions."""
+    return Finding("plugins", OK, ", ".join(f"{info.name} {info.version}" for info in loaded.manager.plugins))
+
+
+def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], Finding]]:
+    """Every check, to be called one after the other."""
+    broker = loaded.config.broker
+    file_bytes = loaded.config.store.commit_log_file_bytes
+    connections = loaded.config.limits.connections
+    yield python
+    yield hot_path
+    yield lambda: plugins(loaded)
+    yield lambda: port("broker", broker.listen)
+    yield lambda: port("nameserver", nameserver_listen)
+    yield lambda: advertised(broker.advertise, broker.listen)
+    yield lambda: folder(broker.data)
+    yield lambda: disk(broker.data, file_bytes)
+    yield lambda: fdatasync(broker.data)
+    yield lambda: open_files(connections)
+    yield lambda: clock(broker.data)
+    yield java
+    yield pyspark
+
+
+def nearest(data: str) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    place = Path(data).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _answers(host: str, number: int) -> bool:
+    """Whether something that speaks the remoting protocol listens there."""
+    from gantrymq.remoting.command import Command, decode, encode
+    from gantrymq.remoting.errors import FatalRemoteFault
+    from gantrymq.remoting.frame import cut_frames
+
+    target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    try:
+        with socket.create_connection((target, number), WAIT_SECONDS) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.sendall(encode(Command(-1, opaque=1)))
+            frames, _ = cut_frames(connection.recv(65_536))
+            return bool(frames) and decode(frames[0]).is_response
+    except (OSError, FatalRemoteFault):
+        return False
+
+
+def _sync_times(descriptor: int) -> Iterator[float]:
+    """Microseconds of each, for two seconds at most."""
+    page = b"x" * SYNC_BYTES
+    began = time.perf_counter()
+    for number in range(SYNCS):
+        os.pwrite(descriptor, page, number * SYNC_BYTES)
+        before = time.perf_counter()
+        os.fdatasync(descriptor)
+        now = time.perf_counter()
+        yield (now - before) * 1e6
+        if now - began > WAIT_SECONDS:
+            return
+
+
+def _store_files(data: Path) -> Iterator[Path]:
+    for place in (data, data / "commitlog", data / "config"):
+        if place.is_dir() and os.access(place, os.R_OK | os.X_OK):
+            yield from (path for path in place.iterdir() if path.is_file())
+
+
+def _size(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count //= 1024
+    return f"{count / 1024:.1f} TiB" if count >= 1024 else f"{count} GiB"

@@ -1,0 +1,255 @@
+"""``bench`` against a real broker in this process, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, rounded
+from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
+from gantrymq.bench.running import run, share
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+
+pytestmark = pytest.mark.timeout(60)
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster_in_thread(tmp_path_factory.mktemp("store"), settings={"plugin.flush.mode": "async"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def bench(cli: Cli, cluster: Cluster) -> Callable[..., dict[str, Any]]:
+    """Run ``bench`` with ``--json``; what it printed."""
+
+    def call(*arguments: str) -> dict[str, Any]:
+        outcome = cli("bench", *arguments, "--json", "--nameserver", cluster.nameserver)
+        assert outcome.code == 0, outcome.err
+        found: dict[str, Any] = json.loads(outcome.out)
+        return found
+
+    return call
+
+
+def load_of(address: tuple[str, int], **changes: Any) -> Load:
+    given: dict[str, Any] = {"kind": "send", "topic": "load", "targets": [Target(*address, [0, 1], [0, 0])]}
+    return Load(**given | changes)
+
+
+class Answering:
+    """A broker that answers each request with the next of ``codes``, and closes where that is None."""
+
+    def __init__(self, *codes: int | None) -> None:
+        self._codes = codes
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._listener.accept()
+        buffer, codes = bytearray(), list(self._codes)
+        with connection:
+            while data := connection.recv(65_536):
+                buffer += data
+                frames, taken = cut_frames(buffer)
+                del buffer[:taken]
+                for request in map(decode, frames):
+                    code = codes.pop(0)
+                    if code is None:
+                        return
+                    if code >= 0:
+                        connection.sendall(encode(request.answer(code, "no")))
+
+    def close(self) -> None:
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[..., Answering]]:
+    made: list[Answering] = []
+
+    def make(*codes: int | None) -> Answering:
+        made.append(Answering(*codes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_produce_sends_exactly_what_it_counts(bench: Callable[..., Any], cli: Cli, cluster: Cluster) -> None:
+    found = bench("produce", "--topic", "counted", "--count", "1000", "--connections", "3", "--queues", "2")
+    (outcome,) = found["outcomes"]
+    assert (outcome["messages"], outcome["requests"], outcome["failures"]) == (1000, 1000, {})
+    assert outcome["bytes"] == 100_000
+    assert set(outcome["latencies"]) == {"p50", "p90", "p99", "p99.9", "max"}
+    assert found["ended_early"] is None
+    described = json.loads(cli("topic", "describe", "counted", "--json", "--nameserver", cluster.nameserver).out)
+    assert len(described) == 2
+    assert sum(row["messages"] for row in described) == 1000
+
+
+def test_batches_are_counted_by_their_messages_and_rounded_up(bench: Callable[..., Any]) -> None:
+    (outcome,) = bench("produce", "--topic", "batches", "--count", "100", "--batch", "32", "--size", "10")["outcomes"]
+    assert (outcome["messages"], outcome["requests"]) == (128, 4)
+
+
+def test_several_processes_share_the_work(bench: Callable[..., Any]) -> None:
+    found = bench("produce", "--topic", "shared", "--count", "101", "--connections", "5", "--processes", "2")
+    (outcome,) = found["outcomes"]
+    assert (outcome["messages"], outcome["processes"]) == (101, 2)
+
+
+def test_a_time_is_measured_after_a_warm_up(bench: Callable[..., Any]) -> None:
+    (outcome,) = bench("latency", "--topic", "timed", "--seconds", "0.3", "--warm-up", "0.1")["outcomes"]
+    assert 0.3 <= outcome["seconds"] < 5
+    assert outcome["messages"] > 0
+    assert outcome["cpu"] > 0
+
+
+def test_consume_reads_over_and_over(bench: Callable[..., Any]) -> None:
+    bench("produce", "--topic", "read", "--count", "100", "--queues", "4", "--size", "3")
+    (outcome,) = bench("consume", "--topic", "read", "--count", "1000")["outcomes"]
+    assert outcome["messages"] >= 1000
+    assert outcome["failures"] == {}
+
+
+def test_e2e_receives_every_message_that_was_acknowledged(bench: Callable[..., Any]) -> None:
+    found = bench("e2e", "--topic", "through", "--count", "300", "--in-flight", "4", "--connections", "2")
+    sent, received = found["outcomes"]
+    assert (sent["kind"], sent["messages"]) == ("send", 300)
+    assert (received["kind"], received["messages"]) == ("follow", 300)
+
+
+def test_people_get_lines_and_no_bar_outside_a_terminal(cli: Cli, cluster: Cluster) -> None:
+    outcome = cli("bench", "produce", "--topic", "lines", "--count", "10", "--nameserver", cluster.nameserver)
+    assert outcome.err == ""
+    lines = outcome.out.splitlines()
+    assert lines[0] == "produce lines: 8 connections x 16 in flight, 1 a request, bodies of 100 bytes"
+    assert [line.split()[0] for line in lines[1:]] == ["sent", "time", "generator"]
+    assert "10 messages in" in lines[1]
+
+
+@pytest.mark.slow
+def test_a_terminal_has_a_bar_and_ctrl_c_ends_with_what_was_measured(cluster: Cluster) -> None:
+    ours, theirs = pty.openpty()
+    arguments = ["bench", "produce", "--topic", "stopped", "--seconds", "50", "--nameserver", cluster.nameserver]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    ) as process:
+        assert select.select([ours], [], [], 30)[0]  # the bar comes after a second
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    os.close(ours)
+    os.close(theirs)
+    assert process.returncode == 130
+    assert b"messages/s" in out
+
+
+def test_failures_are_told_by_their_codes_and_not_counted(answering: Callable[..., Answering]) -> None:
+    broker = answering(0, ResponseCode.SYSTEM_BUSY, 0, 4711)
+    result = run(Plan(loads=[load_of(broker.address, requests=4)]))
+    (outcome,) = result.outcomes
+    assert (outcome.messages, outcome.requests) == (2, 4)
+    assert {what: failure.count for what, failure in outcome.failures.items()} == {"2 SYSTEM_BUSY": 1, "4711": 1}
+    assert outcome.failures["4711"].remark == "no"
+    assert not result.ended
+
+
+def test_a_broker_that_dies_half_way_leaves_what_was_measured(answering: Callable[..., Answering]) -> None:
+    broker = answering(0, 0, None)
+    result = run(Plan(loads=[load_of(broker.address)], seconds=30))
+    assert result.outcomes[0].messages == 2
+    assert result.outcomes[0].failures["lost"].count == 1
+    assert "all connections were lost" in result.ended
+
+
+def test_a_broker_that_falls_silent_ends_the_run(answering: Callable[..., Answering]) -> None:
+    broker = answering(0, -1)
+    result = run(Plan(loads=[load_of(broker.address)], seconds=30, timeout=0.3))
+    assert result.outcomes[0].messages == 1
+    assert result.ended == "no answer for 0.3 s"
+
+
+def test_a_broker_that_is_not_there_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    with pytest.raises(BenchFailed, match=r"cannot connect to the broker at 127.0.0.1:\d+: Connection refused"):
+        run(Plan(loads=[load_of(address)]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["produce", "--topic", "no such"], 1, "characters other than"),
+        (["consume", "--topic", "missing"], 1, "no route to topic missing"),
+        (["e2e", "--size", "10"], 2, "16 bytes"),
+        (["e2e", "--batch", "2"], 2, "one message a request"),
+        (["produce", "--connections", "0"], 2, "--connections"),
+        (["produce", "--nameserver", "nonsense"], 2, "host:port"),
+    ],
+)
+def test_what_cannot_be_is_told(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
+    given = arguments if "--nameserver" in arguments else [*arguments, "--nameserver", cluster.nameserver]
+    outcome = cli("bench", *given)
+    assert outcome.code == code
+    assert told in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_an_empty_topic_says_how_to_fill_it(cli: Cli, cluster: Cluster) -> None:
+    cli("topic", "create", "empty", "--nameserver", cluster.nameserver)
+    outcome = cli("bench", "consume", "--topic", "empty", "--nameserver", cluster.nameserver)
+    assert outcome.code == 1
+    assert "gantrymq bench produce --topic empty makes some" in outcome.err
+
+
+def test_a_refused_message_is_a_failure(cli: Cli, cluster: Cluster) -> None:
+    arguments = ["--size", "300000", "--batch", "32", "--count", "1", "--nameserver", cluster.nameserver]
+    outcome = cli("bench", "produce", "--topic", "refused", *arguments)
+    assert outcome.code == 1
+    assert "1 x 13 MESSAGE_ILLEGAL" in outcome.out
+
+
+def test_work_is_shared_without_a_rest() -> None:
+    plans = share(Plan(loads=[load_of(("h", 1), connections=5, requests=11)]), 3)
+    assert [(plan.loads[0].first, plan.loads[0].connections) for plan in plans] == [(0, 2), (2, 2), (4, 1)]
+    assert sum(plan.loads[0].requests for plan in plans) == 11
+
+
+def test_percentiles_are_the_times_that_a_share_did_not_exceed() -> None:
+    counts = dict.fromkeys(range(1, 1001), 1)
+    assert percentiles(counts) == {"p50": 500, "p90": 900, "p99": 990, "p99.9": 999, "max": 1000}
+    assert percentiles({7: 1}) == {"p50": 7, "p90": 7, "p99": 7, "p99.9": 7, "max": 7}
+    assert percentiles({}) == {}
+    assert microseconds_text({"p50": 999, "p99": 1500, "max": 2_500_000}.items()) == "p50 999 us  p99 1.5 ms  max 2.5 s"
+
+
+def test_many_different_times_keep_three_digits_and_never_look_better() -> None:
+    assert rounded({999: 2, 12_345: 1, 12_301: 1}) == {999: 2, 12_400: 2}
+    latencies = Latencies()
+    latencies.add(list(range(1_000_000, 1_060_000)))
+    assert len(latencies.counts) < 100
+    assert sum(latencies.counts.values()) == 60_000

@@ -1,0 +1,177 @@
+"""``doctor``: what it finds on a machine that is well, and each thing that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import time
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.cli import checkup
+from gantrymq.testing.harness import cluster_in_thread
+
+Cli = Callable[..., Any]
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def doctor(cli: Cli, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Run ``doctor`` with ``--json``; its exit code, and its findings by check."""
+
+    def call(*arguments: str) -> tuple[int, dict[str, Any]]:
+        given = ["--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+        outcome = cli("doctor", *given, *arguments, "--json")
+        assert "Traceback" not in outcome.err
+        return outcome.code, {row["check"]: row for row in json.loads(outcome.out)}
+
+    return call
+
+
+def test_every_check_is_told_and_leaves_nothing_behind(doctor: Callable[..., Any], tmp_path: Path) -> None:
+    code, found = doctor("--set", "store.commit_log_file_bytes=1 MiB")
+    assert code == 0
+    assert list(found) == [
+        "system", "hot path", "plugins", "broker port", "nameserver port", "advertised address", "data folder", "disk",
+        "fdatasync", "open files", "clock", "java", "pyspark",
+    ]  # fmt: skip
+    assert {row["state"] for row in found.values()} <= {"ok", "warn"}
+    assert all(row["advice"] for row in found.values() if row["state"] == "warn")
+    assert "topics 0.1.0" in found["plugins"]["found"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_people_get_a_line_a_check_and_what_to_do_below(cli: Cli, tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("")
+    outcome = cli("doctor", "--data", str(place))
+    assert outcome.code == 1
+    lines = outcome.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("fail  data folder"))
+    assert lines[at].endswith("is no folder")
+    assert lines[at + 1].strip() == "-> choose another folder (--data)"
+
+
+def test_a_port_that_another_program_has_is_a_fail(doctor: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "WAIT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        code, found = doctor("--listen", f"127.0.0.1:{other.getsockname()[1]}")
+    assert code == 1
+    assert found["broker port"]["state"] == "fail"
+    assert "stop it, or choose another address" in found["broker port"]["advice"]
+
+
+def test_a_port_that_a_broker_has_is_a_warning(tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path / "store") as cluster:
+        found = [checkup.port("broker", cluster.address), checkup.port("nameserver", cluster.nameserver)]
+    assert [finding.state for finding in found] == ["warn", "warn"]
+    assert "speaks RocketMQ's protocol" in found[0].found
+
+
+@pytest.mark.parametrize(
+    ("advertise", "state", "told"),
+    [
+        ("127.0.0.1:10911", "ok", "only clients on this machine"),
+        ("192.0.2.7:10911", "warn", "192.0.2.7 is no address of this machine"),
+        ("no-such-host.invalid:10911", "fail", "cannot be resolved"),
+    ],
+)
+def test_the_advertised_address_is_tried(doctor: Callable[..., Any], advertise: str, state: str, told: str) -> None:
+    _, found = doctor("--set", f"broker.advertise={advertise}")
+    assert found["advertised address"]["state"] == state
+    assert told in found["advertised address"]["found"]
+
+
+def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> None:
+    _, found = doctor("--listen", "0.0.0.0:0")
+    assert found["advertised address"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(50_000, "ok"), (20_000, "warn"), (5_000, "warn"), (150, "warn"), (99, "fail")]
+)
+def test_a_disk_without_room_for_a_file_is_a_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, state: str
+) -> None:
+    total = 100_000
+    monkeypatch.setattr(checkup.shutil, "disk_usage", lambda _: Usage(total, total - free, free))
+    assert checkup.disk(str(tmp_path / "not" / "made"), 100).state == state
+
+
+@pytest.mark.parametrize(("microseconds", "state"), [(1, "warn"), (200, "ok"), (20_000, "warn")])
+def test_a_disk_that_is_too_slow_or_too_quick_is_doubted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, microseconds: int, state: str
+) -> None:
+    monkeypatch.setattr(checkup, "_sync_times", lambda _: iter([float(microseconds)] * 3))
+    assert checkup.fdatasync(str(tmp_path)).state == state
+
+
+def test_few_descriptors_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 8192))
+    assert checkup.open_files(10_000).state == "warn"
+    assert checkup.open_files(1_000).state == "ok"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
+    assert checkup.open_files(1_000_000).state == "ok"
+
+
+def test_a_clock_behind_the_store_is_a_warning_and_one_of_long_ago_a_fail(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint").write_text("")
+    assert checkup.clock(str(tmp_path)).state == "ok"
+    ahead = time.time() + 3600
+    os.utime(tmp_path / "checkpoint", (ahead, ahead))
+    found = checkup.clock(str(tmp_path))
+    assert found.state == "warn"
+    assert "behind the store's newest file" in found.found
+    monkeypatch.setattr(checkup.time, "time", lambda: 0.0)
+    assert checkup.clock(str(tmp_path)).state == "fail"
+
+
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_392"', 8),
+        ('openjdk version "24-ea" 2025-03-18', 24),
+        ("no such thing", None),
+    ],
+)
+def test_the_version_of_java_is_read(line: str, number: int | None) -> None:
+    assert checkup.java_version(line) == number
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [
+        ("echo 'openjdk version \"21.0.1\"' >&2", "ok"),
+        ("echo 'java version \"1.8.0_392\"' >&2", "warn"),
+        ("exit 1", "warn"),
+    ],
+)
+def test_a_java_that_is_too_old_or_broken_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, state: str
+) -> None:
+    program = tmp_path / "java"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert checkup.java().state == state
+
+
+def test_a_machine_without_java_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert checkup.java().state == "warn"
+
+
+def test_a_configuration_that_is_none_is_wrong_usage(cli: Cli) -> None:
+    outcome = cli("doctor", "--set", "broker.liste=1")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert cli("doctor", "--nameserver-listen", "x").code == 2
