@@ -122,8 +122,12 @@ async def test_all_that_arrives_while_one_flush_runs_shares_the_next() -> None:
 
 @pytest.mark.trio
 async def test_the_interval_waits_for_enough_bytes_or_the_thorough_interval(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def run_here(function: Callable[[], Any]) -> Any:
+        return function()  # the mocked clock would not wait for a thread
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
     log = FakeLog()
     strategy = IntervalFlush(log, 0.5, 1000, 10.0)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
