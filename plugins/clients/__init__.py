@@ -2,7 +2,7 @@
 
 Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, connections_changed.
 Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
-max_subscriptions. Files: none.
+max_subscriptions, max_kept_bytes. Files: none.
 Services: ConsumerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager,
 DefaultConsumerIdsChangeListener and code 38 of ConsumerManageProcessor: codes 34, 35, 38, and 40 towards clients.
 """

@@ -14,8 +14,9 @@ from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
 from gantrymq.plugins.clients.roster import Roster
 from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
-from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import ConsumerGroupHeader
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
 log = structlog.get_logger("gantrymq.clients")
+
+WISH_BYTES = 100
+"""About what a subscription takes beside its texts, and a tag of it beside its letters."""
 
 
 class Clients:
@@ -35,6 +39,8 @@ class Clients:
         self._env = env
         self._config = config
         self._opaque = 0
+        self._kept: dict[tuple[int, str], int] = {}
+        self._kept_bytes = 0
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of ``topic``."""
@@ -61,7 +67,13 @@ class Clients:
     ) -> None:
         """A consumer's heartbeat. ``notify``: whether the group's members want to hear of changes."""
         member = Member(connection, client_id, self._env.monotonic())
-        group = self.consumers.join(connection.id, data.group_name)
+        if not keep_subscriptions:
+            self._keep(connection.id, data)
+        try:
+            group = self.consumers.join(connection.id, data.group_name)
+        except RemoteFault:
+            self._forget(connection.id, data.group_name)
+            raise
         group.notify = notify
         differed = group.differs
         if group.update(member, data, keep_subscriptions):
@@ -80,6 +92,7 @@ class Clients:
         if producer_group is not None:
             self.producers.leave(connection.id, producer_group)
         if consumer_group is not None and self.consumers.leave(connection.id, consumer_group):
+            self._forget(connection.id, consumer_group)
             self._left(consumer_group)
 
     def drop(self, connections: Iterable[Connection]) -> None:
@@ -87,6 +100,7 @@ class Clients:
         for connection in connections:
             self.producers.leave_all(connection.id)
             for name in self.consumers.leave_all(connection.id):
+                self._forget(connection.id, name)
                 self._left(name)
 
     def expire(self) -> None:
@@ -112,8 +126,29 @@ class Clients:
                     Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, opaque=self._opaque, flag=ONEWAY_FLAG)
                 )
 
+    def _keep(self, connection_id: int, data: ConsumerData) -> None:
+        key = (connection_id, data.group_name)
+        size = sum(map(_size, data.subscription_data_set))
+        total = self._kept_bytes - self._kept.get(key, 0) + size
+        if total > self._config.max_kept_bytes:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"the subscriptions of group {data.group_name} are not taken: all together may have "
+                f"{self._config.max_kept_bytes} bytes (plugin.clients.max_kept_bytes)",
+            )
+        self._kept[key] = size
+        self._kept_bytes = total
+
+    def _forget(self, connection_id: int, name: str) -> None:
+        self._kept_bytes -= self._kept.pop((connection_id, name), 0)
+
     def _left(self, name: str) -> None:
         group = self.consumers.groups.get(name)
         log.info("consumer_group_changed", group=name, members=len(group.members) if group else 0)
         if group is not None:
             self.changed[name] = None
+
+
+def _size(wish: SubscriptionData) -> int:
+    tags = sum(map(len, wish.tags_set)) + WISH_BYTES * (len(wish.tags_set) + len(wish.code_set))
+    return WISH_BYTES + len(wish.topic) + len(wish.sub_string) + tags

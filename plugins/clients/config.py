@@ -22,3 +22,5 @@ class ClientsConfig:
     """What a client says of itself is kept as long as it is here."""
     max_subscriptions: int = number(1000, 1, 100_000)
     """Topics that one member of a group may subscribe to."""
+    max_kept_bytes: int = size("256 MiB", minimum="64 KiB", maximum="16 GiB")
+    """What all members together may say of their subscriptions, about; it is kept as long as they are here."""

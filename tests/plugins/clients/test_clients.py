@@ -275,6 +275,31 @@ def test_a_heartbeat_of_any_size_is_not_kept(make_broker: Any) -> None:
     assert answer.remark == "a heartbeat of 1040 bytes, 1024 are the limit (plugin.clients.max_heartbeat_bytes)"
 
 
+def test_what_all_members_say_together_has_a_limit_and_is_given_back_with_them(make_broker: Any, connect: Any) -> None:
+    limits = {"plugin.clients.max_kept_bytes": "64 KiB", "plugin.clients.max_groups": "20"}
+    broker = make_broker("topics", "clients", **limits)
+    large = consumer("shop", *[f"topic{number}" for number in range(400)])
+    one, two, three = connect(), connect(), connect()
+    for _ in range(3):
+        assert beat(broker, one, "a@1", large).code == 0, "the same again takes nothing more"
+    refused = beat(broker, two, "b@1", large)
+    assert refused.code == 1
+    assert "plugin.clients.max_kept_bytes" in refused.remark
+    assert members(broker) == ["a@1"]
+    close(broker, one)
+    assert beat(broker, two, "b@1", large).code == 0
+    assert broker.ask(35, {"clientID": "b@1", "consumerGroup": "shop"}, connection=two).code == 0
+    assert beat(broker, three, "c@1", large).code == 0
+    assert beat(broker, three, "c@1", consumer("shop")).code == 0, "it wants less now"
+    for number in range(30):
+        beat(broker, connect(), "d@1", consumer(f"group{number}"))
+        assert beat(broker, one, "a@1", consumer("shop")).code == 0
+    for _ in range(10):
+        answer = beat(broker, connect(), "d@1", consumer("more", *[f"topic{number}" for number in range(100)]))
+        assert "live groups" in answer.remark
+    assert beat(broker, one, "a@1", consumer("shop", *[f"topic{number}" for number in range(550)])).code == 0
+
+
 def test_one_bad_name_spoils_the_heartbeat_before_anything_is_taken(broker: Any, connect: Any) -> None:
     assert beat(broker, connect(), "a@1", consumer("good"), consumer("../x")).code == 1
     assert members(broker, "good") == []
