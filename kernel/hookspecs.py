@@ -130,7 +130,8 @@ def advertise(broker: Broker) -> dict[str, Any]:  # type: ignore[empty-body]
     """What the nameserver registration says of this broker.
 
     When: rare, before each registration. Returns a part of the registration body by the names that
-    ``RegisterBrokerBody`` gives its fields; parts are merged. First user: topics.
+    ``RegisterBrokerBody`` gives its fields; parts are merged. Errors: are logged, the part is missing.
+    First user: topics.
     """
 
 
@@ -155,7 +156,8 @@ def connections_changed(batch: ConnectionsBatch) -> None:
     """Connections that opened and closed.
 
     When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more answers.
-    May: only observe. First user: clients.
+    May: only observe. Errors: are logged; who failed ten times is not called again, unless it is essential.
+    First user: clients.
     """
 
 
