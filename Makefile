@@ -21,7 +21,7 @@ help:
 	@echo 'make check             the quick part of the tests'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
-	@echo 'make bench             send rates, beside the Java broker where there is one'
+	@echo 'make bench             GantryMQ beside the Java broker [SECONDS=5 ROUNDS=3 WARM=20 ONLY=text]'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make clean             remove what the targets above made'
 
@@ -68,7 +68,8 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.test
-	$(BIN)/python benchmarks/send.py
+	$(BIN)/python benchmarks $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
+		$(if $(WARM),--warm '$(WARM)') $(if $(ONLY),--only '$(ONLY)')
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

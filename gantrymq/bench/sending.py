@@ -18,6 +18,7 @@ from gantrymq.remoting.frame import cut_frames
 FRAMES_BYTES = 64 * 1024 * 1024
 """What the encoded frames of a load may take; beyond it all connections share their queues' order."""
 _STAMP = struct.Struct(">q")
+_LENGTH = struct.Struct(">i").unpack_from
 _opaques = re.compile(rb'"opaque":(\d+)').findall
 
 
@@ -31,7 +32,7 @@ class SendLoad:
         self.measuring = False
         self.acknowledged = 0
         self._tickets: float = load.requests or math.inf
-        self._success = b'"code":%d,' % load.success
+        self._success = b'{"code":%d,' % load.success
         self._body = body_of(load)
         self._frame = sends(load, self._body)
         self._slots: dict[int, list[bytes]] = {}
@@ -65,12 +66,14 @@ class SendLoad:
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count what came; returns what is to be sent now."""
-        count, end = count_frames(data)
-        connection.keep(data, end)
-        if not count:
-            return b""
-        found = _opaques(data, 0, end)
-        if len(found) == count == data.count(self._success, 0, end):
+        found = self._quick_look(data, len(data))
+        if found is None:
+            count, end = count_frames(data)
+            connection.keep(data, end)
+            if not count:
+                return b""
+            found = self._quick_look(data, end)
+        if found is not None:
             slots = succeeded = list(map(int, found))
         else:
             slots, succeeded = self._read_carefully(data[:end])
@@ -88,6 +91,18 @@ class SendLoad:
         """The connection has gone, and the requests on it with it."""
         if connection.outstanding:
             self.tally.failed("lost", reason, connection.outstanding)
+
+    def _quick_look(self, data: bytes, end: int) -> list[bytes] | None:
+        """The opaques of all answers up to ``end``; None unless they are whole, successes, and begin with their code.
+
+        The last header's start and the length in front of it tell whether the last frame is whole; an answer that is
+        no success has an opaque but not this beginning. Quotes inside of a header's texts are escaped.
+        """
+        last = data.rfind(self._success, 0, end)
+        if last < 8 or last - 4 + _LENGTH(data, last - 8)[0] != end:
+            return None
+        found: list[bytes] = _opaques(data, 0, end)
+        return found if len(found) == data.count(self._success, 0, end) else None
 
     def _read_carefully(self, data: bytes) -> tuple[list[int], list[int]]:
         """Slots of all answers, and of the successes; the others are told by their codes."""

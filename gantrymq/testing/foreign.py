@@ -33,6 +33,8 @@ _OPENED = tuple(
     for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 )
 _SMALL = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
+SMALL_BROKER = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m")
+"""A heap with which a broker does all that it does, but not fast."""
 
 
 class ToolMissing(Exception):
@@ -78,6 +80,7 @@ class Java:
     java: str
     cache: Path
     conf: Path
+    common: Sequence[str] = _SMALL
 
     @property
     def classpath(self) -> str:
@@ -89,7 +92,7 @@ class Java:
         home.mkdir(parents=True, exist_ok=True)
         return [
             self.java,
-            *_SMALL,
+            *self.common,
             *_OPENED,
             f"-Duser.home={home}",
             f"-Drocketmq.client.logRoot={home}",
@@ -187,11 +190,19 @@ def start_nameserver(java: Java, home: Path) -> JavaServer:
 
 
 def start_broker(
-    java: Java, home: Path, nameservers: str, *, name: str = "java-broker", store: Path | None = None, **settings: str
+    java: Java,
+    home: Path,
+    nameservers: str,
+    *,
+    name: str = "java-broker",
+    store: Path | None = None,
+    memory: Sequence[str] = SMALL_BROKER,
+    **settings: str,
 ) -> JavaServer:
     """A Java broker on free ports of the loopback, registered at ``nameservers``; ``settings`` go to its config file.
 
-    Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes.
+    Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes; ``memory`` are the
+    JVM's options for its heap.
     """
     (port,) = free_ports(around=(0, 1, -2))
     root = store or home / "store"
@@ -214,12 +225,7 @@ def start_broker(
         **settings,
     }
     conf = _properties(home / "broker.conf", values)
-    options = (
-        "-Xms128m",
-        "-Xmx384m",
-        "-XX:MaxDirectMemorySize=256m",
-        "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
-    )
+    options = (*memory, "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99")
     main = "org.apache.rocketmq.broker.BrokerStartup"
     child = Child(java.command(home, main, "-c", str(conf), options=options), home / "broker.err")
     server = _ready(JavaServer(child, f"127.0.0.1:{port}", home))

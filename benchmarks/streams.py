@@ -1,0 +1,69 @@
+"""Redis Streams beside the brokers, where it is installed: XADD, driven by Redis's own load generator."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scenarios import Scenario
+
+from gantrymq.testing.processes import free_ports, wait_for
+
+FSYNC = {"async": "everysec", "sync": "always"}
+TRIAL_REQUESTS = 20_000
+RUN_SECONDS_MAX = 600.0
+
+
+def is_installed() -> bool:
+    """Whether server and load generator are there."""
+    return all(shutil.which(name) for name in ("redis-server", "redis-benchmark", "redis-cli"))
+
+
+def version() -> str:
+    """What the server calls itself."""
+    said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    return next((word.removeprefix("v=") for word in said.split() if word.startswith("v=")), "?")
+
+
+@contextmanager
+def redis(flush: str) -> Iterator[int]:
+    """A server with an append-only file in an empty folder; its port."""
+    (port,) = free_ports()
+    with tempfile.TemporaryDirectory(prefix="gantrymq-bench-redis-") as folder:
+        command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+        command += ["--appendonly", "yes", "--appendfsync", FSYNC[flush]]
+        with Path(folder, "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            try:
+                wait_for(lambda: _answers(port))
+                yield port
+            finally:
+                process.terminate()
+
+
+def rate(port: int, scenario: Scenario, seconds: float) -> float:
+    """XADD a second: a trial says how many make ``seconds``."""
+    trial = _run(port, scenario, TRIAL_REQUESTS if not scenario.is_alone else TRIAL_REQUESTS // 10)
+    return _run(port, scenario, max(1000, int(trial * seconds)))
+
+
+def _run(port: int, scenario: Scenario, requests: int) -> float:
+    command = ["redis-benchmark", "-p", str(port), "-c", str(scenario.connections), "-P", str(scenario.in_flight)]
+    command += ["-n", str(requests), "--csv", "XADD", scenario.topic, "*", "body", "x" * scenario.size]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=RUN_SECONDS_MAX)
+    return parse_rate(done.stdout)
+
+
+def parse_rate(text: str) -> float:
+    """Requests a second of the last row of ``redis-benchmark --csv``: test, rps, ..."""
+    rows = [row for row in csv.reader(text.splitlines()) if len(row) > 1]
+    return float(rows[-1][1])
+
+
+def _answers(port: int) -> bool:
+    command = ["redis-cli", "-p", str(port), "ping"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() == "PONG"

@@ -1,0 +1,126 @@
+"""What is measured: GantryMQ, the Java broker, and a server that only echoes, each started on an empty store."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
+from gantrymq.testing.processes import gantrymq_child
+
+INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
+JAVA_VERSION = "4.9.7"
+ROUTE_SECONDS = 10.0
+
+RECOMMENDED_HEAP_GIB = 8
+RECOMMENDED_DIRECT_GIB = 15
+"""Of RocketMQ's ``distribution/bin/runbroker.sh``, as is what :func:`java_memory` adds. Its switch for biased locking
+is left out: that is off by default since Java 15, and an unknown word to later ones."""
+
+
+@attrs.frozen
+class Running:
+    """A started system: where it is, its broker's process, and the seconds from its start to the first message."""
+
+    nameserver: str
+    address: str
+    pid: int
+    first_message: float
+
+
+@contextmanager
+def gantrymq(flush: str) -> Iterator[Running]:
+    """Our broker with its default plugins and settings, the flush mode apart."""
+    with _home("gantrymq") as home:
+        arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
+        arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={flush}"]
+        began = time.perf_counter()
+        with gantrymq_child([*arguments, "--log-level", "warning"], home / "log") as child:
+            line = child.wait_line(lambda text: text.startswith("ready"))
+            found = dict(word.partition("=")[::2] for word in line.split()[1:])
+            yield Running(found["nameserver"], found["broker"], child.pid, _first_message(found["broker"], began))
+
+
+@contextmanager
+def java(flush: str) -> Iterator[Running]:
+    """RocketMQ's broker at its defaults, the flush mode apart, with a heap for this machine."""
+    found = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
+    with _home("java") as home:
+        nameserver = start_nameserver(found, home / "nameserver")
+        try:
+            began = time.perf_counter()
+            mode = f"{flush.upper()}_FLUSH"
+            broker = start_broker(found, home / "broker", nameserver.address, memory=java_memory(), flushDiskType=mode)
+            try:
+                first = _first_message(broker.address, began)
+                yield Running(nameserver.address, broker.address, broker.child.pid, first)
+            finally:
+                broker.discard()
+        finally:
+            nameserver.discard()
+
+
+def java_memory() -> tuple[str, ...]:
+    """The JVM's options that RocketMQ recommends, the heap a quarter of this machine's memory and at most its 8 GiB."""
+    heap = max(1, min(RECOMMENDED_HEAP_GIB, memory_bytes() // 2**30 // 4))
+    direct = max(1, heap * RECOMMENDED_DIRECT_GIB // RECOMMENDED_HEAP_GIB)
+    return (
+        "-server", f"-Xms{heap}g", f"-Xmx{heap}g", f"-XX:MaxDirectMemorySize={direct}g", "-XX:+AlwaysPreTouch",
+        "-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25",
+        "-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", "-XX:-OmitStackTraceInFastThrow",
+        "-XX:-UseLargePages",
+    )  # fmt: skip
+
+
+@contextmanager
+def echo() -> Iterator[tuple[str, int]]:
+    """A server that sends back what it receives, in a process of its own; its address."""
+    program = Path(__file__).with_name("echo.py")
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield "127.0.0.1", int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/meminfo does not say how much memory there is")
+
+
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """A process's resident memory, and the part of it that is no file."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024, int(fields["RssAnon"].split()[0]) * 1024
+
+
+def _first_message(address: str, began: float) -> float:
+    ext = {"a": "bench", "b": "bench-first", "c": "TBW102", "d": "4", "e": "0", "f": "0"}
+    ext |= {"g": "0", "h": "0", "i": "", "j": "0", "k": "false", "m": "false"}
+    answer = ask(address, Command(RequestCode.SEND_MESSAGE_V2, ext, b"first", language="JAVA"))
+    if answer.code:
+        raise RuntimeError(f"the first message was not taken: {answer.code} {answer.remark}")
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _home(name: str) -> Iterator[Path]:
+    home = Path(tempfile.mkdtemp(prefix=f"gantrymq-bench-{name}-"))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
