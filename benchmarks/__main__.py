@@ -13,7 +13,7 @@ import streams
 from measuring import ceiling, measure
 from reporting import ROOT, Report
 from scenarios import Scenario, chosen
-from systems import INTEROP, JAVA_VERSION, Running, gantrymq, java
+from systems import INTEROP, JAVA_VERSION, Running, gantrymq, java, java_start
 
 from gantrymq.cli.tables import print_table
 from gantrymq.testing.foreign import ToolMissing, cache_folder, find_java
@@ -86,6 +86,8 @@ def _round(report: Report, scenarios: list[Scenario], flush: str, systems: list[
         say(f"round {number}, {flush} flush, {system}: starts and warms up")
         with _start(system, flush) as running:
             found = measure(system, flush, running, scenarios, report.warm, report.seconds, say)
+        if system == "java":
+            found.first_message = java_start()
         report.rounds.append(found)
     sends = [scenario for scenario in scenarios if scenario.kind == "send" and scenario.batch == 1]
     if not streams.is_installed():

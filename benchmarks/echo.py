@@ -23,7 +23,7 @@ def main() -> None:
                 continue
             connection = connections[fd]
             try:
-                data = connection.recv(524_288)
+                data = connection.recv(65_536)
                 connection.sendall(data)
             except OSError:
                 data = b""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
 JAVA_VERSION = "4.9.7"
 ROUTE_SECONDS = 10.0
 
+PRE_TOUCH = "-XX:+AlwaysPreTouch"
 RECOMMENDED_HEAP_GIB = 8
 RECOMMENDED_DIRECT_GIB = 15
 """Of RocketMQ's ``distribution/bin/runbroker.sh``, as is what :func:`java_memory` adds. Its switch for biased locking
@@ -48,19 +49,28 @@ def gantrymq(flush: str) -> Iterator[Running]:
         with gantrymq_child([*arguments, "--log-level", "warning"], home / "log") as child:
             line = child.wait_line(lambda text: text.startswith("ready"))
             found = dict(word.partition("=")[::2] for word in line.split()[1:])
-            yield Running(found["nameserver"], found["broker"], child.pid, _first_message(found["broker"], began))
+            try:
+                yield Running(found["nameserver"], found["broker"], child.pid, _first_message(found["broker"], began))
+            except Exception as error:
+                code = child.process.poll()
+                if code is None:
+                    raise
+                last = (home / "log").read_text(errors="replace")[-1000:]
+                raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
 
 
 @contextmanager
-def java(flush: str) -> Iterator[Running]:
-    """RocketMQ's broker at its defaults, the flush mode apart, with a heap for this machine."""
+def java(flush: str, options: Sequence[str] | None = None) -> Iterator[Running]:
+    """RocketMQ's broker at its defaults, the flush mode apart, with :func:`java_memory` or other ``options``."""
     found = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
     with _home("java") as home:
         nameserver = start_nameserver(found, home / "nameserver")
         try:
             began = time.perf_counter()
             mode = f"{flush.upper()}_FLUSH"
-            broker = start_broker(found, home / "broker", nameserver.address, memory=java_memory(), flushDiskType=mode)
+            broker = start_broker(
+                found, home / "broker", nameserver.address, memory=options or java_memory(), flushDiskType=mode
+            )
             try:
                 first = _first_message(broker.address, began)
                 yield Running(nameserver.address, broker.address, broker.child.pid, first)
@@ -75,11 +85,18 @@ def java_memory() -> tuple[str, ...]:
     heap = max(1, min(RECOMMENDED_HEAP_GIB, memory_bytes() // 2**30 // 4))
     direct = max(1, heap * RECOMMENDED_DIRECT_GIB // RECOMMENDED_HEAP_GIB)
     return (
-        "-server", f"-Xms{heap}g", f"-Xmx{heap}g", f"-XX:MaxDirectMemorySize={direct}g", "-XX:+AlwaysPreTouch",
+        "-server", f"-Xms{heap}g", f"-Xmx{heap}g", f"-XX:MaxDirectMemorySize={direct}g", PRE_TOUCH,
         "-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25",
         "-XX:InitiatingHeapOccupancyPercent=30", "-XX:SoftRefLRUPolicyMSPerMB=0", "-XX:-OmitStackTraceInFastThrow",
         "-XX:-UseLargePages",
     )  # fmt: skip
+
+
+def java_start() -> float:
+    """Seconds from the Java broker's start to its first acknowledged message, without touching its heap beforehand:
+    that takes as long as the heap is large."""
+    with java("async", [option for option in java_memory() if option != PRE_TOUCH]) as running:
+        return running.first_message
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from gantrymq.bench.plan import BenchFailed
 from gantrymq.remoting.address import format_address
 
 CONNECT_SECONDS = 10.0
-RECEIVE_BYTES = 512 * 1024
+RECEIVE_BYTES_MIN = 16 * 1024
+RECEIVE_BYTES_MAX = 512 * 1024
+"""A large buffer costs a map and an unmap each time, so a connection has one only while large answers come."""
 _LENGTH = struct.Struct(">i").unpack_from
 
 
@@ -29,6 +31,7 @@ class Connection:
         self.fd = self.socket.fileno()
         self._rest = b""
         self._unsent = memoryview(b"")
+        self._room = RECEIVE_BYTES_MIN
 
     def send(self, data: bytes) -> bool:
         """Send; False when a part must wait until the socket takes it (:meth:`flush`). OSError: the other side left."""
@@ -55,9 +58,11 @@ class Connection:
     def receive(self) -> bytes:
         """What came, behind what was kept; nothing when nothing came. ConnectionError: the other side has closed."""
         try:
-            data = self.socket.recv(RECEIVE_BYTES)
+            data = self.socket.recv(self._room)
         except BlockingIOError:
             return b""
+        if len(data) == self._room:
+            self._room = min(self._room * 4, RECEIVE_BYTES_MAX)
         if not data:
             raise ConnectionResetError("the broker closed the connection")
         if self._rest:
