@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 KEYS_MAX = 50_000
+NEW_MAX = 4096
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
 
@@ -13,18 +14,31 @@ class Latencies:
     """Exact to the microsecond until there are too many different ones; then to three digits."""
 
     def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
+        self._new: list[int] = []
 
     def add(self, microseconds: list[int]) -> None:
         """Count some more."""
-        self.counts.update(microseconds)
-        if len(self.counts) > KEYS_MAX:
-            self.counts = rounded(self.counts)
+        self._new += microseconds
+        if len(self._new) >= NEW_MAX:
+            self._take()
 
     def merge(self, counts: Mapping[int, int]) -> None:
         """Add another one's counts."""
         for microseconds, count in counts.items():
-            self.counts[microseconds] += count
+            self._counts[microseconds] += count
+
+    @property
+    def counts(self) -> Counter[int]:
+        """How often each time was seen."""
+        self._take()
+        return self._counts
+
+    def _take(self) -> None:
+        self._counts.update(self._new)
+        self._new.clear()
+        if len(self._counts) > KEYS_MAX:
+            self._counts = rounded(self._counts)
 
     def summary(self) -> dict[str, int]:
         """Microseconds by name: p50, p90, p99, p99.9 and max; nothing where nothing was counted."""
