@@ -286,6 +286,12 @@ class CommitLog:
             raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
         return data
 
+    def window(self, offset: int, size: int, stop: int) -> memoryview | bytes:
+        """As :meth:`view`, and what lies behind it up to the offset ``stop``, as far as it can be had at once."""
+        data = self.view(offset, size)
+        longer = min(stop, self._tail[0]) - offset
+        return data if self.quarantine or longer <= size else self.segments.view(offset, longer)
+
     def mistrust(self, start: int, end: int) -> None:
         """Quarantine a range that turned out to be damaged, until the next start."""
         self.quarantine = sorted({*self.quarantine, (start, end)})

@@ -11,7 +11,7 @@ import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
-from gantrymq.kernel.fast import encode_entries
+from gantrymq.kernel.fast import next_entries
 from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
@@ -164,19 +164,16 @@ class ConsumeQueue:
 
     def put(self, batch: DispatchBatch, rows: list[int]) -> None:
         """Put the entries of these rows of ``batch``; :class:`OSError` when they could not be written."""
-        offsets = [batch.offsets[row] for row in rows]
-        sizes = [batch.sizes[row] for row in rows]
-        codes = [batch.tag_codes[row] for row in rows]
-        queue_offsets = [batch.queue_offsets[row] for row in rows]
         first = self.max_offset
-        if offsets[0] >= self.log_end and queue_offsets == list(range(first, first + len(rows))):
+        data = next_entries(batch, rows, first) if batch.offsets[rows[0]] >= self.log_end else b""
+        if data:
             # No lock: only this thread adds, and only at the end; the other one takes away at the front.
-            self._tail += encode_entries(offsets, sizes, codes)
+            self._tail += data
             self.max_offset = first + len(rows)
-            self.log_end = offsets[-1] + sizes[-1]
+            self.log_end = batch.offsets[rows[-1]] + batch.sizes[rows[-1]]
         else:
-            for row in zip(queue_offsets, offsets, sizes, codes, strict=True):
-                self._put_one(*row)
+            for row in rows:
+                self._put_one(batch.queue_offsets[row], batch.offsets[row], batch.sizes[row], batch.tag_codes[row])
         if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
             # Not while the other thread writes: it takes these entries along or leaves them for the next time.
             try:

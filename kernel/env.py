@@ -35,6 +35,7 @@ __all__ = [
     "SystemLock",
     "Waker",
     "blame",
+    "environment",
 ]
 
 _VIEWED_MAX_BYTES = 32 * 1024 * 1024
@@ -385,3 +386,8 @@ class SystemEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
+
+
+def environment(name: str) -> str | None:
+    """A variable of the process's environment."""
+    return os.environ.get(name)

@@ -13,14 +13,22 @@ if TYPE_CHECKING:
 
 
 class Request:
-    """One request and the connection that waits for its answer."""
+    """One request, its code, and the connection that waits for its answer.
 
-    __slots__ = ("answered", "command", "connection")
+    Of hot requests there may be others with the same attributes, whose ``command`` is made when it is asked for.
+    """
+
+    __slots__ = ("answered", "code", "command", "connection")
 
     def __init__(self, connection: Connection, command: Command) -> None:
         self.connection = connection
         self.command = command
+        self.code = command.code
         self.answered = False
+
+    def forget(self) -> None:
+        """Keep only what an answer needs: header fields and body go."""
+        self.command.ext, self.command.body = None, b""
 
     def answer(
         self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""

@@ -17,8 +17,9 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.env import Env, NoRoom
+from gantrymq.kernel.fast import rows_by_queue
 from gantrymq.kernel.openfiles import OpenFiles
-from gantrymq.kernel.record import PREPARED_BIT, TOPIC_PATTERN
+from gantrymq.kernel.record import TOPIC_PATTERN
 from gantrymq.remoting.descriptors import descriptors_allowed
 
 log = structlog.get_logger("gantrymq.queues")
@@ -112,22 +113,9 @@ class ConsumeQueues:
 
     def put(self, batch: DispatchBatch) -> None:
         """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
-        groups: dict[tuple[str, int], list[int]] = {}
-        find = groups.get
-        row = -1
-        for topic, queue_id, sys_flag in zip(batch.topics, batch.queue_ids, batch.sys_flags, strict=True):
-            row += 1
-            if sys_flag & PREPARED_BIT:
-                continue
-            key = (topic, queue_id)
-            rows = find(key)
-            if rows is None:
-                groups[key] = [row]
-            else:
-                rows.append(row)
         self._check()
         touched = []
-        for key, rows in groups.items():
+        for key, rows in rows_by_queue(batch).items():
             queue = self._queues.get(key)
             if queue is None:
                 try:

@@ -47,7 +47,7 @@ class RequestTable:
         """Answer all of them, or start what will. Requests of one batch processor go to it in one call."""
         groups: dict[int, list[Request]] = {}
         for request in requests:
-            code = request.command.code
+            code = request.code
             processor = self._batch.get(code)
             if processor is not None:
                 groups.setdefault(id(processor), []).append(request)
@@ -58,7 +58,7 @@ class RequestTable:
             else:
                 request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
         for rows in groups.values():
-            self._answer_batch(self._batch[rows[0].command.code], rows)
+            self._answer_batch(self._batch[rows[0].code], rows)
 
     def _add(self, code: int, processor: Any) -> None:
         if hasattr(processor, "handle"):

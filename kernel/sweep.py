@@ -21,11 +21,10 @@ from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast import read_requests
 from gantrymq.kernel.processors import Request
-from gantrymq.remoting.command import decode
 from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
-from gantrymq.remoting.frame import cut_frames
 
 log = structlog.get_logger("gantrymq.sweep")
 
@@ -298,8 +297,7 @@ class Sweep:
         if inbound:
             inbound += data
         try:
-            frames, taken = cut_frames(inbound or data, self._limits.frame_bytes)
-            commands = [decode(frame) for frame in frames]
+            received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes)
         except FatalRemoteFault as error:
             log.warning("unreadable bytes, connection closed", peer=connection.address, error=str(error))
             self.drop(connection, str(error))
@@ -312,8 +310,7 @@ class Sweep:
             connection.partial_since = None
         elif taken or connection.partial_since is None:
             connection.partial_since = now
-        # A response would answer a request of ours; requests of ours are oneway, so there is nothing to match.
-        requests.extend([Request(connection, command) for command in commands if not command.is_response])
+        requests += received
         return len(data)
 
     def _report_changes(self) -> None:

@@ -1,7 +1,42 @@
-"""The inner loops of the store. ``KIND`` says which of their twins runs; :mod:`.plain` is the reference."""
+"""The inner loops of the broker. ``KIND`` says which of their twins runs, ``compiled`` or ``plain``.
+
+The plain twin is the reference. It also runs where the package was installed without a C compiler, and where
+``GANTRYMQ_PURE=1`` asks for it.
+"""
 
 from __future__ import annotations
 
-from gantrymq.kernel.fast.plain import KIND, Layout, Stop, encode_entries, encode_rows, scan, tag_code, tag_codes
+from typing import TYPE_CHECKING
 
-__all__ = ["KIND", "Layout", "Stop", "encode_entries", "encode_rows", "scan", "tag_code", "tag_codes"]
+from gantrymq.kernel.env import environment
+from gantrymq.kernel.fast.plain import Layout, Stop
+from gantrymq.kernel.fast.plain_requests import reply_form
+
+if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
+    from gantrymq.kernel.fast import plain as records
+    from gantrymq.kernel.fast import plain_requests as requests
+else:
+    try:
+        from gantrymq.kernel.fast import _records as records
+        from gantrymq.kernel.fast import _requests as requests
+    except ImportError:
+        from gantrymq.kernel.fast import plain as records
+        from gantrymq.kernel.fast import plain_requests as requests
+
+KIND = records.KIND
+encode_rows = records.encode_rows
+next_entries = records.next_entries
+rows_by_queue = records.rows_by_queue
+scan = records.scan
+tag_code = records.tag_code
+tag_codes = records.tag_codes
+add_sends = requests.add_sends
+answer_sends = requests.answer_sends
+gather = requests.gather
+read_pull_header = requests.read_pull_header
+read_requests = requests.read_requests
+
+__all__ = [
+    "KIND", "Layout", "Stop", "add_sends", "answer_sends", "encode_rows", "gather", "next_entries", "read_pull_header",
+    "read_requests", "reply_form", "rows_by_queue", "scan", "tag_code", "tag_codes",
+]  # fmt: skip

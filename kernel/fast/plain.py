@@ -193,9 +193,34 @@ def _refuse(batch: AppendBatch, row: int, max_body_bytes: int) -> None:
     batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, reason)
 
 
-def encode_entries(offsets: Iterable[int], sizes: Iterable[int], codes: Iterable[int]) -> bytes:
-    """Consume-queue entries, 20 bytes each."""
-    return b"".join(map(_ENTRY.pack, offsets, sizes, codes))
+def next_entries(batch: DispatchBatch, rows: list[int], queue_offset: int) -> bytes:
+    """The queue entries of these rows, 20 bytes each, if their queue offsets simply count up from ``queue_offset``.
+
+    Nothing when they do not.
+    """
+    queue_offsets = batch.queue_offsets
+    if [queue_offsets[row] for row in rows] != list(range(queue_offset, queue_offset + len(rows))):
+        return b""
+    offsets, sizes, codes = batch.offsets, batch.sizes, batch.tag_codes
+    return b"".join([_ENTRY.pack(offsets[row], sizes[row], codes[row]) for row in rows])
+
+
+def rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
+    """The rows that have a queue entry (not those that are prepared or rolled back), by topic and queue."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    find = groups.get
+    row = -1
+    for topic, queue_id, sys_flag in zip(batch.topics, batch.queue_ids, batch.sys_flags, strict=True):
+        row += 1
+        if sys_flag & PREPARED_BIT:
+            continue
+        key = (topic, queue_id)
+        rows = find(key)
+        if rows is None:
+            groups[key] = [row]
+        else:
+            rows.append(row)
+    return groups
 
 
 def tag_code(properties: bytes) -> int:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
+from gantrymq.kernel.fast import read_pull_header
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, TopicTable
 from gantrymq.plugins.consume.read import PullResult, PullStatus, read_queue
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.headers import PullMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -57,7 +58,7 @@ class PullProcessor:
                 continue
             if not self._run(pull):
                 # What it came with was read; it may wait for a minute, and a hundred thousand like it.
-                request.command.ext, request.command.body = None, b""
+                request.forget()
                 waiting.append(pull)
         if waiting and self._hold(batch=PullBatch(waiting, self._resume)) is None:
             self._resume(waiting)
@@ -69,7 +70,7 @@ class PullProcessor:
                 self._run(pull)
 
     def _parse(self, request: Request) -> Pull:
-        header = read_header(PullMessageHeader, request.command.ext)
+        header = read_pull_header(request)
         group = self._groups.find(header.consumer_group)
         if group is None:
             raise RemoteFault(

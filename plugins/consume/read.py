@@ -6,23 +6,18 @@ as the answer's remark.
 
 from __future__ import annotations
 
-import struct
 from enum import Enum, auto
 
 import attrs
 import structlog
 
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange
-from gantrymq.kernel.consumequeue import ConsumeQueue
+from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
+from gantrymq.kernel.fast import gather
 from gantrymq.kernel.filters import MessageFilter
-from gantrymq.kernel.record import is_intact
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.consume")
-
-_ENTRY = struct.Struct(">qiq")
-FILLER_BYTES = 0x7FFFFFFF
-"""The size in an entry that stands for no message: where the queue begins late, or lost a record."""
 
 
 class PullStatus(Enum):
@@ -98,42 +93,29 @@ def read_queue(
 
 def _gather(
     commit_log: CommitLog,
-    entries: bytes | memoryview,
+    entries: bytes,
     offset: int,
     bounds: tuple[int, int],
     limit: int,
     max_bytes: int,
     wanted: MessageFilter,
 ) -> PullResult:
-    parts: list[bytes | memoryview] = []
-    total = 0
-    scanned = 0
-    removed = False
-    oldest = commit_log.min_offset
-    everything = wanted.matches_all
-    for at, record_bytes, tag_code in _ENTRY.iter_unpack(entries):
-        if len(parts) >= limit or (parts and total + record_bytes > max_bytes):
-            break
-        scanned += 1
-        if record_bytes == FILLER_BYTES:
-            continue
-        if at < oldest:
-            removed = True
-            continue
-        if not everything and not wanted.matches(tag_code):
-            continue
+    last_at, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)
+
+    def window(at: int, size: int) -> memoryview | bytes | None:
         try:
-            data = commit_log.view(at, record_bytes)
+            return commit_log.window(at, size, min(last_at + last_size, at + max_bytes))
         except (ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
-            log.error("record cannot be read, skipped", offset=at, size=record_bytes, error=str(error))
-            continue
-        if not is_intact(data, at):
-            commit_log.mistrust(at, at + record_bytes)
-            log.error("record damaged on the disk, skipped", offset=at, size=record_bytes)
-            continue
-        parts.append(data)
-        total += record_bytes
+            log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
+            return None
+
+    def damaged(at: int, size: int) -> None:
+        commit_log.mistrust(at, at + size)
+        log.error("record damaged on the disk, skipped", offset=at, size=size)
+
+    matches = None if wanted.matches_all else wanted.matches
+    parts, scanned, removed = gather(entries, limit, max_bytes, commit_log.min_offset, matches, window, damaged)
     low, high = bounds
     if parts:
         return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts))

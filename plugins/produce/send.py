@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.fast import add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import check_properties, check_topic, split_batch, traits_of
@@ -14,6 +15,7 @@ from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import SendMessageHeader, read_send_header
+from gantrymq.remoting.names import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -33,7 +35,7 @@ _STORED = frozenset(
 
 @attrs.frozen
 class Origin:
-    """Which rows of the batch are one request's."""
+    """Which rows of the batch are one request's, where it has several."""
 
     request: Request
     first: int
@@ -51,17 +53,27 @@ class SendProcessor:
         self._cluster = b"CLUSTER\x01" + broker.cluster.encode()
         self._max_bytes = broker.config.store.max_message_bytes
         self._id_prefix = broker.store.config.store_host.hex().upper()
+        self._form = reply_form(reply_fields, self._id_prefix)
 
     def handle(self, requests: list[Request]) -> None:
         """One batch for all requests; a bad one is answered at once and harms no other."""
         batch = AppendBatch(done=self._reply)
-        for request in requests:
-            try:
-                self._add(batch, request)
-            except RemoteFault as fault:
-                request.answer(fault.code, fault.remark, self._reply_fields)
+        add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
         if len(batch):
             self._broker.append(batch)
+
+    def _terms(self, topic: str) -> tuple[int, int] | None:
+        """The number of queues and the sys flag bits of a topic that any producer may send to as it is now."""
+        config = self._topics.get(topic)
+        if config is None or self._topics.refuses_sends(topic) or topic.startswith(RETRY_PREFIX):
+            return None
+        return max(config.read_queue_nums, config.write_queue_nums), _topic_bits(config)
+
+    def _take(self, batch: AppendBatch, request: Request) -> None:
+        try:
+            self._add(batch, request)
+        except RemoteFault as fault:
+            request.answer(fault.code, fault.remark, self._reply_fields)
 
     def _add(self, batch: AppendBatch, request: Request) -> None:
         command = request.command
@@ -88,7 +100,7 @@ class SendProcessor:
         check_properties(properties)
         batch.traits |= traits_of(properties)
         self._row(batch, request, header, config, queue_id, header.flag, request.command.body, properties, wait,
-                  Origin(request, len(batch), 1))  # fmt: skip
+                  request)  # fmt: skip
 
     def _add_many(
         self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
@@ -123,14 +135,12 @@ class SendProcessor:
         body: bytes,
         properties: bytes,
         wait: bool,
-        origin: Origin,
+        origin: Request | Origin,
     ) -> None:
-        sys_flag = header.sys_flag & ~_BORN_HOST_V6
+        sys_flag = header.sys_flag & ~_BORN_HOST_V6 | _topic_bits(config)
         host = request.connection.host
         if len(host) > 8:
             sys_flag |= _BORN_HOST_V6
-        if config.topic_filter_type == "MULTI_TAG":
-            sys_flag |= _MULTI_TAGS
         batch.add(
             header.topic,
             queue_id,
@@ -159,15 +169,12 @@ class SendProcessor:
         return (given + b"\x02" + self._cluster if given else self._cluster), wait
 
     def _reply(self, batch: AppendBatch) -> None:
-        row = 0
-        while row < len(batch):
-            origin: Origin = batch.origins[row]
-            self._reply_one(batch, origin)
-            row += origin.rows
+        answer_sends(batch, self._form, self._reply_one)
 
-    def _reply_one(self, batch: AppendBatch, origin: Origin) -> None:
-        first = origin.first
-        rows = range(first, first + origin.rows)
+    def _reply_one(self, batch: AppendBatch, first: int) -> int:
+        origin = batch.origins[first]
+        request, count = (origin.request, origin.rows) if isinstance(origin, Origin) else (origin, 1)
+        rows = range(first, first + count)
         worst = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), first)
         status = batch.statuses[worst]
         fields = self._reply_fields
@@ -180,4 +187,9 @@ class SendProcessor:
                 "queueId": str(batch.queue_ids[first]),
                 "queueOffset": str(batch.queue_offsets[first]),
             }
-        origin.request.answer(status, batch.remarks.get(worst), fields)
+        request.answer(status, batch.remarks.get(worst), fields)
+        return first + count
+
+
+def _topic_bits(config: TopicConfig) -> int:
+    return _MULTI_TAGS if config.topic_filter_type == "MULTI_TAG" else 0

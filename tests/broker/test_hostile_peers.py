@@ -185,8 +185,10 @@ def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(clus
         assert second is not None
         assert second.code == 0
         answers = [consumer.answer_to(number) for number in range(count)]
-    assert {answer.code for answer in answers if answer is not None} == {ResponseCode.SUCCESS}
     assert None not in answers
+    # Who does not read as fast as the answers come is told to ask again for the rest.
+    codes = {answer.code for answer in answers if answer is not None}
+    assert ResponseCode.SUCCESS in codes <= {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}
 
 
 def test_a_flood_of_oneway_requests_is_taken_without_an_answer(cluster: Cluster) -> None:

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     source = tmp_path_factory.mktemp("source")
     for name in ("kernel", "plugins", "gantrymq"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
@@ -41,3 +41,11 @@ def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
             expected = inside if inside.startswith("gantrymq/") else f"gantrymq/{inside}"
             assert expected in wheel
     assert "gantrymq/py.typed" in wheel
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_compiled_twins(wheel: list[str]) -> None:
+    pytest.importorskip("Cython", reason="without Cython the wheel holds the plain twins only")
+    for name in ("_records", "_requests"):
+        assert any(one.startswith(f"gantrymq/kernel/fast/{name}.") and one.endswith(".so") for one in wheel)
+    assert not [one for one in wheel if one.endswith((".c", ".pyx"))]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.fast import KIND, Layout, Stop, encode_entries, encode_rows, scan, tag_code
+from gantrymq.kernel.fast import Layout, Stop, encode_rows, next_entries, scan, tag_code
 from gantrymq.kernel.record import (
     BadRecord,
     Record,
@@ -346,9 +346,16 @@ def test_tag_codes(properties: bytes, code: int) -> None:
     assert tag_code(properties) == code
 
 
-def test_entries_are_twenty_bytes() -> None:
-    assert encode_entries([1, 2], [3, 4], [-5, 6]) == struct.pack(">qiqqiq", 1, 3, -5, 2, 4, 6)
-    assert KIND == "plain"
+def test_entries_are_twenty_bytes_and_only_of_rows_that_follow_each_other() -> None:
+    batch, _ = scan(many(3), 0, 9, check_body=True)
+    batch.offsets[:], batch.sizes[:], batch.tag_codes[:], batch.queue_offsets[:] = (
+        [1, 2, 9],
+        [3, 4, 9],
+        [-5, 6, 9],
+        [7, 8, 8],
+    )
+    assert next_entries(batch, [0, 1], 7) == struct.pack(">qiqqiq", 1, 3, -5, 2, 4, 6)
+    assert next_entries(batch, [0, 1, 2], 7) == next_entries(batch, [0, 1], 6) == b""
 
 
 def test_a_flipped_bit_in_the_body_or_in_what_places_the_record_shows() -> None:

@@ -1,0 +1,24 @@
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.fast.plain import Layout, Stop
+
+KIND: Final[str]
+
+def encode_rows(
+    batch: AppendBatch,
+    rows: Sequence[int],
+    first: int,
+    offset: int,
+    room: int,
+    next_offsets: dict[tuple[str, int], int],
+    layout: Layout,
+) -> tuple[list[bytes], int, int]: ...
+def next_entries(batch: DispatchBatch, rows: list[int], queue_offset: int) -> bytes: ...
+def rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]: ...
+def tag_code(properties: bytes) -> int: ...
+def tag_codes(properties: Iterable[bytes]) -> list[int]: ...
+def scan(
+    data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False
+) -> tuple[DispatchBatch, Stop]: ...

@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from typing import Any
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
+from gantrymq.kernel.processors import Request
+from gantrymq.remoting.headers import PullMessageHeader
+
+def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]: ...
+def read_pull_header(request: Request) -> PullMessageHeader: ...
+def add_sends(
+    batch: AppendBatch,
+    requests: list[Request],
+    terms: Callable[[str], Terms | None],
+    mark: bytes,
+    max_body_bytes: int,
+    many: Callable[[Request, int, int], Any],
+    other: Callable[[AppendBatch, Request], None],
+) -> None: ...
+def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBatch, int], int]) -> None: ...
+def gather(
+    entries: bytes,
+    limit: int,
+    max_bytes: int,
+    oldest: int,
+    matches: Callable[[int], bool] | None,
+    window: Window,
+    damaged: Callable[[int, int], None],
+) -> tuple[list[bytes | memoryview], int, bool]: ...

@@ -1,0 +1,153 @@
+"""The compiled twin of the store's inner loops does what the plain one does, for whatever it is given."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.fast import Layout, plain
+
+compiled = pytest.importorskip("gantrymq.kernel.fast._records", reason="the extension is not built")
+
+HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]
+
+
+def outcome(call: Any) -> Any:
+    """What a call returns, or the kind and text of what it raises."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
+
+
+def mostly(usual: st.SearchStrategy[Any], odd: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """``usual`` nine times out of ten."""
+    return st.integers(0, 9).flatmap(lambda number: odd if number == 9 else usual)
+
+
+INT32 = mostly(st.integers(-(2**31), 2**31 - 1), st.sampled_from([2**31, -(2**31) - 1, 2**63, True]))
+INT64 = mostly(st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**63, -(2**63) - 1, 2**70]))
+SYS_FLAG = mostly(st.sampled_from([0, 1, 2, 3, 4, 8, 12, 0x10, 0x20, 0x30]), st.sampled_from([2**31, -1]))
+TOPIC = mostly(
+    st.sampled_from(["T", "orders", "%RETRY%g"]), st.sampled_from(["", "a b", "é", "x" * 127, "x" * 128, "\ud800"])
+)
+PROPERTIES = mostly(
+    st.sampled_from(
+        [b"", b"TAGS\x01a", b"KEYS\x01k\x02TAGS\x01b\x02", b"TAGS\x01" + "é€".encode(), b"XTAGS\x01q\x02TAGS\x01"]
+    ),
+    st.sampled_from([b"a\0b", bytes([1]) * 32767, bytes([1]) * 32768]),
+)
+ROW = st.tuples(
+    TOPIC, INT32, st.binary(max_size=40), PROPERTIES, INT32, SYS_FLAG, INT64,
+    mostly(st.just(HOSTS[0]), st.just(HOSTS[1])), INT32, INT64,
+)  # fmt: skip
+
+
+def batch_of(rows: list[Any], refused: set[int]) -> AppendBatch:
+    batch = AppendBatch()
+    for topic, queue_id, body, properties, flag, sys_flag, born, host, times, prepared in rows:
+        batch.add(
+            topic, queue_id, body, properties, flag=flag, sys_flag=sys_flag, born_timestamp=born, born_host=host,
+            reconsume_times=times, prepared_offset=prepared,
+        )  # fmt: skip
+    for row in refused:
+        if row < len(rows):
+            batch.refuse(row, 13, "no")
+    count = len(rows)
+    batch.offsets, batch.sizes, batch.queue_offsets = [-1] * count, [0] * count, [-1] * count
+    batch.store_timestamp = 1_700_000_000_000
+    return batch
+
+
+@given(
+    st.lists(ROW, max_size=12),
+    st.sets(st.integers(0, 11), max_size=2),
+    st.sampled_from(HOSTS),
+    st.integers(0, 2**40),
+    st.integers(0, 3000),
+    st.integers(10, 2000),
+    st.integers(0, 40),
+)
+def test_encode_rows(
+    rows: list[Any], refused: set[int], store_host: bytes, offset: int, room: int, record_max: int, body_max: int
+) -> None:
+    results = []
+    for twin in (plain, compiled):
+        batch = batch_of(rows, refused)
+        table = {("T", 1): 5}
+        parts, index, end = twin.encode_rows(
+            batch, batch.live, 0, offset, room, table, Layout(store_host, body_max, record_max)
+        )
+        results.append((b"".join(parts), index, end, table, batch))
+        if 0 < index < len(batch.live):
+            more = twin.encode_rows(batch, batch.live, index, 0, 10**6, table, Layout(store_host, body_max, record_max))
+            results[-1] = (*results[-1], b"".join(more[0]), more[1:], dict(table))
+    assert results[0] == results[1]
+
+
+def records(rows: list[Any], store_host: bytes) -> bytes:
+    batch = batch_of(rows, set())
+    parts, _, _ = plain.encode_rows(batch, batch.live, 0, 0, 10**6, {}, Layout(store_host, 4096, 8192))
+    return b"".join(parts)
+
+
+@given(
+    st.lists(ROW, min_size=1, max_size=6),
+    st.sampled_from(HOSTS),
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2),
+    st.sampled_from([b"", b"\0" * 100, b"\0\0\0\x08\xcb\xd4\x31\x94", b"junk" * 30, b"\0"]),
+    st.integers(0, 8),
+    st.booleans(),
+)
+def test_scan(
+    rows: list[Any], store_host: bytes, damage: list[tuple[int, int]], tail: bytes, limit: int, check_body: bool
+) -> None:
+    data = bytearray(records(rows, store_host) + tail)
+    for at, value in damage:
+        if at < len(data):
+            data[at] = value
+    for form in (bytes(data), memoryview(data)):
+        expected, found = (twin.scan(form, 0, limit, check_body=check_body, replay=True) for twin in (plain, compiled))
+        assert found == expected
+
+
+@given(st.binary(max_size=400), st.integers(-5, 5))
+@example(b"", 3)
+def test_scan_of_anything(data: bytes, start: int) -> None:
+    assert compiled.scan(data, start, 5, check_body=True) == plain.scan(data, start, 5, check_body=True)
+
+
+@given(st.lists(mostly(PROPERTIES, st.binary(max_size=30)), max_size=5))
+def test_tag_codes(properties: list[bytes]) -> None:
+    assert compiled.tag_codes(properties) == plain.tag_codes(properties)
+
+
+def dispatch_of(rows: list[Any]) -> DispatchBatch:
+    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
+    topics, queue_ids, sys_flags, offsets, sizes, codes, queue_offsets = columns
+    return DispatchBatch(
+        0, 0, offsets, sizes, topics, queue_ids, queue_offsets, [], sys_flags, [], [], codes
+    )  # fmt: skip
+
+
+DISPATCH_ROW = st.tuples(
+    st.sampled_from(["T", "U"]), st.integers(0, 2), SYS_FLAG, INT64, INT32, INT64, mostly(st.integers(0, 3), INT64)
+)
+
+
+@given(st.lists(DISPATCH_ROW, max_size=8), st.integers(0, 2), st.data())
+def test_queue_entries(rows: list[Any], first: int, data: st.DataObject) -> None:
+    batch = dispatch_of(rows)
+    assert compiled.rows_by_queue(batch) == plain.rows_by_queue(copy.deepcopy(batch))
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5, unique=True).map(sorted)) if rows else []
+    for place, row in enumerate(chosen):
+        if data.draw(st.booleans()):
+            batch.queue_offsets[row] = first + place
+    assert outcome(lambda: compiled.next_entries(batch, chosen, first)) == outcome(
+        lambda: plain.next_entries(batch, chosen, first)
+    )

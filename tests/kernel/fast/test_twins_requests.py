@@ -1,0 +1,396 @@
+"""The compiled twin of the wire's inner loops reads, refuses and answers as the plain one does."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.fast import Layout, plain_requests, reply_form
+from gantrymq.kernel.fast.plain import encode_rows
+from gantrymq.plugins.produce.send import Origin, SendProcessor
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.properties import encode_properties
+
+compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+
+LIMIT = 64 * 1024
+SEND = {"a": "g", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1700000000000", "h": "3"}
+PULL = {
+    "consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "7", "maxMsgNums": "32", "sysFlag": "2",
+    "commitOffset": "5", "suspendTimeoutMillis": "15000", "subscription": "*", "subVersion": "1",
+    "expressionType": "TAG",
+}  # fmt: skip
+PROPERTIES = [
+    "", "\x02", "UNIQ_KEY\x01A0\x02WAIT\x01true", "WAIT\x01false\x02KEYS\x01k\x02", "AWAIT\x01false",
+    "WAIT\x01x\x02\x02",
+    "DELAY\x013", "TRAN_MSG\x01true\x02K\x01v", "CLUSTER\x01other\x02K\x01v", "XCLUSTER\x01other", "TAGS\x01é€😀",
+    'quoted\x01"\\/\b\f\n\r\t', "K\x01v\x00", "\x02\x02K\x01v\x02\x02WAIT\x01true\x02\x02", "K\x01\x7f\x80",
+    "x" * 32760,
+]  # fmt: skip
+VALUES = st.one_of(
+    st.sampled_from(
+        ["", "0", "-1", "7", "01", "-0", "+1", " 1", "1.0", "1e2", "9" * 18, "9" * 19, "2147483648", "-2147483649",
+         "true",         "false", "null", "TRUE", "orders", "né", *PROPERTIES]
+    ),
+    st.text(max_size=8),
+)  # fmt: skip
+
+
+class Peer:
+    """A connection that keeps what is sent to it."""
+
+    def __init__(self, host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f") -> None:
+        self.host = host
+        self.frames: list[bytes] = []
+
+    def send(self, command: Command) -> None:
+        self.send_bytes(encode(command))
+
+    def send_bytes(self, data: bytes) -> None:
+        frames, taken = cut_frames(data)
+        assert taken == len(data)
+        start = 0
+        for frame in frames:
+            end = start + 8 + len(frame.header) + len(frame.body)
+            self.frames.append(data[start:end])
+            start = end
+
+
+@st.composite
+def commands(draw: st.DrawFn) -> Command:
+    code, usual = draw(st.sampled_from([(310, SEND), (310, SEND), (320, SEND), (11, PULL), (361, PULL), (10, SEND)]))
+    ext = dict(usual)
+    for name in draw(st.lists(st.sampled_from([*"abcdefghijklmn", *PULL, "other"]), max_size=3)):
+        ext[name] = draw(VALUES)
+    if draw(st.booleans()):
+        ext["i"] = draw(st.sampled_from(PROPERTIES))
+    if draw(st.integers(0, 9)) == 0:
+        ext.pop(draw(st.sampled_from(sorted(ext))))
+    return Command(
+        code,
+        ext,
+        draw(st.binary(max_size=20)),
+        opaque=draw(st.sampled_from([0, 1, -5, 2**31 - 1, -(2**31)])),
+        flag=draw(st.sampled_from([0, 0, 0, ONEWAY_FLAG, RESPONSE_FLAG, 4])),
+        language=draw(st.sampled_from(["JAVA", "PYTHON", "other"])),
+        kind=draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+def seen(result: Any) -> Any:
+    requests, taken = result
+    return [(request.code, request.command, request.answered) for request in requests], taken
+
+
+def outcome(call: Any) -> Any:
+    """What a call returns, or the kind and text of what it raises."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
+
+
+def both_read(data: bytes, limit: int = LIMIT) -> Any:
+    peer: Any = Peer()
+    expected = outcome(lambda: seen(plain_requests.read_requests(peer, data, limit)))
+    for form in (data, bytearray(data)):
+        assert outcome(lambda form=form: seen(compiled.read_requests(peer, form, limit))) == expected  # type: ignore[misc]
+    return expected
+
+
+@given(st.lists(commands(), max_size=4), st.integers(0, 12), st.booleans())
+def test_requests_are_read_alike(some: list[Command], cut: int, reorder: bool) -> None:
+    data = b"".join(map(encode, some))
+    both_read(data[: len(data) - cut])
+
+
+@given(commands(), st.lists(st.tuples(st.integers(0, 500), st.integers(0, 255)), min_size=1, max_size=3))
+def test_damaged_requests_are_refused_alike(command: Command, damage: list[tuple[int, int]]) -> None:
+    data = bytearray(encode(command) * 2)
+    for at, value in damage:
+        data[at % len(data)] = value
+    both_read(bytes(data))
+
+
+def frame(header: bytes, body: bytes = b"body", kind: int = 0) -> bytes:
+    return struct.pack(">iI", 4 + len(header) + len(body), kind << 24 | len(header)) + header + body
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["code", "extFields", "flag", "opaque", "version", "language", "remark", "x"]), VALUES
+    )
+)
+def test_headers_of_any_type_are_read_alike(fields: dict[str, Any]) -> None:
+    both_read(frame(json.dumps({"code": 310, "extFields": SEND, **fields}).encode()))
+
+
+EXT = json.dumps(SEND, separators=(",", ":"))[1:-1]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"code":310,"extFields":{@}}',
+        '{"extFields":{@},"code":310}',
+        '{"code":310,"code":11,"extFields":{@}}',
+        '{"code":310,"extFields":{@},"extFields":{}}',
+        '{"code":310,"extFields":{@,"e":"2"}}',
+        '{"code":310,"extFields":{@,"z":"2","z":"3"}}',
+        '{"code":310,"extFields":{@},"flag":3}',
+        '{"code":310,"extFields":{@},"opaque":-0}',
+        '{"code":310,"extFields":{@},"opaque":2147483648}',
+        '{"code":310.0,"extFields":{@}}',
+        '{"code":310,"extFields":{@}} ',
+        '{"code":310,"extFields":{@}},',
+        '{"code":310, "extFields":{@}}',
+        '{"code":310,"extFields":{@},"remark":null}',
+        '{"code":310,"extFields":{@},"remark":"r","kind":1,"body":"eA=="}',
+        '{"code":310,"extFields":{@},"serializeTypeCurrentRPC":"JSON","language":"GO","version":3}',
+        '{"code":310,"extFields":{@,"i":"a\\u0001b\\u0002c\\u0001d"}}',
+        '{"code":310,"extFields":{@,"i":"\\u00e9\\ud83d\\ude00"}}',
+        '{"code":310,"extFields":{@,"i":"\\ud83d"}}',
+        '{"code":310,"extFields":{@,"i":"\\x"}}',
+        '{"code":310,"extFields":{@,"i":"\\u00g1"}}',
+        '{"code":310,"extFields":{@,"i":"a\tb"}}',
+        '{"code":310,"extFields":{@,"i":"\\',
+        '{"code":310,"extFields":{@,"\\u0069":"a"}}',
+        '{"code":310,"extFields":{@',
+        '{"code":310,"extFields":{@,}}',
+        '{"code":310,"extFields":{@,"n":"broker-a"}}',
+        '{"code":310,"extFields":{}}',
+        '{"code":310,"extFields":null}',
+        '{"code":310}',
+        "{}",
+        "",
+        "{",
+    ],
+)  # fmt: skip
+def test_odd_headers_are_read_alike(header: str) -> None:
+    header = header.replace("@", EXT)
+    for raw in (header.encode(), header.encode().replace(b"orders", b"\xff\xfe"), header.encode() + b"\0"):
+        both_read(frame(raw))
+    both_read(frame(header.replace('"g"', '"\xe9"').encode()))
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff\xfe", b"\xc3", b"\xed\xa0\x80", "é".encode()])
+def test_raw_bytes_in_properties_are_read_alike(value: bytes) -> None:
+    both_read(frame(b'{"code":310,"extFields":{%s,"i":"%s"}}' % (EXT.encode(), value)))
+    fields = b"".join(
+        struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(raw)) + raw
+        for name, raw in [*((name, text.encode()) for name, text in SEND.items()), ("i", value)]
+    )
+    both_read(frame(struct.pack(">hBhiiii", 310, 0, 407, 9, 0, 0, len(fields)) + fields, kind=1))
+
+
+@pytest.mark.parametrize("mark", [0x02000004, 0x00FFFFFF, 0x00010001, 0x00000005])
+@pytest.mark.parametrize("length", [-1, 0, 3, 4, 20, LIMIT])
+def test_frames_that_cannot_be_are_refused_alike(mark: int, length: int) -> None:
+    for begin in (b"", encode(Command(310, SEND))):
+        for tail in (b"", b"123", bytes(40)):
+            both_read(begin + struct.pack(">iI", length, mark) + tail)
+            both_read(begin + struct.pack(">i", length) + tail[:3])
+
+
+@given(st.binary(max_size=60))
+@example(b"")
+def test_anything_is_read_alike(data: bytes) -> None:
+    both_read(data)
+
+
+@given(st.dictionaries(st.sampled_from([*PULL]), VALUES, max_size=3), st.sampled_from([0, 1]))
+def test_pull_headers(changes: dict[str, str], kind: int) -> None:
+    data = encode(Command(11, {**PULL, **changes}, kind=kind))
+    peer: Any = Peer()
+    results = []
+    for twin in (plain_requests, compiled):
+        result = outcome(lambda twin=twin: twin.read_requests(peer, data, LIMIT))  # type: ignore[misc]
+        if isinstance(result[0], list):
+            (request,) = result[0]
+            result = outcome(lambda twin=twin, request=request: twin.read_pull_header(request))  # type: ignore[misc]
+        results.append(result)
+    assert results[0] == results[1]
+
+
+class Produce(SendProcessor):
+    """The real send processor over tables that hold three topics, with either twin."""
+
+    def __init__(self, twin: Any) -> None:
+        self.twin = twin
+        self._topics = self._groups = self  # type: ignore[assignment]
+        self._reply_fields = {"MSG_REGION": 'region "é"', "TRACE_ON": "true"}
+        self._cluster = b"CLUSTER\x01C"
+        self._max_bytes = 150
+        self._id_prefix = "7F00000100002A9F"
+        self._form = reply_form(self._reply_fields, self._id_prefix)
+
+    def find(self, group: str) -> None:
+        return None
+
+    def get(self, topic: str) -> Any:
+        kind = {"orders": "SINGLE_TAG", "multi": "MULTI_TAG", "%RETRY%g": "SINGLE_TAG"}.get(topic)
+        return (
+            None
+            if kind is None
+            else type("T", (), {"read_queue_nums": 2, "write_queue_nums": 3, "topic_filter_type": kind})
+        )
+
+    def for_send(self, topic: str, default_topic: str, default_queues: int) -> Any:
+        return self.get("orders") if topic == "made" else None
+
+    def refuses_sends(self, topic: str) -> bool:
+        return topic == "SCHEDULE_TOPIC_XXXX"
+
+    def run(self, data: bytes, host: bytes, statuses: list[int]) -> Any:
+        """Take all requests, give the rows places and ``statuses``, and answer."""
+        peers: list[Any] = [Peer(host), Peer()]
+        batch = AppendBatch()
+        for peer in peers:
+            requests, _ = self.twin.read_requests(peer, data, LIMIT)
+            self.twin.add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
+        for row, status in enumerate(statuses[: len(batch)]):
+            if status != ResponseCode.SUCCESS:
+                batch.refuse(row, status, "odd")
+        batch.offsets = [1_000_000 * row for row in range(len(batch))]
+        batch.queue_offsets = [row * row for row in range(len(batch))]
+        self.twin.answer_sends(batch, self._form, self._reply_one)
+        columns = [
+            batch.topics, batch.queue_ids, batch.bodies, batch.properties, batch.flags, batch.sys_flags,
+            batch.born_timestamps, batch.born_hosts, batch.reconsume_times, batch.prepared_offsets, batch.waits,
+            batch.statuses, [(one.first, one.rows) if isinstance(one, Origin) else None for one in batch.origins],
+        ]  # fmt: skip
+        return columns, batch.traits, batch.remarks, [peer.frames for peer in peers]
+
+
+@st.composite
+def batch_bodies(draw: st.DrawFn) -> bytes:
+    """Bodies of SEND_BATCH_MESSAGE, some of them with a length that does not add up."""
+    body = bytearray()
+    for own in draw(
+        st.lists(st.sampled_from(["", "K\x01v", "K\x01v\x02\x02", "DELAY\x011", "TRAN_MSG\x01x"]), max_size=4)
+    ):
+        raw = own.encode()
+        content = draw(st.binary(max_size=9))
+        sizes = (22 + len(content) + len(raw), draw(st.integers(-3, 3)), len(content))
+        body += struct.pack(">iiiii", sizes[0], 0, 0, sizes[1], sizes[2]) + content + struct.pack(">h", len(raw)) + raw
+    if body and draw(st.integers(0, 5)) == 0:
+        body[draw(st.integers(0, len(body) - 1))] ^= draw(st.sampled_from([1, 128, 255]))
+    return bytes(body)
+
+
+@st.composite
+def sends(draw: st.DrawFn) -> Command:
+    ext = {
+        **SEND,
+        "b": draw(st.sampled_from(["orders", "orders", "multi", "made", "none", "%RETRY%g", "SCHEDULE_TOPIC_XXXX"])),
+        "e": draw(st.sampled_from(["0", "1", "2", "3"])),
+        "f": draw(st.sampled_from(["0", "1", "16", "18", "-1"])),
+        "i": draw(st.one_of(st.sampled_from(PROPERTIES), st.dictionaries(
+            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", ""]), st.sampled_from(["true", "false", "0", ""])
+        ).map(encode_properties))),
+        **draw(st.sampled_from([{}, {"j": "3", "k": "false", "m": "false"}, {"m": "true"}, {"n": "broker-a"}])),
+    }  # fmt: skip
+    return Command(
+        draw(st.sampled_from([310, 310, 310, 320])),
+        ext,
+        draw(st.one_of(batch_bodies(), batch_bodies(), st.binary(max_size=16), st.just(bytes(151)))),
+        opaque=draw(st.integers(-(2**31), 2**31 - 1)),
+        flag=draw(st.sampled_from([0, 0, 0, ONEWAY_FLAG])),
+        kind=draw(st.sampled_from([0, 1])),
+    )
+
+
+@given(
+    st.lists(sends(), max_size=6),
+    st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]),
+    st.lists(st.sampled_from([0, 0, 0, int(ResponseCode.FLUSH_DISK_TIMEOUT), 13]), max_size=8),
+)
+def test_sends_become_the_same_rows_and_get_the_same_answers(
+    some: list[Command], host: bytes, statuses: list[int]
+) -> None:
+    data = b"".join(map(encode, some))
+    expected = Produce(plain_requests).run(data, host, statuses)
+    found = Produce(compiled).run(data, host, statuses)
+    assert found == expected
+
+
+def test_a_usual_send_never_becomes_a_command() -> None:
+    peer: Any = Peer()
+    requests, _ = compiled.read_requests(
+        peer, encode(Command(310, {**SEND, "i": "K\x01v\x02WAIT\x01true"}, b"x")), LIMIT
+    )
+    batch = AppendBatch()
+    others: list[Any] = []
+    compiled.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
+    assert (batch.properties, batch.traits, others) == ([b"K\x01v\x02C\x01c"], Trait(0), [])
+
+
+def test_an_answer_and_a_forgotten_request() -> None:
+    peer: Any = Peer()
+    data = encode(Command(11, PULL, opaque=8)) + encode(Command(11, PULL, opaque=9, flag=ONEWAY_FLAG))
+    for twin in (plain_requests, compiled):
+        requests, _ = twin.read_requests(peer, data, LIMIT)
+        for request in requests:
+            request.forget()
+            assert (request.command.ext, request.command.body, request.code) == (None, b"", 11)
+            request.answer(19, "nothing")
+            request.answer(19, "nothing")
+    frames, _ = cut_frames(b"".join(peer.frames))
+    assert [(decode(one).code, decode(one).opaque, decode(one).remark) for one in frames] == [(19, 8, "nothing")] * 2
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=30), st.booleans()), min_size=1, max_size=8),
+    st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1, -1, 7]), st.integers(0, 3)), max_size=12),
+    st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 255)), max_size=2),
+    st.integers(1, 8),
+    st.integers(0, 1500),
+    st.integers(0, 400),
+    st.sampled_from([None, {1, 2}, set()]),
+    st.sampled_from([0, 0, 5, 300, 5000]),
+    st.one_of(st.none(), st.integers(0, 1000)),
+)
+def test_gather(
+    bodies: list[tuple[bytes, bool]], store_host: bytes, asked: list[tuple[int, int, int]],
+    damage: list[tuple[int, int]], limit: int, max_bytes: int, oldest: int, wanted: set[int] | None, ahead: int,
+    hole: int | None,
+) -> None:  # fmt: skip
+    rows = AppendBatch()
+    for body, six in bodies:
+        rows.add("orders", 1, body, b"K\x01v", born_host=bytes(20) if six else bytes(8))
+    rows.offsets, rows.sizes, rows.queue_offsets = ([0] * len(bodies) for _ in range(3))
+    start = 100
+    parts, _, _ = encode_rows(rows, rows.live, 0, start, 10**6, {}, Layout(store_host, 4096, 8192))
+    log = bytearray(b"".join(parts))
+    for at, flip in damage:
+        log[at % len(log)] ^= flip
+    entries = b""
+    for number, more, code in asked:
+        row = number % len(bodies)
+        entries += struct.pack(">qiq", rows.offsets[row], rows.sizes[row] + more if number < 9 else 0x7FFFFFFF, code)
+    results = []
+    for twin in (plain_requests, compiled):
+        told: list[tuple[int, int]] = []
+
+        def window(offset: int, size: int, told: list[tuple[int, int]] = told) -> memoryview | None:
+            behind = offset - start + size
+            if behind > len(log) or (hole is not None and offset <= hole < offset + size):
+                return None
+            return memoryview(log)[offset - start : behind + (ahead if hole is None and not told else 0)]
+
+        def damaged(offset: int, size: int, told: list[tuple[int, int]] = told) -> None:
+            told.append((offset, size))
+
+        matches = None if wanted is None else wanted.__contains__
+        found, scanned, removed = twin.gather(entries, limit, max_bytes, oldest, matches, window, damaged)
+        results.append((b"".join(found), scanned, removed, told))
+    assert results[0] == results[1]
