@@ -9,6 +9,7 @@ from typing import Any, cast
 import structlog
 
 from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.processors import BatchProcessor, Handler, Request
@@ -44,19 +45,35 @@ class RequestTable:
         return sorted({*self._batch, *self._plain, *self._async})
 
     def handle(self, requests: list[Request]) -> None:
-        """Answer all of them, or start what will. Requests of one batch processor go to it in one call."""
+        """Answer all of them, or start what will. Requests of one batch processor go to it in one call.
+
+        A peer's requests are taken in the order in which they came, but for those of two batch processors: a pull that
+        carries an offset must not overtake, or be overtaken by, the commit that was sent behind or before it.
+        """
         groups: dict[int, list[Request]] = {}
+        waiting: set[Connection] | None = None  # whose requests are in the groups, once somebody needs to know
         for request in requests:
             code = request.code
             processor = self._batch.get(code)
             if processor is not None:
                 groups.setdefault(id(processor), []).append(request)
-            elif code in self._plain:
+                if waiting is not None:
+                    waiting.add(request.connection)
+                continue
+            if waiting is None:
+                waiting = {row.connection for rows in groups.values() for row in rows}
+            if request.connection in waiting:
+                self._answer_groups(groups)
+                groups, waiting = {}, None
+            if code in self._plain:
                 self._answer_plain(self._plain[code], request)
             elif code in self._async:
                 self._spawn(self._async[code], request)
             else:
                 request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
+        self._answer_groups(groups)
+
+    def _answer_groups(self, groups: dict[int, list[Request]]) -> None:
         for rows in groups.values():
             self._answer_batch(self._batch[rows[0].code], rows)
 

@@ -67,6 +67,24 @@ def test_codes_of_one_batch_processor_are_one_call_in_order_of_arrival() -> None
     assert handlers.codes == [10, 310]
 
 
+def test_requests_of_one_peer_are_taken_in_the_order_in_which_they_came() -> None:
+    calls: list[int] = []
+
+    class Pulls:
+        def handle(self, requests: list[Request]) -> None:
+            calls.extend(request.command.opaque for request in requests)
+
+    def commit(asked: Request) -> Command | None:
+        calls.append(asked.command.opaque)
+        return None
+
+    handlers = table(Processors("a", {11: Pulls(), 15: commit}))
+    peer, other = FakeConnection(), FakeConnection()
+    rows = [(11, 1, peer), (11, 2, other), (15, 3, peer), (11, 4, peer), (11, 5, other), (15, 6, FakeConnection())]
+    handlers.handle([Request(connection, Command(code, opaque=opaque)) for code, opaque, connection in rows])  # type: ignore[arg-type]
+    assert calls == [1, 2, 3, 6, 4, 5], "one call for all that nobody's order keeps apart"
+
+
 def test_a_code_taken_twice_names_both_plugins() -> None:
     with pytest.raises(StartError, match="request code 10 is taken by plugins 'a' and 'b'"):
         table(Processors("a", {10: Batch()}), Processors("b", {10: Batch()}))
