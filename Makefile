@@ -51,8 +51,10 @@ install: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/python -m gantrymq.cli.demo $(if $(FILE),--file '$(FILE)')
 
+# the plain twin of the compiled loops is the reference and what a machine without a compiler has: both are tested
 test: lint
 	$(BIN)/python -m pytest
+	GANTRYMQ_PURE=1 $(BIN)/python -m pytest -q -m '$(QUICK)'
 
 check: lint
 	$(BIN)/python -m pytest -m '$(QUICK)'
