@@ -133,7 +133,7 @@ class Broker:
             self.store.open()
             try:
                 self.manager.by_plugin("configure", broker=self, config=self.config)
-                self.recovery = self.store.recover(self._dispatch, None)
+                self.store.recover(self._dispatch)
                 recovered = True
                 await self._serve(task_status)
             except BaseException as error:

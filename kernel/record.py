@@ -24,7 +24,6 @@ BODY_MAX_BYTES: Final = 4 * 1024 * 1024
 """``maxMessageSize`` of RocketMQ."""
 TOPIC_MAX_BYTES: Final = 127
 CRC_MASK: Final = 0x7FFFFFFF
-TRANSACTION_MASK: Final = 0xC
 PREPARED_BIT: Final = 0x4
 """Set in the types prepared (4) and rollback (12): neither is put into a queue nor takes a queue offset."""
 HOST_V6_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6

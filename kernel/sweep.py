@@ -144,7 +144,7 @@ class Sweep:
                     break
 
     def turn(self, *, receive: bool = True) -> bool:
-        """Do all that is ready now; returns whether anything was."""
+        """Do all that is ready now; returns whether another turn may follow at once."""
         events = self._epoll.poll(0, EVENTS_A_TURN)
         if not events:
             return False

@@ -88,8 +88,3 @@ class RawPeer:
         """Whether a request on this connection is answered: everything sent before was taken, and harmed nothing."""
         answer = self.ask(Command(PROBE_CODE))
         return answer is not None and answer.code == 3
-
-    def is_closed(self) -> bool:
-        """Wait until the other side ends the connection; False when it still answers, whatever it sends."""
-        self.send(Command(PROBE_CODE, opaque=-1))
-        return self.answer_to(-1) is None
