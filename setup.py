@@ -9,6 +9,7 @@ from setuptools import Extension, setup
 
 FOLDER = "kernel/fast"
 NAMES = ("_records", "_requests")
+SHARED = [f"{FOLDER}/{name}.pxi" for name in ("_bytes", "_crc")]
 
 
 def compiled() -> list[Extension]:
@@ -21,7 +22,7 @@ def compiled() -> list[Extension]:
     sources = [f"{FOLDER}/{name}.pyx" for name in NAMES]
     extensions: list[Extension] = cythonize(
         [
-            Extension(f"gantrymq.kernel.fast.{name}", [source], depends=[*sources, f"{FOLDER}/_bytes.pxi"])
+            Extension(f"gantrymq.kernel.fast.{name}", [source], depends=[*sources, *SHARED])
             for name, source in zip(NAMES, sources, strict=True)
         ],
         build_dir="build/cython",

@@ -289,6 +289,15 @@ def tag_codes(properties):
     return [tag_code(one) for one in properties]
 
 
+FOLDS = crc_folds
+"""Whether this processor multiplies carry-less, by which the CRC of a body is taken."""
+
+
+def body_crc(const uint8_t[::1] data, bint folds=crc_folds):
+    """The CRC-32 of ``data``; by tables where ``folds`` is not set, or this processor cannot."""
+    return crc32_by(folds and crc_folds, &data[0] if data.shape[0] else NULL, data.shape[0])
+
+
 def scan(data, int64_t start, int64_t rows, *, bint check_body, replay=False):
     """See :func:`gantrymq.kernel.fast.plain.scan`."""
     cdef const uint8_t[::1] view = data
