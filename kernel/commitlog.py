@@ -17,6 +17,7 @@ from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
 from gantrymq.kernel.segments import Segments
+from gantrymq.kernel.storeclock import StoreClock
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.commitlog")
@@ -56,6 +57,7 @@ class CommitLog:
         max_body_bytes: int,
     ) -> None:
         self._env = env
+        self.clock = StoreClock(env)
         self.segments = Segments(env, folder, file_bytes, staging)
         self._next_offsets = next_offsets
         self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
@@ -103,6 +105,7 @@ class CommitLog:
     def opened_at(self, end: int, timestamp: int) -> None:
         """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
         self._tail = self._durable = (end, timestamp)
+        self.clock.begin(timestamp)
         self._zeroed = self._prepared_at = end
 
     def check(self) -> None:
@@ -134,7 +137,7 @@ class CommitLog:
         batch.queue_offsets = [-1] * count
         start, timestamp = self._tail
         batch.start = batch.end = start
-        batch.store_timestamp = timestamp = max(self._env.wall_ms(), timestamp)
+        batch.store_timestamp = timestamp = max(self.clock.now_ms(), timestamp)
         rows = batch.live
         index, position = 0, start
         try:

@@ -29,6 +29,9 @@ DESCRIPTOR_SHARE = 4
 
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
+TagCodeRule = Callable[[int, bytes, int], int]
+"""Gives the tag code of a message's queue entry by its queue id, encoded properties and store timestamp (ms)."""
+
 
 class QueuesPoisoned(LogPoisoned):
     """The disk failed under a consume queue: the broker must stop; the next start builds what is missing again."""
@@ -62,6 +65,8 @@ class ConsumeQueues:
         self.next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
         self.units = 0
+        self.tag_code_rules: dict[str, TagCodeRule] = {}
+        """By topic: what its entries store in place of the tag's code. Set before the recovery, which asks it too."""
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))
@@ -124,6 +129,9 @@ class ConsumeQueues:
                     log.error("records without a queue", reason=str(error), records=len(rows))
                     continue
             before = queue.max_offset
+            if (rule := self.tag_code_rules.get(key[0])) is not None:
+                for row in rows:
+                    batch.tag_codes[row] = rule(key[1], batch.properties[row], batch.store_timestamps[row])
             try:
                 queue.put(batch, rows)
             except OSError as error:

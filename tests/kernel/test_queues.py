@@ -389,3 +389,24 @@ def test_a_failed_sync_poisons_the_queues(number: int) -> None:
     with pytest.raises(QueuesPoisoned):
         fill(queues, 1, 3)
     assert env.calls["datasync"] == 1
+
+
+def test_a_topics_rule_gives_its_tag_codes_and_no_others() -> None:
+    queues = make(MemoryEnv())
+    asked: list[tuple[int, bytes, int]] = []
+
+    def rule(queue_id: int, properties: bytes, stored: int) -> int:
+        asked.append((queue_id, properties, stored))
+        return 1 << 40
+
+    queues.tag_code_rules["ruled"] = rule
+    batch = batch_of([("T", 0, 0, 0), ("ruled", 3, 0, 100), ("T", 0, 1, 200)])
+    batch.properties[1], batch.store_timestamps[1] = b"K\x01v", 77
+    queues.put(batch)
+    ruled, other = queues.get("ruled", 3), queues.get("T", 0)
+    assert ruled is not None
+    assert other is not None
+    assert asked == [(3, b"K\x01v", 77)]
+    assert ruled.entries(0, 1) == ENTRY.pack(100, SIZE, 1 << 40)
+    assert other.entries(0, 2) == ENTRY.pack(0, SIZE, 0) + ENTRY.pack(200, SIZE, -200)
+    assert batch.tag_codes == [0, 1 << 40, -200], "who is told of the batch sees the same code"
