@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.remoting.admin_headers import ADMIN_REQUESTS
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import (
@@ -97,8 +98,9 @@ def test_a_missing_or_wrong_field_is_named_in_code_1(ext: dict[str, str] | None,
 
 
 def test_every_request_code_has_its_headers_in_the_table() -> None:
-    assert set(REQUESTS) == set(RequestCode)
-    assert {spec.server for spec in REQUESTS.values()} == {"broker", "nameserver", "client"}
+    assert set(REQUESTS) | set(ADMIN_REQUESTS) == set(RequestCode)
+    assert not set(REQUESTS) & set(ADMIN_REQUESTS)
+    assert {spec.server for spec in (REQUESTS | ADMIN_REQUESTS).values()} == {"broker", "nameserver", "client"}
 
 
 def test_a_send_header_without_its_group_is_refused() -> None:
