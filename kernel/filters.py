@@ -1,9 +1,10 @@
-"""What a compiled subscription expression is to the kernel: a test of consume queue entries."""
+"""What a compiled subscription expression is to the kernel: a test of consume queue entries, then of the records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol
 
 
 class MessageFilter(Protocol):
@@ -15,6 +16,24 @@ class MessageFilter(Protocol):
 
     def matches(self, tag_code: int) -> bool:
         """Whether an entry with this tag code may be wanted; the client tests the exact tag again."""
+
+
+class RecordFilter(ABC):
+    """A compiled expression that has to see the messages' properties: what passes the entries' test is read first.
+
+    A base class and no protocol, for it is asked for with each pull.
+    """
+
+    __slots__ = ()
+    matches_all: ClassVar[bool] = False
+
+    @abstractmethod
+    def matches(self, tag_code: int) -> bool:
+        """As :meth:`MessageFilter.matches`."""
+
+    @abstractmethod
+    def select(self, properties: Sequence[bytes]) -> list[bool]:
+        """Which of the messages with these encoded properties are wanted. Never raises: what cannot be told is not."""
 
 
 FilterCompiler = Callable[[str], MessageFilter]

@@ -117,6 +117,15 @@ def is_intact(data: bytes | memoryview, offset: int) -> bool:
     )
 
 
+def properties_in(record: bytes | memoryview) -> bytes:
+    """The encoded properties of a record that :func:`is_intact`; empty when they do not fit into it."""
+    head = HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size
+    body_end = head + int.from_bytes(record[head - 4 : head], "big")
+    topic_at = body_end + (1 if int.from_bytes(record[4:8], "big") == MAGIC_V1 else 2)
+    topic_end = topic_at + int.from_bytes(record[body_end:topic_at], "big")
+    return bytes(record[topic_end + 2 : topic_end + 2 + int.from_bytes(record[topic_end : topic_end + 2], "big")])
+
+
 def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: bool = True) -> tuple[Record, int]:
     """The record at ``start`` of ``data``, and where it ends; what follows is not looked at.
 

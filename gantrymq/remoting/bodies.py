@@ -122,6 +122,28 @@ class ConsumerOffsetSerializeWrapper(Body):
     data_version: DataVersion | None = None
 
 
+class DelayOffsetSerializeWrapper(Body):
+    """How far the delay levels are delivered, level to queue offset: file ``delayOffset.json``."""
+
+    offset_table: dict[Int32, Int64] = {}
+    data_version: DataVersion | None = None
+
+
+class LockBatchRequestBody(Body):
+    """Queues that a member of a group wants to have, or gives back: bodies of 41 and 42. The last field is 5.x's."""
+
+    consumer_group: str = ""
+    client_id: str = ""
+    mq_set: set[MessageQueue] = set()
+    only_this_broker: bool | None = None
+
+
+class LockBatchResponseBody(Body, rename={"lock_ok_mq_set": "lockOKMQSet"}):
+    """Those of the queues asked for that the client has now: answer to 41."""
+
+    lock_ok_mq_set: set[MessageQueue] = set()
+
+
 class SubscriptionData(Body):
     """What a group wants of a topic. ``sub_version`` (ms) tells the newer of two."""
 
@@ -208,6 +230,14 @@ class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": 
             for consumer in value["consumerDataSet"]:
                 ConsumerData._repair(consumer)
         return value
+
+
+class CheckClientConfig(Body):
+    """A subscription that a client is about to make: body of 46 (``CheckClientRequestBody``)."""
+
+    client_id: str = ""
+    group: str = ""
+    subscription_data: SubscriptionData | None = None
 
 
 class ConsumerList(Body):

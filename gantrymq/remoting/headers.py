@@ -341,6 +341,7 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_MIN_OFFSET: RequestSpec("broker", QueueHeader, OffsetResponse),
     _C.HEART_BEAT: RequestSpec("broker", None),
     _C.UNREGISTER_CLIENT: RequestSpec("broker", UnregisterClientHeader),
+    _C.CHECK_CLIENT_CONFIG: RequestSpec("broker", None),
     _C.GET_CONSUMER_LIST_BY_GROUP: RequestSpec("broker", ConsumerGroupHeader),
     _C.NOTIFY_CONSUMER_IDS_CHANGED: RequestSpec("client", ConsumerGroupHeader),
     _C.PUT_KV_CONFIG: RequestSpec("nameserver", PutKVConfigHeader),

@@ -14,7 +14,8 @@ import structlog
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import gather
-from gantrymq.kernel.filters import MessageFilter
+from gantrymq.kernel.filters import MessageFilter, RecordFilter
+from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.consume")
@@ -85,6 +86,8 @@ def read_queue(
         return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
     if offset > high:
         return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+    if isinstance(wanted, RecordFilter):
+        scan_entries = min(scan_entries, SCAN_ENTRIES)
     entries = queue.entries(offset, limit if wanted.matches_all else max(limit, scan_entries))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
@@ -114,8 +117,13 @@ def _gather(
         commit_log.mistrust(at, at + size)
         log.error("record damaged on the disk, skipped", offset=at, size=size)
 
-    matches = None if wanted.matches_all else wanted.matches
-    parts, scanned, removed = gather(entries, limit, max_bytes, commit_log.min_offset, matches, window, damaged)
+    oldest = commit_log.min_offset
+    parts: list[bytes | memoryview]
+    if isinstance(wanted, RecordFilter):
+        parts, scanned, removed = select_records(entries, limit, max_bytes, oldest, wanted, window, damaged)
+    else:
+        matches = None if wanted.matches_all else wanted.matches
+        parts, scanned, removed = gather(entries, limit, max_bytes, oldest, matches, window, damaged)
     low, high = bounds
     if parts:
         return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts))

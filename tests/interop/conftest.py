@@ -125,7 +125,7 @@ def own_nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def java_system(java: Java, java_nameserver: JavaServer, homes: Callable[[str], Path], servers: ExitStack) -> System:
     """RocketMQ's broker at RocketMQ's nameserver."""
-    broker = start_broker(java, homes("java-broker"), java_nameserver.address)
+    broker = start_broker(java, homes("java-broker"), java_nameserver.address, enablePropertyFilter="true")
     servers.callback(broker.discard)
     return System("java", java_nameserver.address, broker.address)
 
@@ -135,7 +135,7 @@ def java5_system(java5: Java, homes: Callable[[str], Path], servers: ExitStack) 
     """RocketMQ's 5.3.3 broker and nameserver."""
     nameserver = start_nameserver(java5, homes("java5-nameserver"))
     servers.callback(nameserver.discard)
-    broker = start_broker(java5, homes("java5-broker"), nameserver.address)
+    broker = start_broker(java5, homes("java5-broker"), nameserver.address, enablePropertyFilter="true")
     servers.callback(broker.discard)
     return System("java", nameserver.address, broker.address)
 

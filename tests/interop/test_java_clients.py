@@ -15,6 +15,7 @@ from gantrymq.testing.clients import (
     wait_until,
 )
 from gantrymq.testing.content import content
+from gantrymq.testing.processes import ChildFailed
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -118,6 +119,24 @@ def test_a_tag_expression_selects(java_client: ForeignClient, system, names: Nam
     wanted = [index for index in range(200) if content(8, index).tags in ("TagB", "标签")]
     messages = java_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagB || 标签")
     check_complete(messages, 8, wanted)
+
+
+def test_an_sql92_expression_selects(java_client: ForeignClient, system, names: Names):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 200, seed=10)
+    wanted = [index for index in range(200) if 50 <= index < 100 and content(10, index).tags == "TagB"]
+    sql = "index BETWEEN 50 AND 99 AND NOT (TAGS <> 'TagB' OR TAGS IS NULL)"
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), len(wanted), sql=sql)
+    check_complete(messages, 10, wanted)
+
+
+def test_an_sql92_expression_without_a_meaning_stops_the_consumer_at_its_start(
+    java_client: ForeignClient, system, names: Names
+):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 1, seed=11)
+    with pytest.raises(ChildFailed, match="CODE: 23"):
+        java_client.consume_all(system.nameserver, topic, names("g"), 1, sql="a =")
 
 
 def test_a_group_goes_on_where_it_stopped(java_client: ForeignClient, system, names: Names):

@@ -192,7 +192,7 @@ REFUSED = [
     (pull(0, queue=-1), ResponseCode.SYSTEM_ERROR),
     (pull(0, group="../x"), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
     (pull(0, tags="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-    (pull(0, tags="a > 1", kind="SQL92"), ResponseCode.SYSTEM_ERROR),
+    (pull(0, tags="a > 1", kind="SQL93"), ResponseCode.SYSTEM_ERROR),
     (Command(RequestCode.PULL_MESSAGE), ResponseCode.SYSTEM_ERROR),
 ]
 

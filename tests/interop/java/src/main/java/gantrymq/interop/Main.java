@@ -35,6 +35,9 @@ public final class Main {
             case "cluster":
                 Admin.cluster(options);
                 break;
+            case "sql":
+                Sql.run();
+                break;
             case "golden":
                 Golden.run();
                 break;

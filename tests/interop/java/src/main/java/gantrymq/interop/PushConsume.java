@@ -1,6 +1,7 @@
 package gantrymq.interop;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -23,7 +24,12 @@ final class PushConsume {
         consumer.setMessageModel(Enum.valueOf(models, options.text("model", "CLUSTERING")));
         consumer.setConsumeMessageBatchMaxSize(32);
         consumer.setAwaitTerminationMillisWhenShutdown(10_000); // so that what was printed is committed
-        consumer.subscribe(options.text("topic"), options.text("tags", "*"));
+        String sql = options.text("sql", "");
+        if (sql.isEmpty()) {
+            consumer.subscribe(options.text("topic"), options.text("tags", "*"));
+        } else {
+            consumer.subscribe(options.text("topic"), MessageSelector.bySql(sql));
+        }
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             try {
                 for (MessageExt message : messages) {

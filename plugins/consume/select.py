@@ -1,0 +1,72 @@
+"""Read a queue for an expression that has to see each record: what the queue's entries alone cannot answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.filters import RecordFilter
+from gantrymq.kernel.record import is_intact, properties_in
+
+READ_AT_ONCE = 64
+"""Records that are read before the filter is asked."""
+SCAN_ENTRIES = 512
+SCAN_BYTES = 4 * 1024 * 1024
+"""What one pull may look at: it runs while other connections wait. The consumer comes back for the rest at once."""
+
+Window = Callable[[int, int], memoryview | bytes | None]
+Found = tuple[int, int, memoryview | bytes]
+
+
+def select_records(
+    entries: bytes,
+    limit: int,
+    max_bytes: int,
+    oldest: int,
+    wanted: RecordFilter,
+    window: Window,
+    damaged: Callable[[int, int], None],
+) -> tuple[list[memoryview | bytes], int, bool]:
+    """As :func:`gantrymq.kernel.fast.gather`, with the records that ``wanted`` selects."""
+    found: list[memoryview | bytes] = []
+    total = scanned = looked_at = 0
+    removed = False
+    rows = list(ENTRY.iter_unpack(entries))
+    while scanned < len(rows) and looked_at < SCAN_BYTES:
+        chunk = rows[scanned : scanned + READ_AT_ONCE]
+        removed = removed or any(at < oldest for at, _, _ in chunk)
+        records = list(_read(chunk, oldest, wanted, window, damaged))
+        chosen = wanted.select([properties_in(data) for _, _, data in records])
+        for (number, size, data), is_wanted in zip(records, chosen, strict=True):
+            looked_at += size
+            if not is_wanted:
+                continue
+            if found and total + size > max_bytes:
+                return found, scanned + number, removed
+            found.append(data)
+            total += size
+            if len(found) == limit:
+                return found, scanned + number + 1, removed
+        scanned += len(chunk)
+    return found, scanned, removed
+
+
+def _read(
+    chunk: list[tuple[int, int, int]],
+    oldest: int,
+    wanted: RecordFilter,
+    window: Window,
+    damaged: Callable[[int, int], None],
+) -> Iterator[Found]:
+    """Number in the chunk, size and bytes of the records that are there and whose entries may be wanted."""
+    for number, (at, size, code) in enumerate(chunk):
+        if at < oldest or not wanted.matches(code):
+            continue
+        data = window(at, size)
+        if data is None:
+            continue
+        data = data[:size]
+        if is_intact(data, at):
+            yield number, size, data
+        else:
+            damaged(at, size)

@@ -1,0 +1,31 @@
+"""CHECK_CLIENT_CONFIG (46): a consumer asks at its start whether the broker can read its expression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gantrymq.kernel.filters import FilterCompiler
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.remoting.bodies import CheckClientConfig
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+
+
+def check_client(compilers: Mapping[str, FilterCompiler]) -> Handler:
+    """The handler: success, or why the subscription's expression will not do (code 1: unknown type, 23: not read)."""
+
+    def check(request: Request) -> Command:
+        subscription = CheckClientConfig.from_bytes(request.command.body).subscription_data
+        # RocketMQ does not look at tags here: a pull does.
+        if subscription is not None and subscription.expression_type not in ("", "TAG"):
+            compiler = compilers.get(subscription.expression_type)
+            if compiler is None:
+                raise RemoteFault(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The broker does not support consumer to filter message by {subscription.expression_type}",
+                )
+            compiler(subscription.sub_string)
+        return request.command.answer(ResponseCode.SUCCESS)
+
+    return check

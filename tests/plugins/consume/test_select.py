@@ -1,0 +1,95 @@
+"""Records chosen by their properties: limits, the place to go on from, what cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.filters import RecordFilter
+from gantrymq.kernel.record import Record, encode
+from gantrymq.plugins.consume import select
+from gantrymq.plugins.consume.select import select_records
+
+
+class Marked(RecordFilter):
+    """Selects messages with the property ``m=1``, of entries whose tag code is not 9."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def matches(self, tag_code: int) -> bool:
+        return tag_code != 9
+
+    def select(self, properties: Sequence[bytes]) -> list[bool]:
+        self.asked += len(properties)
+        return [raw == b"m\x011" for raw in properties]
+
+
+class Log:
+    """Records one after the other; ``lost`` are the offsets that cannot be read."""
+
+    def __init__(self, marks: Sequence[bool], body: int = 10, codes: dict[int, int] | None = None) -> None:
+        self.data = b""
+        self.entries = b""
+        self.lost: set[int] = set()
+        self.bad: list[int] = []
+        self.offsets: list[int] = []
+        for number, mark in enumerate(marks):
+            offset = len(self.data)
+            raw = encode(Record("t", 0, b"x" * body, b"m\x011" if mark else b"m\x010", offset=offset))
+            self.data += raw
+            self.offsets.append(offset)
+            self.entries += ENTRY.pack(offset, len(raw), (codes or {}).get(number, 0))
+
+    def window(self, at: int, size: int) -> memoryview | None:
+        return None if at in self.lost else memoryview(self.data)[at:]
+
+    def select(
+        self, limit: int = 32, max_bytes: int = 1 << 20, oldest: int = 0, wanted: Marked | None = None
+    ) -> tuple[list[int], int, bool]:
+        found, scanned, removed = select_records(
+            self.entries, limit, max_bytes, oldest, wanted or Marked(), self.window,
+            lambda at, size: self.bad.append(at),
+        )  # fmt: skip
+        starts = [int.from_bytes(data[28:36], "big") for data in found]
+        return [self.offsets.index(start) for start in starts], scanned, removed
+
+
+def test_the_wanted_records_are_found_in_order_and_all_entries_are_looked_at() -> None:
+    log = Log([number % 3 == 0 for number in range(100)])
+    assert log.select(limit=100) == ([*range(0, 100, 3)], 100, False)
+
+
+def test_the_next_pull_goes_on_behind_the_last_record_that_fitted() -> None:
+    log = Log([True, False] * 50)
+    assert log.select(limit=3) == ([0, 2, 4], 5, False)
+    size = log.offsets[1]
+    found, scanned, _ = log.select(max_bytes=2 * size)
+    assert (found, scanned) == ([0, 2], 4), "the third did not fit and is the first of the next pull"
+    assert log.select(max_bytes=1)[0] == [0], "one is always given"
+
+
+def test_what_cannot_be_read_or_is_damaged_is_left_out() -> None:
+    log = Log([True] * 5)
+    log.lost.add(log.offsets[1])
+    place = log.offsets[3] + 90
+    log.data = log.data[:place] + b"!" + log.data[place + 1 :]
+    assert log.select() == ([0, 2, 4], 5, False)
+    assert log.bad == [log.offsets[3]]
+
+
+def test_entries_before_the_logs_start_are_told_and_entries_with_another_tag_are_not_read() -> None:
+    log = Log([True] * 4, codes={3: 9})
+    wanted = Marked()
+    assert log.select(oldest=log.offsets[2], wanted=wanted) == ([2], 4, True)
+    assert wanted.asked == 1
+
+
+def test_one_pull_looks_at_a_bounded_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log([False] * 300, body=1000)
+    monkeypatch.setattr(select, "SCAN_BYTES", 70 * 1000)
+    found, scanned, _ = log.select()
+    assert not found
+    assert 64 <= scanned < 300, "the next pull goes on behind what was looked at"

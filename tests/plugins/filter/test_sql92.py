@@ -1,0 +1,106 @@
+"""SQL92 expressions: what they mean, which are refused, and that no text does harm."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gantrymq.plugins.filter.sql92 import EXPRESSION_MAX, compile_sql92
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.properties import encode_properties
+
+
+def wanted(expression: str, **properties: str) -> bool:
+    return compile_sql92(expression).select([encode_properties(properties).encode()])[0]
+
+
+@pytest.mark.parametrize(
+    ("expression", "properties"),
+    [
+        ("a > 5", {"a": "6"}),
+        ("5 < a", {"a": "6"}),
+        ("a = 5 AND b = 'x'", {"a": "5", "b": "x"}),
+        ("a BETWEEN 1 AND 3 AND b <> 'y'", {"a": "3", "b": "x"}),
+        ("a NOT BETWEEN -1 AND 3", {"a": "-2"}),
+        ("a IN ('x', 'it''s')", {"a": "it's"}),
+        ("a NOT IN ('x')", {"a": "y"}),
+        ("a IS NULL", {}),
+        ("a IS NOT NULL", {"a": "x"}),
+        ("a = b", {}),
+        ("NOT (a = 1) or c = true", {"c": "TRUE"}),
+        ("a=1 Or /* two\n* ways */ a=2 -- of it\n", {"a": "2"}),
+        ("a = .5 or a = 5e0", {"a": "5"}),
+        ("a = --5\n5", {"a": "5"}),
+        ("notx <> 1", {"notx": "2"}),
+        ("a > b", {"a": "10", "b": "9"}),
+        ("$a_1 = 'grüße'", {"$a_1": "grüße"}),
+    ],
+)
+def test_a_true_expression_selects(expression: str, properties: dict[str, str]) -> None:
+    assert wanted(expression, **properties)
+
+
+@pytest.mark.parametrize(
+    ("expression", "properties"),
+    [
+        ("a > 5", {}),
+        ("a > 5", {"a": "x"}),
+        ("NOT (a > 5)", {}),
+        ("NOT (a > 5)", {"a": "x"}),
+        ("a > 5 OR b = 'x'", {"a": "many", "b": "x"}),
+        ("a IN ('x')", {"A": "x"}),
+        ("a", {"a": "true"}),
+        ("NULL", {}),
+        ("TRUE = a", {"a": "true"}),
+        ("a > 5 AND b = 1", {"a": "9"}),
+    ],
+)
+def test_a_false_an_unknown_and_a_failing_expression_do_not_select(expression: str, properties: dict[str, str]) -> None:
+    assert not wanted(expression, **properties)
+
+
+def test_what_decides_comes_before_what_fails() -> None:
+    assert wanted("b = 'x' OR a > 5", a="many", b="x")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "", " ", "5", "'x'", "a =", "a = NULL", "a > 'x'", "a > TRUE", "(a = 1) > 2", "a BETWEEN 3 AND 1", "a > 0.0",
+        "a = 1e999", "a = 9223372036854775808", "a = 007", "5 IN ('x')", "a IN (5)", "a IN ()", "a == 1", "a = 1 b",
+        "TRUE = 5", "NOT a > 5", "NOT -a", "a AND 5", "a LIKE 'x'", "a = 'x", "a; b", "a = -" + "- " * 300 + "5",
+        "(" * 9000, "a" * (EXPRESSION_MAX + 1),
+    ],
+)  # fmt: skip
+def test_an_expression_without_a_meaning_is_refused_with_its_place(expression: str) -> None:
+    with pytest.raises(RemoteFault) as caught:
+        compile_sql92(expression)
+    assert caught.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert caught.value.remark.startswith("the SQL92 expression: ")
+
+
+def test_the_refusal_says_where_it_could_not_go_on() -> None:
+    with pytest.raises(RemoteFault, match="character 7 of line 1: a = 1 LIKE"):
+        compile_sql92("a = 1 LIKE 'x'")
+
+
+def test_a_thousand_alternatives_are_one_list() -> None:
+    expression = " OR ".join(f"a = {number}" for number in range(1000))
+    assert wanted(expression, a="999")
+    assert not wanted(expression, a="1000")
+
+
+_TEXT = "a b NOT AND OR BETWEEN IN IS NULL TRUE 1 -1 2.5 'x' '' ( ) , = <> < <= > >= + - -- /* */ ' é 9999999999"
+_WORDS = st.sampled_from(list(dict.fromkeys(_TEXT.split(" "))))
+_VALUES = st.dictionaries(st.sampled_from("ab"), st.sampled_from(["", "1", "2.5", "x", "true", "9999999999", "\x00"]))
+
+
+@given(st.lists(_WORDS, max_size=12).map(" ".join) | st.text(max_size=40), _VALUES)
+def test_any_text_is_refused_or_answers_for_any_message(expression: str, properties: dict[str, str]) -> None:
+    try:
+        compiled = compile_sql92(expression)
+    except RemoteFault:
+        return
+    assert compiled.select([encode_properties(properties).encode()])[0] in (True, False)
