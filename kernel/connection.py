@@ -6,11 +6,25 @@ import socket
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.sweep import Sweep
+
+ASKED_MAX = 64
+"""How many requests of ours one peer may owe an answer to."""
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A request of ours that waits for its answer."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    answer: Command | None = None
 
 
 class Connection:
@@ -22,7 +36,7 @@ class Connection:
     """
 
     __slots__ = (
-        "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes", "partial_since", "peer",
+        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes", "partial_since", "peer",
         "sock", "wants_write",
     )  # fmt: skip
 
@@ -40,6 +54,8 @@ class Connection:
         self.partial_since: float | None = None
         self.wants_write = False
         self.closed = False
+        self._asked: dict[int, _Asked] = {}
+        self._opaque = 0
 
     @property
     def address(self) -> str:
@@ -57,6 +73,42 @@ class Connection:
         self.outbound.append(data)
         self.outbound_bytes += len(data)
         self._sweep.touch(self, len(data))
+
+    async def ask(self, command: Command, timeout_s: float) -> Command:
+        """Send ``command`` as a request of ours and wait for the peer's answer, whatever its code.
+
+        Its opaque is chosen here. Raises ``CallTimeout`` when nothing came in ``timeout_s`` seconds, ``ChannelClosed``
+        when the connection ended before, and ``RemoteFault`` (busy) when the peer owes :data:`ASKED_MAX` answers.
+        """
+        if self.closed:
+            raise ChannelClosed(self.address, "the connection is closed")
+        if len(self._asked) >= ASKED_MAX:
+            raise RemoteFault(ResponseCode.SYSTEM_BUSY, f"the client {self.address} owes {ASKED_MAX} answers already")
+        self._opaque = command.opaque = self._opaque % 0x7FFFFFFF + 1
+        asked = self._asked[command.opaque] = _Asked()
+        try:
+            self.send(command)
+            with trio.move_on_after(timeout_s):
+                await asked.done.wait()
+        finally:
+            self._asked.pop(command.opaque, None)
+        if asked.answer is not None:
+            return asked.answer
+        if self.closed:
+            raise ChannelClosed(self.address, "the connection ended before the answer came")
+        raise CallTimeout(self.address, f"no answer in {timeout_s:g} s")
+
+    def take_answer(self, command: Command) -> None:
+        """The peer answers a request of ours. An answer that nobody waits for (any more) is dropped."""
+        asked = self._asked.get(command.opaque)
+        if asked is not None and asked.answer is None:
+            asked.answer = command
+            asked.done.set()
+
+    def ended(self) -> None:
+        """The connection is closed: who waits for an answer learns of it."""
+        for asked in self._asked.values():
+            asked.done.set()
 
     def is_congested(self) -> bool:
         """Whether the peer should take what it was sent before it gets another large answer."""

@@ -212,6 +212,7 @@ class Sweep:
         connection.outbound.clear()
         connection.inbound.clear()
         log.debug("connection closed", peer=connection.address, reason=reason)
+        connection.ended()
         self._changes.closed.append(connection)
         if not self._in_turn:
             self._waker.wake()

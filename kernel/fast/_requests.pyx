@@ -575,7 +575,9 @@ def read_requests(connection, buffer, limit):
             requests.append(request)
             continue
         command = decode(Frame(mark >> 24, header_bytes, body))
-        if not command.is_response:
+        if command.is_response:
+            connection.take_answer(command)
+        else:
             requests.append(Request(connection, command))
     return requests, taken
 

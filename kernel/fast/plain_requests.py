@@ -63,12 +63,17 @@ def reply_form(fields: dict[str, str], id_prefix: str) -> ReplyForm:
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]:
     """The requests in all whole frames at the start of ``buffer``, and how many bytes those took.
 
-    ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses are left out: they would answer a request
-    of ours, and those are oneway.
+    ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses go to ``connection.take_answer``.
     """
     frames, taken = cut_frames(buffer, limit)
     commands = [decode(frame) for frame in frames]
-    return [Request(connection, command) for command in commands if not command.is_response], taken
+    requests = []
+    for command in commands:
+        if command.is_response:
+            connection.take_answer(command)
+        else:
+            requests.append(Request(connection, command))
+    return requests, taken
 
 
 def read_pull_header(request: Request) -> PullMessageHeader:

@@ -16,6 +16,7 @@ from gantrymq.kernel.fast.plain import encode_rows
 from gantrymq.plugins.produce.send import Origin, SendProcessor
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.properties import encode_properties
 
@@ -50,6 +51,10 @@ class Peer:
     def __init__(self, host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f") -> None:
         self.host = host
         self.frames: list[bytes] = []
+        self.answers: list[Command] = []
+
+    def take_answer(self, command: Command) -> None:
+        self.answers.append(command)
 
     def send(self, command: Command) -> None:
         self.send_bytes(encode(command))
@@ -102,7 +107,10 @@ def both_read(data: bytes, limit: int = LIMIT) -> Any:
     peer: Any = Peer()
     expected = outcome(lambda: seen(plain_requests.read_requests(peer, data, limit)))
     for form in (data, bytearray(data)):
-        assert outcome(lambda form=form: seen(compiled.read_requests(peer, form, limit))) == expected  # type: ignore[misc]
+        other: Any = Peer()
+        assert outcome(lambda form=form, other=other: seen(compiled.read_requests(other, form, limit))) == expected  # type: ignore[misc]
+        if expected[0] is not FatalRemoteFault:
+            assert other.answers == peer.answers
     return expected
 
 
