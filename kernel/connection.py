@@ -36,8 +36,8 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes", "partial_since", "peer",
-        "sock", "wants_write",
+        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes",
+        "partial_since", "peer", "sock", "wants_write",
     )  # fmt: skip
 
     def __init__(self, sweep: Sweep, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:

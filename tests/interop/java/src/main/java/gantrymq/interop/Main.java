@@ -35,6 +35,12 @@ public final class Main {
             case "cluster":
                 Admin.cluster(options);
                 break;
+            case "mqadmin":
+                Mqadmin.run();
+                break;
+            case "stage":
+                Stage.run(options);
+                break;
             case "sql":
                 Sql.run();
                 break;

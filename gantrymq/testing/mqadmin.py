@@ -1,0 +1,186 @@
+"""RocketMQ's own ``mqadmin`` against two systems that hold the same data: what it prints of each, made comparable.
+
+One Java process runs all commands, a push consumer and a producer are connected to both systems from another one. The
+texts are compared after what must differ (addresses, ids, moments, measured times) is replaced by its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import OffsetResponse, QueryConsumerOffsetHeader, read_header
+from gantrymq.testing.foreign import Java, ask
+from gantrymq.testing.processes import Child, wait_for
+from gantrymq.testing.requests import send
+
+TOPIC, CONSUMERS, PRODUCERS = "orders", "readers", "senders"
+QUEUES, MESSAGES = 4, 40
+SECONDS = 30
+"""How long one command may take."""
+
+KINDS = (
+    (re.compile(r"\b\d+\.\d+\.\d+\.\d+@\d+(#\d+)+"), "<client>"),
+    (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}:\d+"), "<address>"),
+    (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "<host>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d[:,.]?\d*"), "<time>"),
+    (re.compile(r"\b1[6-9]\d{11}\b"), "<ms>"),
+    (re.compile(r"\b[0-9A-F]{32}\b"), "<id>"),
+    (re.compile(r"\bname=[^,\]]*@\d+\b"), "<object>"),
+    # a trace names what the tool did, its first line says why; links lead to the same page by several ways
+    (re.compile(r"(?m)^\s+at .*\n?|^\s*\.\.\. \d+ more\n?|^(See|For more information).*http.*\n?"), ""),
+)
+
+
+@attrs.frozen
+class Site:
+    """One of the two systems: its addresses, and the folder of this run for what the tool writes."""
+
+    nameserver: str
+    broker: str
+    folder: str
+
+
+@attrs.frozen
+class Case:
+    """One call of ``mqadmin``. ``{...}`` in an argument is filled in from the site.
+
+    ``masks``: what else differs and is replaced by ``<...>``; ``drops``: lines of what only one of them has.
+    ``by_line``: the order of the lines says nothing.
+    ``written``: files that the command writes below the site's folder and that are compared as well, as sorted JSON.
+    """
+
+    name: str
+    arguments: str
+    masks: Sequence[str] = ()
+    drops: Sequence[str] = ()
+    by_line: bool = False
+    seconds: int = SECONDS
+    written: Sequence[str] = ()
+
+    @property
+    def command(self) -> str:
+        """The command's name."""
+        return self.arguments.split(" ", 1)[0]
+
+
+class MqAdmin:
+    """The tool, in a process of its own."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        child.wait_event("started")
+
+    def run(self, arguments: Sequence[str], seconds: int = SECONDS) -> str:
+        """What the command prints, to either stream."""
+        self.child.say(f"{seconds} {msgspec.json.encode(list(arguments)).decode()}")
+        return str(self.child.wait_event("printed", timeout=seconds + 20)["text"])
+
+
+@contextmanager
+def run_mqadmin(java: Java, home: Path) -> Iterator[MqAdmin]:
+    """The tool; it is stopped at the end of the block."""
+    options = ("-Xmx256m", "-XX:TieredStopAtLevel=1")
+    command = java.command(home, "gantrymq.interop.Main", "mqadmin", options=options)
+    with Child(command, home / "mqadmin.err", cwd=home) as child:  # some commands write into the current folder
+        yield MqAdmin(child)
+
+
+def fill(site: Site) -> list[str]:
+    """Send the same messages to a site: queue by queue, with keys, tags, and ids that its index finds.
+
+    Returns the ids that the broker gave them.
+    """
+    ids = []
+    for number in range(MESSAGES):
+        properties = "\x02".join(
+            f"{name}\x01{value}"
+            for name, value in (
+                ("KEYS", f"key-{number}"), ("TAGS", ("red", "blue")[number % 2]), ("UNIQ_KEY", unique_id(number)),
+                ("WAIT", "true"), ("index", str(number)),
+            )
+        )  # fmt: skip
+        answer = ask(site.broker, send(TOPIC, b"body %d" % number, queue_id=number % QUEUES, properties=properties))
+        if answer.code != ResponseCode.SUCCESS:
+            raise AssertionError(f"{site.broker} refused a message: {answer.code} {answer.remark}")
+        ids.append((answer.ext or {})["msgId"])
+    return ids
+
+
+def unique_id(number: int) -> str:
+    """A client's message id as RocketMQ makes it: host, process, class loader, time in the month, count."""
+    return f"7F0000010001000000020000000300{number:02X}"
+
+
+@contextmanager
+def stage(java: Java, home: Path, sites: Sequence[Site]) -> Iterator[Sequence[Mapping[str, str]]]:
+    """Consumer and producer at each site; begins when all that was sent is consumed and committed. Yields their ids."""
+    arguments = {
+        "namesrvs": ",".join(site.nameserver for site in sites),
+        "topic": TOPIC,
+        "consumers": CONSUMERS,
+        "producers": PRODUCERS,
+    }
+    with java.program(home, "stage", *(f"{name}={value}" for name, value in arguments.items())) as child:
+        clients = []
+        for event in child.events(60):
+            if event["event"] == "started":
+                break
+            clients.append({name: str(value) for name, value in event.items()})
+        for site in sites:
+            wait_for(lambda site=site: _consumed(site) == MESSAGES, 60)  # type: ignore[misc]
+            wait_for(lambda site=site: _knows_producer(site), 60)  # type: ignore[misc]
+        yield clients
+
+
+def _consumed(site: Site) -> int:
+    total = 0
+    for queue_id in range(QUEUES):
+        header = QueryConsumerOffsetHeader(consumer_group=CONSUMERS, topic=TOPIC, queue_id=queue_id)
+        answer = ask(site.broker, Command(RequestCode.QUERY_CONSUMER_OFFSET, header.to_ext()))
+        if answer.code == ResponseCode.SUCCESS:
+            total += read_header(OffsetResponse, answer.ext).offset
+    return total
+
+
+def _knows_producer(site: Site) -> bool:
+    command = Command(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": PRODUCERS})
+    return ask(site.broker, command).code in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+
+def arguments_of(case: Case, site: Site, values: Mapping[str, str]) -> list[str]:
+    """The case's arguments for a site; a space inside an argument is written as ``~``."""
+    known = {"ns": site.nameserver, "broker": site.broker, "folder": site.folder, **values}
+    return [part.format(**known).replace("~", " ") for part in case.arguments.split(" ")]
+
+
+def normalised(case: Case, text: str, site: Site) -> str:
+    """``text`` without what may differ between the sites."""
+    text = text.replace(site.folder, "<folder>")
+    for pattern, kind in KINDS:
+        text = pattern.sub(kind, text)
+    for mask in case.masks:
+        text = re.sub(mask, "<...>", text)
+    lines = [re.sub(r"\s+", " ", line).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not any(re.search(drop, line) for drop in case.drops)]
+    return "\n".join(sorted(lines) if case.by_line else lines)
+
+
+def run_case(admin: MqAdmin, case: Case, site: Site, values: Mapping[str, str]) -> str:
+    """The comparable text of what a case prints and writes at a site."""
+    text = admin.run(arguments_of(case, site, values), case.seconds)
+    for name in case.written:
+        path = Path(site.folder) / name
+        text += f"\n-- {name}\n{_sorted_json(path.read_bytes()) if path.exists() else 'is missing'}"
+    return normalised(case, text, site)
+
+
+def _sorted_json(data: bytes) -> str:
+    return msgspec.json.format(msgspec.json.encode(msgspec.json.decode(data), order="sorted"), indent=1).decode()

@@ -1,0 +1,176 @@
+"""The calls of ``mqadmin`` that are compared, in their order: some change what later ones see."""
+
+from __future__ import annotations
+
+from gantrymq.testing.mqadmin import CONSUMERS, PRODUCERS, TOPIC, Case
+
+NUMBER = r"\b\d+\b"
+MEASURED = r"\b\d+\.\d+\b"
+FEATURE_TOPICS = (r"\b(SCHEDULE_TOPIC_XXXX|RMQ_SYS_TRANS\w+|TRANS_CHECK_MAX_TIME_TOPIC|rmq_sys_\w+)\b",)
+"""Topics of features that a broker may lack; none of them is a user's."""
+
+PREPARE = (
+    Case("updateTopic", f"updateTopic -n {{ns}} -b {{broker}} -t {TOPIC} -r 4 -w 4"),
+    Case("updateTopic-cluster", "updateTopic -n {ns} -c DefaultCluster -t spare -r 2 -w 2"),
+    Case("updateTopic-order", "updateTopic -n {ns} -b {broker} -t ordered -r 2 -w 2 -o true"),
+    Case("updateTopic-illegal", "updateTopic -n {ns} -b {broker} -t bad!name -r 2 -w 2"),
+    Case("updateSubGroup", f"updateSubGroup -n {{ns}} -b {{broker}} -g {CONSUMERS} -r 5"),
+    Case("updateSubGroup-cluster", "updateSubGroup -n {ns} -c DefaultCluster -g spares -s true"),
+)
+"""Before there are messages and clients."""
+
+READS = (
+    Case("clusterList", "clusterList -n {ns}", (MEASURED, r"\d+,\d+ms", r"\d+\(\d+\)")),
+    Case("clusterList-more", "clusterList -n {ns} -m"),
+    Case("topicList", "topicList -n {ns}", drops=FEATURE_TOPICS, by_line=True),
+    Case("topicList-cluster", "topicList -n {ns} -c", drops=FEATURE_TOPICS, by_line=True),
+    Case("topicRoute", f"topicRoute -n {{ns}} -t {TOPIC}", by_line=True),
+    Case("topicRoute-list", f"topicRoute -n {{ns}} -t {TOPIC} -l"),
+    Case("topicRoute-unknown", "topicRoute -n {ns} -t nobody"),
+    Case("topicStatus", f"topicStatus -n {{ns}} -t {TOPIC}"),
+    Case("topicStatus-unknown", "topicStatus -n {ns} -t nobody"),
+    Case("topicClusterList", f"topicClusterList -n {{ns}} -t {TOPIC}"),
+    Case("allocateMQ", f"allocateMQ -n {{ns}} -t {TOPIC} -i 10.0.0.1,10.0.0.2", by_line=True),
+    Case("brokerStatus", "brokerStatus -n {ns} -b {broker}"),
+    Case("brokerStatus-cluster", "brokerStatus -n {ns} -c DefaultCluster"),
+    Case("brokerConsumeStats", "brokerConsumeStats -n {ns} -b {broker}", by_line=True),
+    Case("getBrokerConfig", "getBrokerConfig -n {ns} -b {broker}", by_line=True),
+    Case("queryMsgById", "queryMsgById -n {ns} -i {msg_id}"),
+    Case("queryMsgById-consumer", f"queryMsgById -n {{ns}} -i {{msg_id}} -g {CONSUMERS} -d {{consumer}}"),
+    Case("queryMsgByKey", f"queryMsgByKey -n {{ns}} -t {TOPIC} -k key-7"),
+    Case("queryMsgByUniqueKey", f"queryMsgByUniqueKey -n {{ns}} -t {TOPIC} -i {{unique_id}}"),
+    Case("queryMsgByOffset", f"queryMsgByOffset -n {{ns}} -t {TOPIC} -b broker-a -i 1 -o 3"),
+    Case("printMsg", f"printMsg -n {{ns}} -t {TOPIC} -d true", by_line=True),
+    Case("printMsg-tag", f"printMsg -n {{ns}} -t {TOPIC} -s red -d true", by_line=True),
+    Case("printMsgByQueue", f"printMsgByQueue -n {{ns}} -t {TOPIC} -a broker-a -i 2 -p true -d true"),
+    Case("printMsgByQueue-count", f"printMsgByQueue -n {{ns}} -t {TOPIC} -a broker-a -i 2 -f true"),
+    Case("consumeMessage", f"consumeMessage -n {{ns}} -t {TOPIC} -b broker-a -i 1 -o 2 -c 5"),
+    Case("consumeMessage-group", f"consumeMessage -n {{ns}} -t {TOPIC} -g tools -c 3", by_line=True),
+    Case("producerConnection", f"producerConnection -n {{ns}} -g {PRODUCERS} -t {TOPIC}"),
+    Case("producerConnection-unknown", f"producerConnection -n {{ns}} -g nobody -t {TOPIC}"),
+    Case("producer", "producer -n {ns} -b {broker}"),
+    Case("consumerConnection", f"consumerConnection -n {{ns}} -g {CONSUMERS}", (r"\b\d{16,19}\b",), by_line=True),
+    Case("consumerConnection-broker", f"consumerConnection -n {{ns}} -g {CONSUMERS} -b {{broker}}", by_line=True),
+    Case("consumerConnection-unknown", "consumerConnection -n {ns} -g nobody"),
+    Case("consumerProgress", f"consumerProgress -n {{ns}} -g {CONSUMERS}", (MEASURED,), by_line=True),
+    Case("consumerProgress-clients", f"consumerProgress -n {{ns}} -g {CONSUMERS} -s true", (MEASURED,), by_line=True),
+    Case("consumerProgress-all", "consumerProgress -n {ns}", by_line=True),
+    Case("consumerStatus", f"consumerStatus -n {{ns}} -g {CONSUMERS}"),
+    Case("consumerStatus-client", f"consumerStatus -n {{ns}} -g {CONSUMERS} -i {{consumer}}", (MEASURED,)),
+    Case(
+        "consumerStatus-stacks",
+        f"consumerStatus -n {{ns}} -g {CONSUMERS} -i {{consumer}} -s",
+        (r"(?s)#Consumer jstack.*",),
+    ),
+    Case("consumer", f"consumer -n {{ns}} -g {CONSUMERS}"),
+    Case("getConsumerConfig", f"getConsumerConfig -n {{ns}} -g {CONSUMERS}"),
+    Case("getNamesrvConfig", "getNamesrvConfig -n {ns}", by_line=True),
+    Case("queryCq", f"queryCq -n {{ns}} -t {TOPIC} -q 1 -i 2 -c 3 -b {{broker}}"),
+    Case("queryCq-group", f"queryCq -n {{ns}} -t {TOPIC} -q 1 -i 2 -c 3 -b {{broker}} -g {CONSUMERS}"),
+    Case("queryCq-unknown", f"queryCq -n {{ns}} -t {TOPIC} -q 9 -i 0 -c 3 -b {{broker}}"),
+    Case("statsAll", "statsAll -n {ns}", (MEASURED,), FEATURE_TOPICS, by_line=True),
+    Case("statsAll-topic", f"statsAll -n {{ns}} -t {TOPIC}", (MEASURED,)),
+    Case(
+        "exportMetadata",
+        "exportMetadata -n {ns} -c DefaultCluster -f {folder}/export",
+        written=("export/metadata.json",),
+    ),
+    Case(
+        "exportMetadata-topics",
+        "exportMetadata -n {ns} -b {broker} -t -f {folder}/topics",
+        written=("topics/topic.json",),
+    ),
+    Case(
+        "exportConfigs", "exportConfigs -n {ns} -c DefaultCluster -f {folder}/export", written=("export/configs.json",)
+    ),
+    Case(
+        "exportMetrics", "exportMetrics -n {ns} -c DefaultCluster -f {folder}/export", written=("export/metrics.json",)
+    ),
+)
+"""Nothing changes."""
+
+CHANGES = (
+    Case("updateBrokerConfig", "updateBrokerConfig -n {ns} -b {broker} -k brokerPermission -v 6"),
+    Case("updateTopicPerm", f"updateTopicPerm -n {{ns}} -b {{broker}} -t {TOPIC} -p 4"),
+    Case("updateTopicPerm-back", f"updateTopicPerm -n {{ns}} -c DefaultCluster -t {TOPIC} -p 6"),
+    Case("sendMessage", f"sendMessage -n {{ns}} -t {TOPIC} -p hello -k k1 -c tagged -b broker-a -i 0"),
+    Case("sendMsgStatus", "sendMsgStatus -n {ns} -b broker-a -s 10 -c 3", (r"rt=\d+ms",)),
+    Case("checkMsgSendRT", f"checkMsgSendRT -n {{ns}} -t {TOPIC} -a 3 -s 10", (NUMBER,)),
+    Case("clusterRT", "clusterRT -n {ns} -a 3 -s 10 -i 100", (MEASURED,), seconds=6),
+    Case("cloneGroupOffset", f"cloneGroupOffset -n {{ns}} -s {CONSUMERS} -d clones -t {TOPIC} -o true"),
+    Case("consumerProgress-clone", "consumerProgress -n {ns} -g clones", (MEASURED,), by_line=True),
+    Case("getConsumerStatus", f"getConsumerStatus -n {{ns}} -g {CONSUMERS} -t {TOPIC}", by_line=True),
+    Case("resetOffsetByTime", f"resetOffsetByTime -n {{ns}} -g {CONSUMERS} -t {TOPIC} -s 1000000000000", by_line=True),
+    Case("resetOffsetByTimeOld", f"resetOffsetByTimeOld -n {{ns}} -g clones -t {TOPIC} -s 1000000000000", by_line=True),
+    Case("resetOffsetByTime-offline", f"resetOffsetByTime -n {{ns}} -g clones -t {TOPIC} -s now", by_line=True),
+    Case("skipAccumulatedMessage", f"skipAccumulatedMessage -n {{ns}} -g {CONSUMERS} -t {TOPIC}", by_line=True),
+    Case("skipAccumulatedMessage-unknown", f"skipAccumulatedMessage -n {{ns}} -g nobody -t {TOPIC}"),
+    Case("updateKvConfig", "updateKvConfig -n {ns} -s space -k name -v value"),
+    Case("deleteKvConfig", "deleteKvConfig -n {ns} -s space -k name"),
+    Case("updateOrderConf", "updateOrderConf -n {ns} -t ordered -v broker-a:2 -m put"),
+    Case("updateOrderConf-get", "updateOrderConf -n {ns} -t ordered -m get"),
+    Case("updateOrderConf-delete", "updateOrderConf -n {ns} -t ordered -m delete"),
+    Case("updateNamesrvConfig", "updateNamesrvConfig -n {ns} -k clusterTest -v false"),
+    Case("updateNamesrvConfig-refused", "updateNamesrvConfig -n {ns} -k kvConfigPath -v /tmp/elsewhere"),
+    Case("wipeWritePerm", "wipeWritePerm -n {ns} -b broker-a", (r"\[broker-a\].*\d+",)),
+    Case("addWritePerm", "addWritePerm -n {ns} -b broker-a", (r"\[broker-a\].*\d+",)),
+    Case("cleanExpiredCQ", "cleanExpiredCQ -n {ns} -b {broker}"),
+    Case("cleanUnusedTopic", "cleanUnusedTopic -n {ns} -b {broker}"),
+    Case("deleteExpiredCommitLog", "deleteExpiredCommitLog -n {ns} -b {broker}"),
+    Case("deleteSubGroup", "deleteSubGroup -n {ns} -b {broker} -g spares -r true"),
+    Case("deleteSubGroup-cluster", "deleteSubGroup -n {ns} -c DefaultCluster -g clones"),
+    Case("deleteTopic", "deleteTopic -n {ns} -c DefaultCluster -t spare"),
+    Case("topicList-end", "topicList -n {ns}", drops=FEATURE_TOPICS, by_line=True),
+)
+"""Each as it stands in the manual; what one has changed a later one sees."""
+
+CASES = (*PREPARE, *READS, *CHANGES)
+
+GAPS: dict[str, str] = {
+    "clusterList": "not answered yet",
+    "clusterList-more": "not answered yet",
+    "topicList-cluster": "not answered yet",
+    "topicStatus": "not answered yet",
+    "brokerStatus": "not answered yet",
+    "brokerStatus-cluster": "not answered yet",
+    "brokerConsumeStats": "not answered yet",
+    "getBrokerConfig": "not answered yet",
+    "queryMsgById": "not answered yet",
+    "queryMsgById-consumer": "not answered yet",
+    "queryMsgByKey": "not answered yet",
+    "queryMsgByUniqueKey": "not answered yet",
+    "queryMsgByOffset": "not answered yet",
+    "producerConnection": "not answered yet",
+    "producerConnection-unknown": "not answered yet",
+    "producer": "not answered yet",
+    "consumerConnection": "not answered yet",
+    "consumerConnection-broker": "not answered yet",
+    "consumerProgress": "not answered yet",
+    "consumerProgress-clients": "not answered yet",
+    "consumerProgress-all": "not answered yet",
+    "consumerStatus": "not answered yet",
+    "consumerStatus-client": "not answered yet",
+    "consumerStatus-stacks": "not answered yet",
+    "getNamesrvConfig": "not answered yet",
+    "queryCq": "not answered yet",
+    "queryCq-group": "not answered yet",
+    "queryCq-unknown": "not answered yet",
+    "statsAll": "not answered yet",
+    "statsAll-topic": "not answered yet",
+    "exportMetadata": "not answered yet",
+    "exportMetadata-topics": "not answered yet",
+    "exportConfigs": "not answered yet",
+    "exportMetrics": "not answered yet",
+    "updateBrokerConfig": "not answered yet",
+    "cloneGroupOffset": "not answered yet",
+    "skipAccumulatedMessage-unknown": "not answered yet",
+    "resetOffsetByTime": "not answered yet",
+    "resetOffsetByTime-offline": "not answered yet",
+    "skipAccumulatedMessage": "not answered yet",
+    "updateNamesrvConfig": "not answered yet",
+    "updateNamesrvConfig-refused": "not answered yet",
+    "cleanExpiredCQ": "not answered yet",
+    "cleanUnusedTopic": "not answered yet",
+    "deleteExpiredCommitLog": "not answered yet",
+}
+"""What differs, and why. The list is strict both ways."""

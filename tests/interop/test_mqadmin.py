@@ -1,0 +1,80 @@
+"""Every command of RocketMQ's ``mqadmin`` 4.9.7 that speaks to a broker or nameserver: ours beside the Java ones.
+
+Both systems get the same topics, groups and messages, and the same clients are connected to both. What differs is a
+gap, and each gap is listed with its reason in ``gantrymq.testing.mqadmin_cases.GAPS``; one that closes must go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gantrymq.testing.foreign import Java, start_broker, start_nameserver
+from gantrymq.testing.mqadmin import Case, Site, fill, run_case, run_mqadmin, stage, unique_id
+from gantrymq.testing.mqadmin_cases import CASES, CHANGES, GAPS, PREPARE, READS
+from gantrymq.testing.processes import free_ports, gantrymq_child
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+BROKER = "broker-a"
+MESSAGE = 7
+"""The message that is asked for by its ids."""
+
+Texts = dict[str, tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def sites(java: Java, homes: Callable[[str], Path]) -> Iterator[tuple[Site, Site]]:
+    """RocketMQ's nameserver and broker, and ours."""
+    home = homes("mqadmin")
+    with ExitStack() as stack:
+        nameserver = start_nameserver(java, home / "nameserver")
+        stack.callback(nameserver.discard)
+        broker = start_broker(java, home / "broker", nameserver.address, name=BROKER)
+        stack.callback(broker.discard)
+        ours, our_nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+        serve = ("serve", "--data", str(home / "data"), "--listen", ours, "--nameserver-listen", our_nameserver)
+        child = stack.enter_context(gantrymq_child(serve, home / "gantry.err"))
+        child.wait_line(lambda line: line.startswith("ready"))
+        for name in ("java", "ours"):
+            (home / name).mkdir()
+        yield (
+            Site(nameserver.address, broker.address, str(home / "java")),
+            Site(our_nameserver, ours, str(home / "ours")),
+        )
+
+
+@pytest.fixture(scope="module")
+def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) -> Texts:
+    """What each case printed of the Java system and of ours, made comparable."""
+    found: Texts = {}
+    values: list[dict[str, str]] = [{}, {}]
+
+    def run(cases: tuple[Case, ...]) -> None:
+        for case in cases:
+            theirs, ours = (run_case(admin, case, site, value) for site, value in zip(sites, values, strict=True))
+            found[case.name] = (theirs, ours)
+
+    with run_mqadmin(java, homes("tool")) as admin:
+        run(PREPARE)
+        ids = [fill(site) for site in sites]
+        with stage(java, homes("stage"), sites) as clients:
+            for number, value in enumerate(values):
+                value.update(
+                    msg_id=ids[number][MESSAGE], unique_id=unique_id(MESSAGE), consumer=clients[number]["consumer"]
+                )
+            run(READS)
+            run(CHANGES)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_tool_prints_the_same_of_both_brokers(case: Case, texts: Texts):
+    theirs, ours = texts[case.name]
+    if case.name in GAPS:
+        assert ours != theirs, "this gap is closed: take it out of GAPS and of docs/howto/mqadmin.md"
+        pytest.xfail(GAPS[case.name])
+    assert ours == theirs
