@@ -109,12 +109,12 @@ class MarkFiles:
             file.preallocate(CHECKPOINT_BYTES)
         return file
 
-    def save(self, marks: Marks, log_timestamp: int, queue_timestamp: int) -> None:
+    def save(self, marks: Marks, log_timestamp: int, queue_timestamp: int, index_timestamp: int) -> None:
         """Write both, and return when they are on the disk. :class:`OSError` leaves the older ones to be found.
 
         So does :class:`NoRoom`, and a later call may try again.
         """
-        checkpoint = attrs.evolve(self.checkpoint, log_timestamp=log_timestamp, queue_timestamp=queue_timestamp)
+        checkpoint = Checkpoint(log_timestamp, queue_timestamp, index_timestamp)
         self._sequence += 1
         self._write(self._marks_file, marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
         self._marks_file.datasync()

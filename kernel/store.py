@@ -75,6 +75,11 @@ class Store:
         self._backlog_bytes = 0
         self._progress = (0, 0, 0)
         self._saving = Lock()
+        self.recovered: RecoveryReport | None = None
+        """What the recovery of this start found."""
+        self.index_timestamp = 0
+        """The checkpoint's third number: index files whose last message was stored then or before are on the disk.
+        Who keeps the index raises it; it is written with the next marks."""
 
     @property
     def dispatched(self) -> int:
@@ -105,6 +110,7 @@ class Store:
         for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):
             env.mkdirs(f"{root}/{name}")
         self._mark_files = MarkFiles(env, root)
+        self.index_timestamp = self._mark_files.checkpoint.index_timestamp
         self.log.open()
         self.queues.open()
         self._was_clean = not env.exists(f"{root}/abort")
@@ -119,7 +125,7 @@ class Store:
         files = self._files
         recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
         try:
-            report = recovery.run(on_dispatch, replay_from)
+            self.recovered = report = recovery.run(on_dispatch, replay_from)
         except OSError as error:
             raise self.log.poison("recovering the store", error) from error
         self._progress = (report.end, self.queues.units, self.log.last_timestamp)
@@ -236,7 +242,7 @@ class Store:
                 return True
             try:
                 self.queues.flush()
-                files.save(marks, durable_timestamp, timestamp)
+                files.save(marks, durable_timestamp, timestamp, self.index_timestamp)
             except NoRoom as error:
                 log.warning("queues not flushed", reason=str(error))
                 return False

@@ -85,14 +85,14 @@ def test_what_is_saved_is_found_at_every_moment_of_a_crash() -> None:
         disk = MemoryEnv()
         disk.mkdirs("m")
         files = MarkFiles(disk, "m")
-        files.save(Marks(1, 1, 1, False), 100, 100)
+        files.save(Marks(1, 1, 1, False), 100, 100, 0)
         disk.sync_dir("m")
         env = FaultEnv(disk, moment, tear="short")
         saved = 1
         try:
             files = MarkFiles(env, "m")
             for number in (2, 3):
-                files.save(Marks(number, number, number, False), number * 100, 100)
+                files.save(Marks(number, number, number, False), number * 100, 100, 0)
                 saved = number
             files.close()
         except OSError:
@@ -113,6 +113,6 @@ def test_the_files_have_the_size_that_rocketmq_maps_and_keep_what_is_not_ours() 
     file.pwrite(struct.pack(">5q", 1, 2, 3, 4, 5) + bytes(4056), 0)
     files = MarkFiles(env, "m")
     assert files.marks is None
-    files.save(MARKS, 11, 12)
-    assert env.read_bytes("m/checkpoint") == struct.pack(">5q", 11, 12, 3, 4, 5) + bytes(4056)
+    files.save(MARKS, 11, 12, 13)
+    assert env.read_bytes("m/checkpoint") == struct.pack(">5q", 11, 12, 13, 4, 5) + bytes(4056)
     assert len(env.read_bytes("m/gantrymq.watermark")) == 4096

@@ -212,7 +212,7 @@ def test_damage_between_the_watermarks_keeps_the_numbers_of_what_follows() -> No
     files = store._files
     assert files.marks is not None
     timestamp = store.log.last_timestamp
-    files.save(attrs.evolve(files.marks, durable=store.log.durable), timestamp, timestamp)
+    files.save(attrs.evolve(files.marks, durable=store.log.durable), timestamp, timestamp, 0)
     damage(env, offsets[4], b"\xff" * 2 * SIZE)
     store, report, _ = open_store(env.kill())
     assert report.corrupt == ((offsets[4], offsets[6]),)

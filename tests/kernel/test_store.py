@@ -346,3 +346,19 @@ def test_a_deleted_topic_stays_deleted_over_a_crash() -> None:
     store.flush_queues()
     store, _, _ = open_store(env.power_cut())
     assert read_queue(store) == {10: b"new"}
+
+
+def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
+    env = MemoryEnv()
+    store = Store(env, "s")
+    store.open()
+    store.recover(lambda batch: None)
+    store.index_timestamp = 77
+    store.close()
+    again = Store(env, "s")
+    again.open()
+    assert again.index_timestamp == 77
+    assert again.recovered is None
+    report = again.recover(lambda batch: None)
+    assert again.recovered is report
+    again.close()
