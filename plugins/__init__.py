@@ -9,6 +9,7 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.consume:ConsumePlugin",
     "gantrymq.plugins.offsets:OffsetsPlugin",
     "gantrymq.plugins.clients:ClientsPlugin",
+    "gantrymq.plugins.delay:DelayPlugin",
     "gantrymq.plugins.flush:FlushPlugin",
     "gantrymq.plugins.longpoll:LongPollPlugin",
     "gantrymq.plugins.filter:FilterPlugin",

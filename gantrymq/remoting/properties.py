@@ -19,6 +19,8 @@ CLUSTER = "CLUSTER"
 UNIQ_KEY = "UNIQ_KEY"
 REAL_TOPIC = "REAL_TOPIC"
 REAL_QID = "REAL_QID"
+RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
 TRAN_MSG = "TRAN_MSG"
 PGROUP = "PGROUP"
 MIN_OFFSET = "MIN_OFFSET"
@@ -58,6 +60,13 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     end = raw.find(b"\x02", start)
     value = raw[start:] if end < 0 else raw[start:end]
     return value or None
+
+
+def replace_properties(raw: bytes, changes: Mapping[bytes, bytes | None]) -> bytes:
+    """The encoded form ``raw`` with other values for some names, which come last; None takes a property out."""
+    pieces = [piece for piece in raw.split(b"\x02") if piece and piece.partition(b"\x01")[0] not in changes]
+    pieces += [name + b"\x01" + value for name, value in changes.items() if value is not None]
+    return b"\x02".join(pieces)
 
 
 def java_hash(text: str) -> int:

@@ -35,11 +35,13 @@ _STORED = frozenset(
 
 @attrs.frozen
 class Origin:
-    """Which rows of the batch are one request's, where it has several."""
+    """Which rows of the batch are one request's, where it has several, or one that a plugin may move elsewhere."""
 
     request: Request
     first: int
     rows: int
+    queue_id: int | None = None
+    """The queue that the sender asked for, and is told, wherever the message goes."""
 
 
 class SendProcessor:
@@ -98,9 +100,11 @@ class SendProcessor:
         given = (header.properties or "").encode()
         properties, wait = self._stored(given)
         check_properties(properties)
-        batch.traits |= traits_of(properties)
+        traits = traits_of(properties)
+        batch.traits |= traits
+        origin = Origin(request, len(batch), 1, queue_id) if traits else request
         self._row(batch, request, header, config, queue_id, header.flag, request.command.body, properties, wait,
-                  request)  # fmt: skip
+                  origin)  # fmt: skip
 
     def _add_many(
         self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
@@ -173,7 +177,9 @@ class SendProcessor:
 
     def _reply_one(self, batch: AppendBatch, first: int) -> int:
         origin = batch.origins[first]
-        request, count = (origin.request, origin.rows) if isinstance(origin, Origin) else (origin, 1)
+        request, count, queue_id = origin, 1, None
+        if isinstance(origin, Origin):
+            request, count, queue_id = origin.request, origin.rows, origin.queue_id
         rows = range(first, first + count)
         worst = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), first)
         status = batch.statuses[worst]
@@ -184,7 +190,7 @@ class SendProcessor:
             fields = {
                 **fields,
                 "msgId": ids,
-                "queueId": str(batch.queue_ids[first]),
+                "queueId": str(batch.queue_ids[first] if queue_id is None else queue_id),
                 "queueOffset": str(batch.queue_offsets[first]),
             }
         request.answer(status, batch.remarks.get(worst), fields)

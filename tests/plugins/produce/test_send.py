@@ -10,10 +10,11 @@ import pytest
 import trio
 
 from gantrymq.kernel.record import decode as decode_record
+from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import SEND_LETTERS, SendMessageHeader
-from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 
 
 def send(
@@ -82,7 +83,6 @@ REFUSED = [
     (send("T", e="zero"), ResponseCode.SYSTEM_ERROR, "int"),
     (send("T", i="K\x01" + "v" * 32767), ResponseCode.MESSAGE_ILLEGAL, "32k"),
     (send("T", b"x" * 65537), ResponseCode.MESSAGE_ILLEGAL, "size exceeded"),
-    (send("T", i="DELAY\x013"), ResponseCode.MESSAGE_ILLEGAL, "delayed"),
     (send("T", i="TRAN_MSG\x01true"), ResponseCode.NO_PERMISSION, "transaction"),
     (send("T", b"", m="true"), ResponseCode.MESSAGE_ILLEGAL, "empty"),
     (send("T", b"\0\0\0\0", m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside"),
@@ -104,6 +104,18 @@ async def test_what_breaks_the_rules_is_answered_and_nothing_is_stored(tmp_path:
             assert re.search(remark, answer.remark or ""), (command.ext, answer.remark)
         assert broker.log.end == end
         assert (await channel.call(send())).code == ResponseCode.SUCCESS, "the connection lives on"
+
+
+@pytest.mark.trio
+async def test_a_delayed_message_is_refused_where_nobody_serves_it(tmp_path: Path) -> None:
+    async with (
+        run_broker(make_broker(tmp_path, disable=["delay"])) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        answer = await channel.call(send("T", i="DELAY\x013"))
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "takes no delayed messages" in (answer.remark or "")
+        assert broker.log.end == 0
 
 
 @pytest.mark.trio

@@ -1,0 +1,232 @@
+"""Bring back what is due: level by level, in the order of its queue, in batches through the ordinary write path.
+
+Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike there, a message whose put
+failed is put again before the level goes on, and a step of the clock lets nothing out early (``kernel/storeclock.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.plugins.delay.level import Level
+from gantrymq.plugins.delay.levels import Levels
+from gantrymq.plugins.delay.positions import Positions
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.properties import find_property
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.consumequeue import ConsumeQueue
+    from gantrymq.kernel.store import Store
+
+BATCH_ROWS = 512
+BATCH_BYTES = 4 * 1024 * 1024
+"""What one level brings back at once; then the sockets get their turn."""
+PIPELINE = 16
+"""Batches of a level that may wait for the disk at once, when delivery is pipelined."""
+BACKLOG_BYTES = 16 * 1024 * 1024
+"""As much of the log may wait for the disk; more makes everybody wait."""
+RETRY_MS = 1000
+"""After how long a failed put is tried again (RocketMQ: 0.1 s; 10 s after an exception)."""
+POLL_MS = 10
+"""How often batches on their way are looked after, should nobody say that they arrived."""
+IDLE_MS = 1000
+"""The longest sleep."""
+
+log = structlog.get_logger("gantrymq.delay")
+
+_REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
+_NOWHERE = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
+"""Topics to which nothing delayed can belong."""
+
+
+class Delivery:
+    """The delivery of all levels. ``append`` takes a batch through the write path, and fills its columns at once.
+
+    :meth:`turn` is one step, without waiting; :meth:`run` calls it when there is something to do.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        levels: Levels,
+        positions: Positions,
+        append: Callable[[AppendBatch], None],
+        *,
+        pipelined: bool,
+    ) -> None:
+        self._store = store
+        self._append = append
+        self._levels = levels
+        self._flights_max = PIPELINE if pipelined else 1
+        self._woken = trio.Event()
+        self._stopping = False
+        existing = {queue.queue_id for queue in store.queues if queue.topic == SCHEDULE_TOPIC}
+        # Levels that the configuration no longer has may still have messages that wait.
+        self._states = [
+            Level(queue_id, positions.get(queue_id + 1) if queue_id in existing else 0)
+            for queue_id in sorted({*range(len(levels)), *existing})
+        ]
+
+    async def run(self) -> None:
+        """Deliver until :meth:`stop`, and look after what is on its way until cancelled."""
+        while True:
+            self._woken = trio.Event()
+            wait_ms = self.turn()
+            if wait_ms:
+                with trio.move_on_after(wait_ms / 1000):
+                    await self._woken.wait()
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self._stopping = True
+
+    def safe(self) -> dict[int, int]:
+        """How far each level is delivered so that no crash can take it back: queue offset by level."""
+        durable = self._store.log.durable
+        for state in self._states:
+            state.settle(self._store.dispatched)
+        return {
+            state.queue_id + 1: state.safe(durable)
+            for state in self._states
+            if self._store.queues.get(SCHEDULE_TOPIC, state.queue_id) is not None
+        }
+
+    def turn(self) -> int:
+        """Bring back one batch of each level that has something due. Returns the ms until the next turn, 0 for now."""
+        return min(max(self._turn_of(state), 0) for state in self._states)
+
+    def _turn_of(self, state: Level) -> int:
+        state.settle(self._store.dispatched)
+        queue = self._store.queues.get(SCHEDULE_TOPIC, state.queue_id)
+        now = self._store.log.clock.now_ms()
+        if queue is None or self._stopping:
+            return POLL_MS if state.flights else self._sleep(state)
+        if state.correct(queue.min_offset, queue.max_offset):
+            log.warning("delay_offset_corrected", level=state.queue_id + 1, offset=state.cursor)
+        if state.retry and now < state.retry_at:
+            return min(state.retry_at - now, IDLE_MS)
+        if len(state.flights) >= self._flights_max or self._backlog > BACKLOG_BYTES:
+            return POLL_MS
+        batch = AppendBatch(done=self._wake)
+        units, due = self._collect(state, queue, batch, now)
+        if len(batch):
+            self._put(state, batch, units, now)
+        if due is None and state.cursor < queue.max_offset:
+            return 0
+        wait = self._sleep(state) if due is None else due - now
+        return min(wait, POLL_MS if state.flights else IDLE_MS)
+
+    @property
+    def _backlog(self) -> int:
+        """How much of the log is written and not yet committed."""
+        return self._store.log.end - self._store.dispatched
+
+    def _sleep(self, state: Level) -> int:
+        """How long nothing can become due in an empty level."""
+        return min(self._levels.delay_ms(state.queue_id + 1), IDLE_MS)
+
+    def _collect(self, state: Level, queue: ConsumeQueue, batch: AppendBatch, now: int) -> tuple[list[int], int | None]:
+        """Fill ``batch`` with what is due.
+
+        Returns the queue offset of each row, and when the next message is due if that is why there are no more.
+        """
+        units: list[int] = []
+        size = 0
+        for unit, offset, record_size, code in self._entries(state, queue):
+            if len(units) >= BATCH_ROWS or size >= BATCH_BYTES:
+                break
+            record: Record | None = None
+            if record_size != FILLER_SIZE:
+                if now < code <= now + self._levels.longest_ms:
+                    return units, code
+                record = self._read(state, unit, offset)
+            if record is not None:
+                due = self._levels.due(code, record.properties, record.store_timestamp)
+                if due > now:
+                    return units, due
+                if self._add(batch, record):
+                    units.append(unit)
+                    size += record_size
+            state.taken(unit)
+        return units, None
+
+    @staticmethod
+    def _entries(state: Level, queue: ConsumeQueue) -> Iterator[tuple[int, int, int, int]]:
+        """Queue offset, log offset, size and tag code of what is next: failed puts first, and nothing else then."""
+        if state.retry:
+            for unit in list(state.retry):
+                for offset, size, code in ENTRY.iter_unpack(queue.entries(unit, 1)):
+                    yield unit, offset, size, code
+            return
+        for unit, (offset, size, code) in enumerate(
+            ENTRY.iter_unpack(queue.entries(state.cursor, BATCH_ROWS)), state.cursor
+        ):
+            yield unit, offset, size, code
+
+    def _read(self, state: Level, unit: int, offset: int) -> Record | None:
+        try:
+            return self._store.log.read_record(offset)
+        except (OutOfLog, CorruptRange, BadRecord) as error:
+            log.error("delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, at=offset, reason=str(error))
+            return None
+
+    @staticmethod
+    def _add(batch: AppendBatch, record: Record) -> bool:
+        """Add the message as it was meant; its properties stay whole, as RocketMQ leaves them."""
+        topic = (find_property(record.properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
+        queue_id = find_property(record.properties, _REAL_QID) or b""
+        if not topic or topic in _NOWHERE or not queue_id.isdigit() or len(queue_id) > 10:
+            log.error("delayed_message_lost", at=record.offset, reason=f"it belongs to queue {queue_id!r} of {topic!r}")
+            return False
+        batch.add(
+            topic,
+            int(queue_id),
+            record.body,
+            record.properties,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+        )
+        return True
+
+    def _put(self, state: Level, batch: AppendBatch, units: list[int], now: int) -> None:
+        self._append(batch)
+        offsets = batch.offsets or [-1] * len(batch)
+        failed = []
+        for row, unit in enumerate(units):
+            if offsets[row] >= 0:
+                continue
+            if batch.statuses[row] == ResponseCode.MESSAGE_ILLEGAL:  # nor will it ever be
+                reason = batch.remarks.get(row)
+                log.error("delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, reason=reason)
+            else:
+                failed.append(unit)
+        if failed:
+            state.failed(failed, now + RETRY_MS)
+            row = units.index(failed[0])
+            log.warning(
+                "delayed_messages_refused",
+                level=state.queue_id + 1,
+                messages=len(failed),
+                code=batch.statuses[row],
+                reason=batch.remarks.get(row),
+            )
+        stored = [unit for row, unit in enumerate(units) if offsets[row] >= 0]
+        if stored:
+            state.took_off(min(stored), batch.end)
+
+    def _wake(self, _batch: AppendBatch) -> None:
+        self._woken.set()
