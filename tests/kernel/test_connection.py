@@ -44,7 +44,7 @@ async def peer_of_a_broker(path: Path) -> AsyncIterator[Peer]:
     async with run_broker(make_broker(path)) as broker:
         host, _, port = broker.address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
-            while not broker.connections:  # noqa: ASYNC110 - it is accepted within a turn or two
+            while not broker.connections:
                 await trio.lowlevel.checkpoint()
             yield Peer(stream, broker.connections[0])
 
