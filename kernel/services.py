@@ -5,7 +5,7 @@ A plugin never imports a sibling: it asks for a protocol of this module, and who
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol, TypeVar, cast
 
 import attrs
@@ -89,6 +89,22 @@ class Registration(Protocol):
 
     async def wait_first(self, timeout: float) -> bool:
         """Wait until each nameserver was tried once, ``timeout`` seconds at most; whether any knows this broker."""
+
+
+class MessageIndex(Protocol):
+    """Finds messages by key (plugin ``index``)."""
+
+    def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+        """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end`` (ms), each once.
+
+        They are hints: the caller looks at the message. Bounded work; from any thread.
+        """
+
+    def last(self) -> tuple[int, int]:
+        """Store timestamp (ms) and log offset of the newest message that has a key; zeros without one."""
+
+    async def wait_level(self) -> None:
+        """Wait until no message is missing that was dispatched before."""
 
 
 S = TypeVar("S")

@@ -9,6 +9,33 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers import ConsumerGroupHeader, Header, Int32, Int64, QueueHeader, RequestSpec, TopicHeader
 
 
+UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+"""A field of 12 that says ``true`` when the key is a client's unique id (``MixAll.UNIQUE_MSG_QUERY_FLAG``)."""
+
+
+class QueryMessageHeader(Header, kw_only=True):
+    """QUERY_MESSAGE (12): messages of a topic by key, stored between two moments (ms)."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+
+
+class QueryMessageResponse(Header, kw_only=True):
+    """Answer to 12, whose body are records: the newest message in the index, by store time (ms) and log offset."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
+
+
+class ViewMessageHeader(Header, kw_only=True):
+    """VIEW_MESSAGE_BY_ID (33): the log offset that a message id holds."""
+
+    offset: Int64
+
+
 class ConfigVersionResponse(Header, kw_only=True):
     """Answer to 26: the configuration's data version as JSON."""
 
@@ -130,6 +157,8 @@ class GroupSubscriptionHeader(Header, kw_only=True):
 
 _C = RequestCode
 ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
+    _C.QUERY_MESSAGE: RequestSpec("broker", QueryMessageHeader, QueryMessageResponse),
+    _C.VIEW_MESSAGE_BY_ID: RequestSpec("broker", ViewMessageHeader),
     _C.UPDATE_BROKER_CONFIG: RequestSpec("broker", None),
     _C.GET_BROKER_CONFIG: RequestSpec("broker", None, ConfigVersionResponse),
     _C.GET_BROKER_RUNTIME_INFO: RequestSpec("broker", None),
