@@ -34,9 +34,14 @@ ACCEPTS_A_TURN = 128
 CHECKED_AT_ONCE = 256
 DESCRIPTOR_SHARE = 2
 """Half of the process's descriptors are for the connections, the rest for the files of the store."""
-TURNS_WITHOUT_CHECKPOINT = 8
-"""Under load the next turn's events are there already: going through the scheduler each time costs more than a small
-turn. Bounded, so that other tasks run."""
+TURNS_WITHOUT_CHECKPOINT = 64
+STAY_S = 0.001
+LINGER_S = 0.001
+"""Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
+lingers where the next ones come: at most these two together pass until the other tasks run."""
+SKIPS_MAX = 63
+"""Who lingered in vain does not the next time, nor, after twice, the next 3 times, and so on up to this number: an idle
+broker, or one whose tasks have something to do first, waits in the scheduler."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 _OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -73,6 +78,9 @@ class Sweep:
         self._changes = ConnectionsBatch()
         self._numbers = 0
         self._in_turn = False
+        self._now = 0.0
+        self._skips = 0
+        self._skips_left = 0
 
     # ------------------------------------------------------------------------------------------------- listening
 
@@ -139,17 +147,18 @@ class Sweep:
                 await trio.lowlevel.wait_readable(self._waker.fileno())
             else:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-            for _ in range(TURNS_WITHOUT_CHECKPOINT):
-                if not self.turn(receive=not is_full()):
+            leave_at = self._env.monotonic() + STAY_S
+            for turns in range(TURNS_WITHOUT_CHECKPOINT):
+                if not self.turn(receive=not is_full(), linger=turns > 0) or self._now > leave_at:
                     break
 
-    def turn(self, *, receive: bool = True) -> bool:
-        """Do all that is ready now; returns whether another turn may follow at once."""
-        events = self._epoll.poll(0, EVENTS_A_TURN)
+    def turn(self, *, receive: bool = True, linger: bool = False) -> bool:
+        """Do all that is ready now, or soon if it may ``linger``; returns whether another turn may follow at once."""
+        events = self._events(linger and receive)
         if not events:
             return False
         self._in_turn = True
-        now = self._env.monotonic()
+        self._now = now = self._env.monotonic()
         requests: list[Request] = []
         budget = self._limits.sweep_bytes if receive else 0
         waker = self._waker.fileno()
@@ -174,6 +183,17 @@ class Sweep:
         self._in_turn = False
         self._flush_dirty()
         return receive
+
+    def _events(self, linger: bool) -> list[tuple[int, int]]:
+        """What is ready, descriptors and event bits; it lingers unless that was in vain of late."""
+        if not linger:
+            return self._epoll.poll(0, EVENTS_A_TURN)
+        if self._skips_left:
+            self._skips_left -= 1
+            return self._epoll.poll(0, EVENTS_A_TURN)
+        events = self._epoll.poll(LINGER_S, EVENTS_A_TURN)
+        self._skips_left = self._skips = 0 if events else min(2 * self._skips + 1, SKIPS_MAX)
+        return events
 
     def touch(self, connection: Connection, size: int) -> None:
         """The connection has ``size`` bytes more to send. Within a turn they wait for its end, while there is room."""

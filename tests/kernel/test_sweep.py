@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -332,3 +334,34 @@ def test_many_connections_are_looked_at_in_parts_and_none_is_forgotten(monkeypat
     for peer in peers:
         peer.close()
     bench.sweep.close()
+
+
+class CountingEpoll:
+    """An epoll that keeps for how long each poll would have waited."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self.epoll = epoll
+        self.waits: list[float] = []
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        self.waits.append(timeout)
+        return self.epoll.poll(0, most)
+
+
+def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    assert not any(bench.sweep.turn(linger=True) for _ in range(400))
+    lingered = [number for number, wait in enumerate(counting.waits) if wait]
+    assert [after - before for before, after in pairwise(lingered)] == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
+    for number in range(100):
+        peer.sendall(request(number))
+        while not bench.sweep.turn(linger=True):
+            pass
+    assert len(bench.requests) == 100
+    assert all(counting.waits[-30:]), "what came while it lingered lets it linger again"
+    monkeypatch.undo()
+    peer.close()
