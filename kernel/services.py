@@ -5,13 +5,16 @@ A plugin never imports a sibling: it asks for a protocol of this module, and who
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import attrs
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
 
 
 @attrs.frozen
@@ -40,12 +43,26 @@ class TopicTable(Protocol):
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this (system) topic."""
 
+    def names(self) -> list[str]:
+        """The topics that there are."""
+
 
 class GroupTable(Protocol):
     """The consumer groups of this broker (plugin ``topics``)."""
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """The group's configuration, created on first use where that is allowed."""
+
+    def names(self) -> list[str]:
+        """The groups that there are."""
+
+
+class GroupMember(Protocol):
+    """One client in one consumer group; ``version`` is RocketMQ's ordinal of the client library."""
+
+    connection: Connection
+    client_id: str
+    version: int
 
 
 class ConsumerGroups(Protocol):
@@ -60,6 +77,15 @@ class ConsumerGroups(Protocol):
     def client_ids(self, group: str) -> list[str]:
         """The ids of the group's members."""
 
+    def members_of(self, group: str) -> Sequence[GroupMember]:
+        """The group's members, by whose connections they can be asked."""
+
+    def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
+        """What the group wants, by topic; empty when nobody of it is here."""
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The live groups that subscribe to ``topic``."""
+
 
 class ConsumerOffsets(Protocol):
     """How far each group has consumed (plugin ``offsets``)."""
@@ -69,6 +95,15 @@ class ConsumerOffsets(Protocol):
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where the group goes on, or None when it never committed."""
+
+    def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Where the group goes on, by queue; empty when it never committed. Not to be changed."""
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which the group has committed."""
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed in ``topic``."""
 
     def forget_group(self, group: str) -> None:
         """The group is gone: it goes on nowhere."""
@@ -105,6 +140,26 @@ class MessageIndex(Protocol):
 
     async def wait_level(self) -> None:
         """Wait until no message is missing that was dispatched before."""
+
+
+class Statistics(Protocol):
+    """What is counted (plugin ``stats``). Names and keys are RocketMQ's: ``Stats``, ``BrokerStatsManager``."""
+
+    def add(self, name: str, key: str, value: int, times: int = 1) -> None:
+        """Count ``value`` that came in ``times`` events, under ``key`` of the statistic ``name``."""
+
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """A pull was answered with ``messages`` messages of ``size`` bytes; 0 messages: it found nothing."""
+
+    def consume_tps(self, group: str, topic: str) -> float:
+        """Messages a second that the group got of the topic, over the last minute."""
+
+
+class Retention(Protocol):
+    """Who deletes what is too old."""
+
+    def delete_expired(self) -> None:
+        """Delete now what would be deleted at the hour set for it."""
 
 
 S = TypeVar("S")

@@ -4,7 +4,8 @@ Slot: none; essential. Hooks: config_section, configure, register_processors, re
 Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
 max_subscriptions, max_kept_bytes. Files: none.
 Services: ConsumerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager,
-DefaultConsumerIdsChangeListener and code 38 of ConsumerManageProcessor: codes 34, 35, 38, and 40 towards clients.
+DefaultConsumerIdsChangeListener, code 38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes
+34, 35, 38, 203, 204, 328, 345, and 40 towards clients.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.services import ConsumerGroups, GroupTable, Service, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
+from gantrymq.plugins.clients.connections import Connections
 from gantrymq.plugins.clients.heartbeat import Heartbeats
 
 if TYPE_CHECKING:
@@ -51,11 +53,11 @@ class ClientsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """34, 35 and 38."""
+        """34, 35 and 38 of clients, the rest of administrators."""
         groups = broker.services.get(GroupTable)
         topics = broker.services.get(TopicTable)
         handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake)
-        return dict(handlers.processors())
+        return dict(handlers.processors() | Connections(self._clients).processors())
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:

@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``ClientManageProcessor``, ``ConsumerManager``, ``Default
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -57,16 +57,32 @@ class Clients:
         found = self.consumers.groups.get(group)
         return [] if found is None else found.client_ids()
 
-    def join_producers(self, connection: Connection, client_id: str, group: str) -> None:
-        """A producer's heartbeat."""
-        member = Member(connection, client_id, self._env.monotonic())
-        self.producers.join(connection.id, group).members[connection.id] = member
+    def members_of(self, group: str) -> list[Member]:
+        """The group's members."""
+        found = self.consumers.groups.get(group)
+        return [] if found is None else list(found.members.values())
 
-    def join_consumers(
-        self, connection: Connection, client_id: str, data: ConsumerData, *, notify: bool, keep_subscriptions: bool
-    ) -> None:
+    def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
+        """What the group wants, by topic."""
+        found = self.consumers.groups.get(group)
+        return {} if found is None else found.subscriptions
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The live groups that subscribe to ``topic``."""
+        return [name for name, group in self.consumers.groups.items() if topic in group.subscriptions]
+
+    def member(self, connection: Connection, client_id: str, language: str = "OTHER", version: int = 0) -> Member:
+        """A client that was just heard of."""
+        env = self._env
+        return Member(connection, client_id, env.monotonic(), language, version, env.wall_ms())
+
+    def join_producers(self, member: Member, group: str) -> None:
+        """A producer's heartbeat."""
+        self.producers.join(member.connection.id, group).members[member.connection.id] = member
+
+    def join_consumers(self, member: Member, data: ConsumerData, *, notify: bool, keep_subscriptions: bool) -> None:
         """A consumer's heartbeat. ``notify``: whether the group's members want to hear of changes."""
-        member = Member(connection, client_id, self._env.monotonic())
+        connection, client_id = member.connection, member.client_id
         if not keep_subscriptions:
             self._keep(connection.id, data)
         try:

@@ -26,6 +26,10 @@ class Member:
     connection: Connection
     client_id: str
     seen: float
+    language: str = "OTHER"
+    version: int = 0
+    heard_ms: int = 0
+    """When the last heartbeat came, in ms of the wall clock: administrators are shown it."""
     subscriptions: Mapping[str, SubscriptionData] = attrs.field(factory=dict)
     wishes: frozenset[tuple[str, str, str]] = frozenset()
     """The subscriptions in a form that can be compared. Retry topics say nothing of their own."""
@@ -58,6 +62,8 @@ class ConsumerGroup(Group):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.message_model = ""
+        self.consume_type = ""
+        self.consume_from_where = ""
         self.notify = True
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.differs = False
@@ -75,6 +81,8 @@ class ConsumerGroup(Group):
             member.subscribe(known.subscriptions)
         self.members[member.connection.id] = member
         self.message_model = data.message_model
+        self.consume_type = data.consume_type
+        self.consume_from_where = data.consume_from_where
         changed = known is None or known.client_id != member.client_id
         if known is None or known.subscriptions != member.subscriptions:
             changed |= self._merge()

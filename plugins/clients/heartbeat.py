@@ -10,9 +10,10 @@ from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
+from gantrymq.plugins.clients.groups import Member
 from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import LANGUAGES, Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
 from gantrymq.remoting.names import retry_topic, validate_group, validate_topic
@@ -82,14 +83,13 @@ class Heartbeats:
                     )
                 )
             self._clients.join_consumers(
-                request.connection,
-                data.client_id,
+                self._member(request, data),
                 consumer,
                 notify=group.notify_consumer_ids_changed_enable,
                 keep_subscriptions=bool(data.without_sub),
             )
         for producer in data.producer_data_set:
-            self._clients.join_producers(request.connection, data.client_id, producer.group_name)
+            self._clients.join_producers(self._member(request, data), producer.group_name)
         self._tell()
         return request.command.answer(ResponseCode.SUCCESS)
 
@@ -107,6 +107,11 @@ class Heartbeats:
         if not client_ids:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumerList(client_ids).to_bytes())
+
+    def _member(self, request: Request, data: HeartbeatData) -> Member:
+        command = request.command
+        language = command.language if command.language in LANGUAGES else "OTHER"
+        return self._clients.member(request.connection, data.client_id, language, command.version)
 
     def _check_consumer(self, consumer: ConsumerData) -> None:
         validate_group(consumer.group_name)

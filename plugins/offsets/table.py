@@ -6,7 +6,7 @@ unquoted queue ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import structlog
@@ -71,6 +71,18 @@ class Offsets:
         """Where the group goes on, or None when it never committed."""
         queues = self._table.get((topic, group))
         return None if queues is None else queues.get(queue_id)
+
+    def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Where the group goes on, by queue. Not to be changed."""
+        return self._table.get((topic, group), {})
+
+    def topics_of(self, group: str) -> list[str]:
+        """The topics in which the group has committed."""
+        return [topic for topic, other in self._table if other == group]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """The groups that have committed in ``topic``."""
+        return [group for other, group in self._table if other == topic]
 
     def is_full(self, group: str, topic: str) -> bool:
         """Whether there is no room for this pair, which is new."""

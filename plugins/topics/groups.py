@@ -45,6 +45,10 @@ class Groups:
         config = self.table.entries.get(group)
         return config if config is not None else self._create(group)
 
+    def names(self) -> list[str]:
+        """The groups that there are."""
+        return list(self.table.entries)
+
     def set(self, config: SubscriptionGroupConfig) -> None:
         """Create or change a group; :class:`RemoteFault` for an illegal name or beyond the limit."""
         validate_consumer_group(config.group_name)

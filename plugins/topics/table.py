@@ -77,6 +77,10 @@ class Topics:
         """Whether clients may not send to this topic."""
         return topic in UNSENDABLE_TOPICS
 
+    def names(self) -> list[str]:
+        """The topics that there are."""
+        return list(self.table.entries)
+
     def refuse_reserved(self, topic: str) -> None:
         """:class:`RemoteFault` (code 1) for an illegal name and for a topic that belongs to the broker."""
         validate_topic(topic)

@@ -47,7 +47,9 @@ def test_groups_follow_a_plain_table(steps: list[tuple[str, int, str, frozenset[
         before = {name: (set(table), frozenset().union(*table.values())) for name, table in model.items()}
         if action == "beat":
             data = ConsumerData(group, subscription_data_set=[SubscriptionData.for_tags(topic) for topic in topics])
-            clients.join_consumers(peers[number], f"c{number}", data, notify=True, keep_subscriptions=False)
+            clients.join_consumers(
+                clients.member(peers[number], f"c{number}"), data, notify=True, keep_subscriptions=False
+            )
             model[group][number] = topics
         elif action == "leave":
             clients.leave(peers[number], None, group)
