@@ -54,6 +54,8 @@ class AppendBatch:
     prepared_offsets: list[int] = attrs.field(factory=list)
     waits: list[bool] = attrs.field(factory=list)
     origins: list[Any] = attrs.field(factory=list)
+    attempts_max: dict[int, int] = attrs.field(factory=dict)
+    """By row: how often its sender wants the message to be consumed at most, where it said so."""
 
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)

@@ -183,6 +183,18 @@ class UnregisterClientHeader(
     consumer_group: str | None = None
 
 
+class SendBackHeader(Header, kw_only=True):
+    """CONSUMER_SEND_MSG_BACK (36): the message at ``offset`` of the log; delay level -1 gives up, 0 leaves it to us."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None
+
+
 class ConsumerGroupHeader(Header, kw_only=True):
     """GET_CONSUMER_LIST_BY_GROUP (38), NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
@@ -341,9 +353,12 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_MIN_OFFSET: RequestSpec("broker", QueueHeader, OffsetResponse),
     _C.HEART_BEAT: RequestSpec("broker", None),
     _C.UNREGISTER_CLIENT: RequestSpec("broker", UnregisterClientHeader),
+    _C.CONSUMER_SEND_MSG_BACK: RequestSpec("broker", SendBackHeader),
     _C.CHECK_CLIENT_CONFIG: RequestSpec("broker", None),
     _C.GET_CONSUMER_LIST_BY_GROUP: RequestSpec("broker", ConsumerGroupHeader),
     _C.NOTIFY_CONSUMER_IDS_CHANGED: RequestSpec("client", ConsumerGroupHeader),
+    _C.LOCK_BATCH_MQ: RequestSpec("broker", None),
+    _C.UNLOCK_BATCH_MQ: RequestSpec("broker", None),
     _C.PUT_KV_CONFIG: RequestSpec("nameserver", PutKVConfigHeader),
     _C.GET_KV_CONFIG: RequestSpec("nameserver", KVConfigHeader, KVConfigResponse),
     _C.DELETE_KV_CONFIG: RequestSpec("nameserver", KVConfigHeader),

@@ -20,6 +20,9 @@ from gantrymq.remoting.names import RETRY_PREFIX
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
+LIMITS_SINCE = 121
+"""From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
+
 _BORN_HOST_V6 = 0x10
 _MULTI_TAGS = 0x2
 _STORED = frozenset(
@@ -101,6 +104,10 @@ class SendProcessor:
         properties, wait = self._stored(given)
         check_properties(properties)
         traits = traits_of(properties)
+        if header.topic.startswith(RETRY_PREFIX):
+            traits |= Trait.RETRY
+            if header.max_reconsume_times is not None and request.command.version >= LIMITS_SINCE:
+                batch.attempts_max[len(batch)] = header.max_reconsume_times
         batch.traits |= traits
         origin = Origin(request, len(batch), 1, queue_id) if traits else request
         self._row(batch, request, header, config, queue_id, header.flag, request.command.body, properties, wait,

@@ -1,0 +1,18 @@
+"""Section ``[plugin.locks]``."""
+
+from __future__ import annotations
+
+import attrs
+
+from gantrymq.kernel.config import duration, number
+
+
+@attrs.frozen(kw_only=True)
+class LocksConfig:
+    """How long a lock lives, and how many there may be."""
+
+    expire_after: float = duration("60s", minimum="1s", maximum="1h")
+    """``rocketmq.broker.rebalance.lockMaxLiveTime``. Consumers take their locks again every 20 s and believe for 30 s
+    that they have them: no less than that keeps two from one queue."""
+    max_locks: int = number(100_000, 1, 10_000_000)
+    """Queues that may be locked at once; more are not given to anybody until some are free."""

@@ -1,0 +1,46 @@
+"""LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42). Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``."""
+
+from __future__ import annotations
+
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.plugins.locks.table import LockTable
+from gantrymq.remoting.bodies import LockBatchRequestBody, LockBatchResponseBody
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+
+QUEUES_MAX = 10_000
+"""The most queues that one request may name."""
+
+
+class LockRequests:
+    """Handlers of the two codes."""
+
+    def __init__(self, table: LockTable) -> None:
+        self._table = table
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
+
+    def lock(self, request: Request) -> Command:
+        """41: answers which of the queues the client has from now on."""
+        body = _body(request)
+        given = self._table.lock(body.consumer_group, body.mq_set, body.client_id)
+        answer = LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
+        return request.command.answer(ResponseCode.SUCCESS, body=answer)
+
+    def unlock(self, request: Request) -> Command:
+        """42: what the client does not have is no error."""
+        body = _body(request)
+        self._table.unlock(body.consumer_group, body.mq_set, body.client_id)
+        return request.command.answer(ResponseCode.SUCCESS)
+
+
+def _body(request: Request) -> LockBatchRequestBody:
+    body = LockBatchRequestBody.from_bytes(request.command.body)
+    if not body.consumer_group or not body.client_id:
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body names no consumerGroup or no clientId")
+    if len(body.mq_set) > QUEUES_MAX:
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues, at most {QUEUES_MAX} in one request")
+    return body

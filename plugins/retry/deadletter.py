@@ -1,0 +1,56 @@
+"""Where messages end that were consumed in vain: ``%DLQ%group``.
+
+Source: RocketMQ 4.9.7 ``SendMessageProcessor.handleRetryAndDLQ``, ``DLQ_NUMS_PER_GROUP``.
+"""
+
+from __future__ import annotations
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import RETRY_PREFIX, dlq_topic
+from gantrymq.remoting.properties import replace_properties
+
+QUEUES = 1
+
+
+class DeadLetters:
+    """The dead-letter topics of the groups."""
+
+    def __init__(self, topics: TopicTable, groups: GroupTable) -> None:
+        self._topics = topics
+        self._groups = groups
+
+    def topic(self, group: str) -> TopicConfig:
+        """The group's topic, created with one queue that can be read when it is needed first.
+
+        ``RemoteFault`` (code 1) when it cannot be.
+        """
+        return self._topics.ensure(TopicConfig(dlq_topic(group), QUEUES, QUEUES, PERM_READ | PERM_WRITE))
+
+    def redirect(self, batch: AppendBatch) -> None:
+        """Turn the live rows to a retry topic that had all their attempts into dead letters, which wait no more.
+
+        The sender's limit counts, or else the group's. Unlike in RocketMQ, where the client's delay level is left on
+        such a message, so that it becomes a dead letter hours later.
+        """
+        for row in batch.live:
+            topic = batch.topics[row]
+            if not topic.startswith(RETRY_PREFIX):
+                continue
+            group = topic.removeprefix(RETRY_PREFIX)
+            limit = batch.attempts_max.get(row)
+            if limit is None:
+                config = self._groups.find(group)
+                limit = None if config is None else config.retry_max_times
+            if limit is None or batch.reconsume_times[row] < limit:
+                continue
+            try:
+                target = self.topic(group)
+            except RemoteFault as fault:
+                batch.refuse(row, fault.code, fault.remark)
+                continue
+            batch.topics[row], batch.queue_ids[row] = target.topic_name, 0
+            batch.properties[row] = replace_properties(batch.properties[row], {b"DELAY": b"0"})

@@ -1,0 +1,131 @@
+"""CONSUMER_SEND_MSG_BACK (36): a consumer gives a message back that it could not handle.
+
+The request names a place in the log, and nothing of the message itself. Source: RocketMQ 4.9.7
+``SendMessageProcessor.asyncConsumerSendMsgBack``, whose codes and order of checks these are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.retry.deadletter import DeadLetters
+from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import SendBackHeader, read_header
+from gantrymq.remoting.names import retry_topic
+from gantrymq.remoting.properties import find_property, replace_properties
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+FIRST_LEVEL = 3
+"""The delay level of the first return, where the consumer leaves it to the broker; each further one waits a level
+longer. Level 3 is 10 s by default."""
+LIMITS_SINCE = 121
+"""From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
+UNIT_SUBSCRIPTION = 2
+"""Flag of a topic that a consumer in unit mode subscribes to (``TopicSysFlag``)."""
+
+
+class SendBackProcessor:
+    """Batch processor of 36: what a sweep brings is one batch."""
+
+    def __init__(self, broker: Broker, topics: TopicTable, groups: GroupTable, dead_letters: DeadLetters) -> None:
+        self._broker = broker
+        self._topics = topics
+        self._groups = groups
+        self._dead_letters = dead_letters
+
+    def handle(self, requests: list[Request]) -> None:
+        """Store each message again and answer when that is safe; a bad request is answered at once."""
+        # Without the trait RETRY: whether these attempts were the last is judged here.
+        batch = AppendBatch(done=_reply)
+        for request in requests:
+            try:
+                self._add(batch, request)
+            except RemoteFault as fault:
+                request.answer(fault.code, fault.remark)
+        if len(batch):
+            self._broker.append(batch)
+
+    def _add(self, batch: AppendBatch, request: Request) -> None:
+        header = read_header(SendBackHeader, request.command.ext)
+        group = self._groups.find(header.group)
+        if group is None:
+            raise RemoteFault(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}"
+            )
+        if group.retry_queue_nums <= 0:
+            # The group wants no retries: the message is done with.
+            request.answer(ResponseCode.SUCCESS)
+            return
+        target = self._retry_topic(header, group)
+        record = self._read(header.offset)
+        limit = header.max_reconsume_times if request.command.version >= LIMITS_SINCE else None
+        if limit is None:
+            limit = group.retry_max_times
+        level = header.delay_level
+        if record.reconsume_times >= limit or level < 0:
+            target, level = self._dead_letters.topic(header.group), 0
+            queue_id = 0
+        else:
+            level = level or FIRST_LEVEL + record.reconsume_times
+            queue_id = self._broker.env.random_int(group.retry_queue_nums)
+            batch.traits |= Trait.DELAY
+        batch.add(
+            target.topic_name,
+            queue_id,
+            record.body,
+            _properties(record, level),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times + 1,
+            origin=request,
+        )
+
+    def _retry_topic(self, header: SendBackHeader, group: SubscriptionGroupConfig) -> TopicConfig:
+        name = retry_topic(header.group)
+        queues = group.retry_queue_nums
+        flag = UNIT_SUBSCRIPTION if header.unit_mode else 0
+        topic = self._topics.ensure(TopicConfig(name, queues, queues, PERM_READ | PERM_WRITE, topic_sys_flag=flag))
+        if not topic.perm & PERM_WRITE:
+            raise RemoteFault(ResponseCode.NO_PERMISSION, f"the topic[{name}] sending message is forbidden")
+        return topic
+
+    def _read(self, offset: int) -> Record:
+        """The message; only what consumers may read can have come from one."""
+        try:
+            if offset < self._broker.store.dispatched:
+                return self._broker.log.read_record(offset)
+        except (OutOfLog, CorruptRange, BadRecord):
+            pass
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+
+
+def _properties(record: Record, level: int) -> bytes:
+    """The message's own properties, and those that tell of its return."""
+    changes: dict[bytes, bytes | None] = {b"WAIT": b"false", b"DELAY": b"%d" % level}
+    if find_property(record.properties, b"RETRY_TOPIC") is None:
+        changes[b"RETRY_TOPIC"] = record.topic.encode()
+    if not (find_property(record.properties, b"ORIGIN_MESSAGE_ID") or b"").strip():
+        changes[b"ORIGIN_MESSAGE_ID"] = record.message_id.encode()
+    return replace_properties(record.properties, changes)
+
+
+def _reply(batch: AppendBatch) -> None:
+    for row, request in enumerate(batch.origins):
+        status = batch.statuses[row]
+        if status == ResponseCode.SUCCESS:
+            request.answer(ResponseCode.SUCCESS)
+        else:
+            # The client knows no other failure here: it sends the message again by itself.
+            remark = batch.remarks.get(row) or f"not stored, code {status}"
+            request.answer(ResponseCode.SYSTEM_ERROR, remark)
