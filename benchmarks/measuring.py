@@ -2,79 +2,117 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import trio
-from scenarios import Scenario
+from figures import Figures
+from fsync import bare_fdatasync
+from msgspec.structs import replace
+from scenarios import QUEUES, Scenario
 from systems import Running, echo, resident_bytes
 
-from gantrymq.bench.cluster import prepare_topic, targets_from_first, targets_of
+from gantrymq.bench.cluster import prepare_topic, targets_at_end, targets_from_first, targets_of
 from gantrymq.bench.plan import Load, Plan, Target
-from gantrymq.bench.running import Outcome, default_processes, run
+from gantrymq.bench.running import Outcome, Result, default_processes, run
 from gantrymq.client import Client, connect
 from gantrymq.remoting.codes import RequestCode
 
-QUEUES = 8
 PULL_MESSAGES = 400_000
 """What is there to be pulled, over and over."""
-SETTLE_SECONDS = 1.0
-"""Each scenario runs so long before it counts, on a broker that is warm already."""
+CEILING_GOOD = 2.0
+"""A ceiling of so many times what was measured says that the generator was not the limit."""
+MIB = 2**20
+
+
+class Failed(Exception):
+    """A system did not do what it was asked; the text says which and why."""
+
+
+@attrs.frozen
+class Timing:
+    """Seconds: of each scenario, of its own warm-up on a warm broker, and of the load after each start."""
+
+    seconds: float = 3.0
+    settle: float = 1.0
+    warm: float = 10.0
 
 
 @attrs.define
 class Round:
-    """What one start of one system showed. Rates and times by scenario; memory in bytes: all, and what is no file."""
+    """What one start of one system showed. Rates and times by scenario; memory in bytes: all, and what is no file.
+    ``budget``: whether it ran the rows of the budget and nothing else."""
 
     system: str
     flush: str
-    outcomes: dict[str, Outcome]
-    first_message: float
-    idle: tuple[int, int]
+    budget: bool = True
+    outcomes: dict[str, Outcome] = attrs.field(factory=dict)
+    first_message: float = 0.0
+    idle: tuple[int, int] = (0, 0)
     loaded: tuple[int, int] = (0, 0)
 
 
 def measure(
-    system: str,
-    flush: str,
+    result: Round,
     running: Running,
     scenarios: Sequence[Scenario],
-    warm: float,
-    seconds: float,
+    timing: Timing,
+    processes: dict[str, int],
+    figures: Figures,
     tell: Callable[[str], None],
-) -> Round:
-    """All ``scenarios`` on a running system; RuntimeError when one of them fails."""
-    result = Round(system, flush, {}, running.first_message, resident_bytes(running.pid))
-    _warm_up(running, warm)
+) -> None:
+    """All ``scenarios`` on a running system, into ``result`` one after the other; :class:`Failed` when one of them
+    fails, and then what was measured before it is there. ``processes`` of the generator by scenario."""
+    system = result.system
+    result.idle = resident_bytes(running.pid)
+    warm_up(running, timing.warm)
     for scenario in scenarios:
-        load = _load(running, scenario)
-        found = run(Plan(loads=[load], warm_up=SETTLE_SECONDS, seconds=seconds), default_processes())
-        outcome = found.outcomes[0]
-        if found.interrupted:
-            raise KeyboardInterrupt
-        if found.ended or outcome.failures or not outcome.messages:
-            reasons = [found.ended, *(f"{what}: {failure.remark}" for what, failure in outcome.failures.items())]
-            raise RuntimeError(f"{system}, {scenario.name}: {'; '.join(filter(None, reasons)) or 'nothing came'}")
+        count = processes.get(scenario.name, default_processes())
+        if scenario.topics:
+            _first_of_each_queue(system, running, scenario, figures)
+        if scenario.followed:
+            outcome = _followed(system, running, scenario, timing, figures)
+        else:
+            plan = Plan(loads=[load_of(running, scenario)], warm_up=timing.settle, seconds=timing.seconds)
+            outcome = checked(system, scenario.name, run(plan, count))
         result.outcomes[scenario.name] = outcome
         result.loaded = max(result.loaded, resident_bytes(running.pid))
-        tell(f"{system:9} {scenario.name:24} {outcome.rate:12,.0f}/s  generator {outcome.cpu:.2f} of a core")
-    return result
+        tell(f"{system:9} {scenario.name:26} {outcome.rate:12,.0f}/s  generator {outcome.cpu:.2f} of a core")
+        if scenario.topics:
+            used = resident_bytes(running.pid)[1] / MIB
+            figures.add("queues", f"memory that is no file, {scenario.queues:,} queues", "MiB", system, used)
+        if scenario.is_alone and scenario.flush == "sync":
+            _beside_the_disk(system, scenario, outcome, timing, figures)
 
 
-def ceiling(scenario: Scenario, seconds: float) -> float:
-    """What the generator reaches against a server that only sends back; 0 for a pull, which such a server cannot."""
-    if scenario.kind != "send":
+def checked(system: str, what: str, found: Result) -> Outcome:
+    """The first load's outcome; KeyboardInterrupt or :class:`Failed` when it is none to count."""
+    outcome = found.outcomes[0]
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if found.ended or outcome.failures or not outcome.messages:
+        reasons = [found.ended, *(f"{name}: {failure.remark}" for name, failure in outcome.failures.items())]
+        raise Failed(f"{system}, {what}: {'; '.join(filter(None, reasons)) or 'nothing came'}")
+    return outcome
+
+
+def ceiling(scenario: Scenario, seconds: float, processes: int) -> float:
+    """What so many processes of the generator reach against a server that only sends back; 0 for what such a server
+    cannot do."""
+    if scenario.kind != "send" or scenario.followed or scenario.topics:
         return 0.0
     code = RequestCode.SEND_BATCH_MESSAGE if scenario.batch > 1 else RequestCode.SEND_MESSAGE_V2
     with echo() as (host, port):
         load = _fill(scenario, [Target(host, port, list(range(QUEUES)))], success=code)
-        found = run(Plan(loads=[load], warm_up=0.2, seconds=seconds), default_processes())
+        found = run(Plan(loads=[load], warm_up=0.2, seconds=seconds), processes)
     if found.interrupted:
         raise KeyboardInterrupt
     return found.outcomes[0].rate
 
 
-def _warm_up(running: Running, seconds: float) -> None:
+def warm_up(running: Running, seconds: float) -> None:
     """Sends one by one and in batches, one in flight and many, then pulls: what will be measured has been compiled."""
     sends = [
         Scenario("", "", 8, 16),
@@ -82,26 +120,69 @@ def _warm_up(running: Running, seconds: float) -> None:
         Scenario("", "", 4, 4, batch=32),
     ]
     for scenario in sends:
-        run(Plan(loads=[_load(running, scenario)], seconds=seconds / 4), default_processes())
-    run(Plan(loads=[_load(running, Scenario("", "", 4, 2, batch=32, kind="pull"))], seconds=seconds / 4))
+        checked("warm-up", "send", run(Plan(loads=[load_of(running, scenario)], seconds=seconds / 4)))
+    pull = Scenario("", "", 4, 2, batch=32, kind="pull")
+    checked("warm-up", "pull", run(Plan(loads=[load_of(running, pull)], seconds=seconds / 4)))
 
 
-def _load(running: Running, scenario: Scenario) -> Load:
+def load_of(running: Running, scenario: Scenario) -> Load:
+    """The scenario's load on this system; its topics are made, and what is to be pulled is there."""
+
     async def find() -> list[Target]:
         async with connect(running.nameserver) as client:
-            await prepare_topic(client, scenario.topic, QUEUES)
+            topics = scenario.topics
+            for topic in topics or [scenario.topic]:
+                await prepare_topic(client, topic, scenario.queues // len(topics) if topics else scenario.queues)
             if scenario.kind == "send":
-                return await targets_of(client, scenario.topic)
+                return await targets_of(client, topics[0] if topics else scenario.topic)
             if not await _has_messages(client, scenario.topic):
-                filling = Scenario("", "", 4, 4, batch=32)
-                load = attrs.evolve(filling, connections=8)
-                targets = await targets_of(client, scenario.topic)
-                requests = PULL_MESSAGES // load.batch
-                fill = _fill(load, targets, topic=scenario.topic, requests=requests)
-                await trio.to_thread.run_sync(run, Plan(loads=[fill]))
+                filling = Scenario("", "", 8, 4, batch=32)
+                load = _fill(filling, await targets_of(client, scenario.topic), PULL_MESSAGES // filling.batch)
+                plan = Plan(loads=[replace(load, topic=scenario.topic)])
+                checked("filling", scenario.topic, await trio.to_thread.run_sync(run, plan))
             return await targets_from_first(client, scenario.topic)
 
     return _fill(scenario, trio.run(find))
+
+
+def beside(plans: Sequence[Plan]) -> list[Result]:
+    """Several plans at once, each in processes of its own."""
+    with ThreadPoolExecutor(len(plans)) as pool:
+        return list(pool.map(run, plans))
+
+
+def _first_of_each_queue(system: str, running: Running, scenario: Scenario, figures: Figures) -> None:
+    load = replace(load_of(running, scenario), connections=1, requests=scenario.queues)
+    began = time.perf_counter()
+    checked(system, "first message of each queue", run(Plan(loads=[load], timeout=60.0)))
+    took = time.perf_counter() - began
+    figures.add("queues", f"first message to each of {scenario.queues:,} queues", "s", system, took)
+
+
+def _followed(system: str, running: Running, scenario: Scenario, timing: Timing, figures: Figures) -> Outcome:
+    async def ends() -> list[Target]:
+        async with connect(running.nameserver) as client:
+            return await targets_at_end(client, scenario.topic)
+
+    send = load_of(running, scenario)
+    follow = Load(kind="follow", topic=scenario.topic, targets=trio.run(ends), connections=4, in_flight=2, batch=32)
+    plans = [Plan(loads=[load], warm_up=timing.settle, seconds=timing.seconds) for load in (send, follow)]
+    sent, received = beside(plans)
+    outcome = checked(system, scenario.name, sent)
+    rate = checked(system, f"{scenario.name}, received", received).rate
+    figures.add("mixed", "received meanwhile by 8 pulls of 32", "/s", system, rate, more_is_better=True)
+    return outcome
+
+
+def _beside_the_disk(system: str, scenario: Scenario, outcome: Outcome, timing: Timing, figures: Figures) -> None:
+    bare = bare_fdatasync(scenario, min(timing.seconds, 2.0))
+    name = "lone synchronous sender"
+    figures.add("budget", "bare fdatasync of the same bytes, p50", "us", system, bare["p50"])
+    figures.add("budget", f"{name}, p50", "us", system, outcome.latencies["p50"])
+    figures.add("budget", f"{name}, p50 over the bare fdatasync", "times", system,
+                outcome.latencies["p50"] / bare["p50"])  # fmt: skip
+    figures.add("budget", "bare fdatasync of the same bytes, p99", "us", system, bare["p99"])
+    figures.add("budget", f"{name}, p99", "us", system, outcome.latencies["p99"])
 
 
 async def _has_messages(client: Client, topic: str) -> bool:
@@ -111,10 +192,10 @@ async def _has_messages(client: Client, topic: str) -> bool:
     return False
 
 
-def _fill(scenario: Scenario, targets: list[Target], topic: str = "", requests: int = 0, success: int = 0) -> Load:
+def _fill(scenario: Scenario, targets: list[Target], requests: int = 0, success: int = 0) -> Load:
     return Load(
         kind=scenario.kind,
-        topic=topic or scenario.topic,
+        topic=scenario.topic,
         targets=targets,
         connections=scenario.connections,
         in_flight=scenario.in_flight,
@@ -122,4 +203,5 @@ def _fill(scenario: Scenario, targets: list[Target], topic: str = "", requests: 
         batch=scenario.batch,
         requests=requests,
         success=success,
+        topics=scenario.topics,
     )

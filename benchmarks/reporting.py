@@ -1,41 +1,37 @@
-"""Medians and ratios of all rounds, as a table and as the page RESULTS.md."""
+"""Medians and ratios of all that was measured: tables, verdicts, and plain values for JSON."""
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-import subprocess
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
-from measuring import Round
-from scenarios import Scenario
-from systems import JAVA_VERSION, java_memory, memory_bytes
+from figures import Figures
+from measuring import CEILING_GOOD, MIB, Round, Timing
+from scenarios import GROUPS, Scenario
 
-from gantrymq._version import __version__
-from gantrymq.cli.checkup import fdatasync
 from gantrymq.kernel.fast import KIND
 
-MIB = 2**20
-ROOT = Path(__file__).resolve().parents[1]
+SYSTEMS = ("gantrymq", "java")
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
 @attrs.define
 class Report:
-    """All that was measured. ``ceilings`` and ``redis`` are messages a second by scenario."""
+    """All that was measured. ``ceilings`` are messages a second by scenario, ``others`` the same of further systems by
+    their names, each with a line in ``versions``. ``notes`` say what was left out or failed."""
 
     scenarios: Sequence[Scenario]
-    seconds: float
-    warm: float
+    timing: Timing
     load_before: float
     folder: str
     rounds: list[Round] = attrs.field(factory=list)
     ceilings: dict[str, float] = attrs.field(factory=dict)
-    redis: dict[str, list[float]] = attrs.field(factory=dict)
-    redis_version: str = ""
+    others: dict[str, dict[str, list[float]]] = attrs.field(factory=dict)
+    versions: dict[str, str] = attrs.field(factory=dict)
+    figures: Figures = attrs.field(factory=Figures)
+    notes: list[str] = attrs.field(factory=list)
 
     def rates(self, system: str, name: str) -> list[float]:
         """Messages a second of each round."""
@@ -48,30 +44,44 @@ class Report:
         ]
         return [latencies[which] for latencies in found if which in latencies]
 
-    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    def of_group(self, group: str) -> list[Scenario]:
+        """A section's scenarios that were measured."""
+        return [each for each in self.scenarios if group in each.groups and self.rates("gantrymq", each.name)]
+
+    def count(self, scenarios: Iterable[Scenario]) -> int:
+        """In how many rounds they were measured."""
+        return max((len(self.rates("gantrymq", scenario.name)) for scenario in scenarios), default=0)
+
+    def table(self, scenarios: Sequence[Scenario]) -> Table:
         """Columns and rows: medians of the rates, their ratio and its goal, times, and what the generator used."""
-        columns = ["scenario", "gantrymq/s", "java/s", "ratio", "goal", "p50 us", "p99 us", "ceiling/s", "generator"]
-        if self.redis:
-            columns.insert(5, "redis/s")
+        others = [name for name, found in self.others.items() if any(each.name in found for each in scenarios)]
+        columns = ["scenario", "gantrymq/s", "java/s", "ratio", "goal", *(f"{name}/s" for name in others)]
+        columns += ["p50 us", "p99 us", "ceiling/s", "generator"]
         rows = []
-        for scenario in self.scenarios:
+        for scenario in scenarios:
             ours, theirs = self.rates("gantrymq", scenario.name), self.rates("java", scenario.name)
             cells = [scenario.name, _rate(ours), _rate(theirs), _ratio_text(ours, theirs), _goal_text(scenario)]
-            if self.redis:
-                cells.append(_rate(self.redis.get(scenario.name, [])))
+            cells += [_rate(self.others[name].get(scenario.name, [])) for name in others]
             for which in ("p50", "p99"):
-                pair = [self.times(system, scenario.name, which) for system in ("gantrymq", "java")]
+                pair = [self.times(system, scenario.name, which) for system in SYSTEMS]
                 cells.append(" / ".join(f"{statistics.median(found):,.0f}" if found else "-" for found in pair))
-            ceiling = self.ceilings.get(scenario.name, 0.0)
-            cells += [f"{ceiling:,.0f}" if ceiling else "-", self._generator(scenario.name)]
+            cells += [self._ceiling(scenario.name), self._generator(scenario.name)]
             rows.append(tuple(cells))
         return tuple(columns), rows
 
-    def verdicts(self) -> list[str]:
+    def figure_table(self, group: str) -> Table:
+        """Columns and rows of a section's single figures; no rows where there are none."""
+        rows = [
+            (figure.what, *(figure.text(system) for system in SYSTEMS), figure.verdict or "-")
+            for figure in self.figures.of(group)
+        ]
+        return ("what", *SYSTEMS, "ours"), rows
+
+    def verdicts(self, scenarios: Sequence[Scenario]) -> list[str]:
         """A sentence for each row: won or lost, reached or missed."""
         found = []
-        for scenario in self.scenarios:
-            ratio = _ratio(self.rates("gantrymq", scenario.name), self.rates("java", scenario.name))
+        for scenario in scenarios:
+            ratio = ratio_of(self.rates("gantrymq", scenario.name), self.rates("java", scenario.name))
             if ratio is None:
                 continue
             goal = _goal(scenario)
@@ -79,85 +89,106 @@ class Report:
             if goal is not None:
                 told += f"; the goal is {goal:g}: {'reached' if ratio >= goal else 'MISSED'}"
             if scenario.is_alone:
-                pair = [self.times(system, scenario.name, "p99") for system in ("gantrymq", "java")]
+                pair = [self.times(system, scenario.name, "p99") for system in SYSTEMS]
                 if all(pair):
                     lower = statistics.median(pair[0]) < statistics.median(pair[1])
                     told += f"; its p99 is {'lower' if lower else 'HIGHER'} than Java's"
             found.append(told)
         return found
 
-    def memory_and_start(self) -> list[tuple[str, ...]]:
-        """Rows: what, ours, theirs."""
+    def limited(self, scenarios: Sequence[Scenario]) -> list[str]:
+        """The scenarios that the generator's ceiling is too near to, by name."""
+        return [each.name for each in scenarios if self._is_limited(each.name)]
+
+    def memory_and_start(self) -> Table:
+        """What, ours, theirs: of the rounds of the budget, or of all where there are none."""
+        rounds = [each for each in self.rounds if each.budget] or self.rounds
         rows: list[tuple[str, ...]] = []
-        for what, pick in (("idle", "idle"), ("under the loads above", "loaded")):
+        for what, pick in (("idle", "idle"), ("under the loads of the first table", "loaded")):
             cells = []
-            for system in ("gantrymq", "java"):
-                found = [getattr(each, pick) for each in self.rounds if each.system == system]
+            for system in SYSTEMS:
+                found = [getattr(each, pick) for each in rounds if each.system == system]
                 both = [statistics.median(column) / MIB for column in zip(*found, strict=True)]
                 cells.append(f"{both[0]:,.0f} MiB, {both[1]:,.0f} of it no file" if both else "-")
             rows.append((f"resident memory, {what}", *cells))
         starts = []
-        for system in ("gantrymq", "java"):
-            seconds = [each.first_message for each in self.rounds if each.system == system]
+        for system in SYSTEMS:
+            seconds = [each.first_message for each in rounds if each.system == system and each.first_message]
             starts.append(f"{statistics.median(seconds):.2f} s" if seconds else "-")
         rows.append(("start to first acknowledged message", *starts))
-        return rows
+        return ("what", *SYSTEMS), rows
 
-    def page(self) -> str:
-        """The whole of RESULTS.md."""
-        columns, rows = self.table()
-        count = max((len(self.rates("gantrymq", scenario.name)) for scenario in self.scenarios), default=0)
-        parts = [
-            "# Results",
-            "Written by `make bench`; do not edit. How to read and repeat it: [the how-to](../docs/howto/bench.md).",
-            "\n".join(f"- {line}" for line in self.circumstances(count)),
-            "## Throughput and times",
-            f"Medians of {_rounds(count)}. Times are ours / Java's, from a request to its answer.",
-            markdown(columns, rows),
-            "## Won and lost",
-            "\n".join(f"- {line}" for line in self.verdicts()) or "There was no Java broker to compare with.",
-            "## Memory and start",
-            markdown(("what", "gantrymq", "java"), self.memory_and_start()),
-            "## Every round",
-            markdown(("scenario", "gantrymq/s", "java/s"), self._spread()),
+    def spread(self) -> Table:
+        """Every round's rates of what was run in several."""
+        rows = [
+            (scenario.name, *(_all(self.rates(system, scenario.name)) for system in SYSTEMS))
+            for scenario in self.scenarios
+            if self.count([scenario]) > 1
         ]
-        return "\n\n".join(parts) + "\n"
+        return ("scenario", "gantrymq/s", "java/s"), rows
 
-    def circumstances(self, count: int) -> list[str]:
-        """Date, machine, versions, settings."""
-        lines = [
-            time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            f"{_processor()}, {os.cpu_count()} cores, {memory_bytes() / 2**30:.0f} GiB, Linux {platform.release()}",
-            f"fdatasync of a page in {self.folder}: {fdatasync(self.folder).found}",
-            f"load of the machine before: {self.load_before:.2f}",
-            f"GantryMQ {__version__}{_revision()}, hot path {KIND}, Python {platform.python_version()}",
-            f"Apache RocketMQ {JAVA_VERSION}, {_java()}, {' '.join(java_memory())}",
-            f"{_rounds(count)}, {self.seconds:g} s each scenario after a warm-up of {self.warm:g} s and 1 s for each",
-        ]
-        return [*lines, f"Redis {self.redis_version}, XADD by redis-benchmark"] if self.redis else lines
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain values: each scenario's outcomes, round by round, and each figure's values."""
+        return {
+            "timing": attrs.asdict(self.timing),
+            "load_before": self.load_before,
+            "versions": self.versions,
+            "notes": self.notes,
+            "scenarios": [
+                {
+                    **attrs.asdict(scenario),
+                    "goal": _goal(scenario),
+                    "ceiling": self.ceilings.get(scenario.name),
+                    "others": {name: found[scenario.name] for name, found in self.others.items()
+                               if scenario.name in found},
+                    "rounds": [
+                        {"system": each.system, **each.outcomes[scenario.name].as_json()}
+                        for each in self.rounds
+                        if scenario.name in each.outcomes
+                    ],
+                }
+                for scenario in self.scenarios
+            ],
+            "starts": [
+                {"system": each.system, "flush": each.flush, "first_message_seconds": each.first_message,
+                 "idle_bytes": each.idle, "loaded_bytes": each.loaded}
+                for each in self.rounds
+            ],
+            "figures": [attrs.asdict(figure) for figure in self.figures.found],
+        }  # fmt: skip
+
+    def _is_limited(self, name: str) -> bool:
+        rates = [statistics.median(found) for system in SYSTEMS if (found := self.rates(system, name))]
+        ceiling = self.ceilings.get(name, 0.0)
+        return bool(ceiling and rates and ceiling < CEILING_GOOD * max(rates))
+
+    def _ceiling(self, name: str) -> str:
+        ceiling = self.ceilings.get(name, 0.0)
+        return (f"{ceiling:,.0f}" + (" LIMITS" if self._is_limited(name) else "")) if ceiling else "-"
 
     def _generator(self, name: str) -> str:
         shares = []
-        for system in ("gantrymq", "java"):
-            found = [each.outcomes[name].cpu for each in self.rounds if each.system == system and name in each.outcomes]
-            shares.append(f"{statistics.median(found):.2f}" if found else "-")
-        return " / ".join(shares)
-
-    def _spread(self) -> list[tuple[str, ...]]:
-        return [
-            (scenario.name, *(_all(self.rates(system, scenario.name)) for system in ("gantrymq", "java")))
-            for scenario in self.scenarios
-        ]
+        processes = 1
+        for system in SYSTEMS:
+            found = [each.outcomes[name] for each in self.rounds if each.system == system and name in each.outcomes]
+            shares.append(f"{statistics.median([each.cpu for each in found]):.2f}" if found else "-")
+            processes = max([processes, *(each.processes for each in found)])
+        return " / ".join(shares) + (f", {processes} processes" if processes > 1 else "")
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as Markdown has it."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def figures_told(groups: Iterable[str], figures: Figures) -> list[str]:
+    """A sentence for each figure that has a verdict."""
+    return [
+        f"{GROUPS[group]}: {each.what}: {each.text('gantrymq')}, Java {each.text('java')}: {each.verdict}"
+        for group in groups
+        for each in figures.of(group)
+        if each.verdict
+    ]
 
 
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} alternating rounds"
+def ratio_of(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Of the medians; None without both."""
+    return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
 
 
 def _goal(scenario: Scenario) -> float | None:
@@ -169,12 +200,8 @@ def _goal_text(scenario: Scenario) -> str:
     return "-" if goal is None else f">= {goal:g}"
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
-
-
 def _ratio_text(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    ratio = _ratio(ours, theirs)
+    ratio = ratio_of(ours, theirs)
     return "-" if ratio is None else f"{ratio:.2f}"
 
 
@@ -184,24 +211,3 @@ def _rate(found: Sequence[float]) -> str:
 
 def _all(found: Sequence[float]) -> str:
     return "  ".join(f"{each:,.0f}" for each in found) or "-"
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _revision() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return f" ({done.stdout.strip()})" if done.returncode == 0 else ""
-
-
-def _java() -> str:
-    try:
-        done = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False)
-    except OSError:
-        return "no Java"
-    return done.stderr.partition("\n")[0]

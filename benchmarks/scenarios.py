@@ -1,14 +1,32 @@
-"""What is measured: the rows of the budget, one scenario each."""
+"""What is measured: the rows of the budget and the wider groups, one scenario each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+
+GROUPS = {
+    "budget": "The budget",
+    "payloads": "Payloads and batches",
+    "connections": "Connections",
+    "queues": "Queues",
+    "mixed": "Producers and consumers at once",
+    "idle": "Idle connections",
+    "recovery": "Recovery after kill -9",
+    "growth": "Growth",
+}
+"""By name, with the title of its section. The budget is run in several rounds, the others in one."""
+QUEUES = 8
+QUEUES_OF_A_TOPIC_MAX = 1000
+"""More queues than so are several topics: a topic of ours has at most 1,024."""
 
 
 @attrs.frozen
 class Scenario:
     """One load. ``goal`` is the ratio to the Java broker that the compiled build must reach, None where it is told
-    only; ``plain_goal`` the plain one's. ``kind`` as in :class:`gantrymq.bench.plan.Load`."""
+    only; ``plain_goal`` the plain one's. ``kind`` as in :class:`gantrymq.bench.plan.Load`. ``groups``: the sections
+    that show it, the first is the one that runs it. ``followed``: consumers read what is sent, at the same time."""
 
     name: str
     flush: str
@@ -19,35 +37,70 @@ class Scenario:
     size: int = 100
     batch: int = 1
     kind: str = "send"
+    groups: Sequence[str] = ("budget",)
+    queues: int = QUEUES
+    followed: bool = False
 
     @property
     def topic(self) -> str:
         """Messages of one sort have a topic, so that a pull meets no others."""
-        return f"bench-{self.kind}-{self.size}-{self.batch}"
+        return f"bench-{self.kind}-{self.size}-{self.batch}" + ("-followed" if self.followed else "")
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics of a load over more queues than one topic has; else none."""
+        if self.queues <= QUEUES_OF_A_TOPIC_MAX:
+            return []
+        return [f"{self.topic}-many-{number}" for number in range(-(-self.queues // QUEUES_OF_A_TOPIC_MAX))]
 
     @property
     def is_alone(self) -> bool:
         """Whether it is one message at a time: then its times matter more than its rate."""
         return self.connections * self.in_flight == 1
 
+    @property
+    def is_plain_send(self) -> bool:
+        """Whether another system, which has no such queues and consumers, can be asked to do the same."""
+        return self.kind == "send" and self.batch == 1 and self.queues == QUEUES and not self.followed
+
 
 SCENARIOS = (
     Scenario("pull 8 queues, 32 a pull", "async", 4, 2, goal=2.0, batch=32, kind="pull"),
-    Scenario("send 8x16 async", "async", 8, 16, goal=3.0, plain_goal=0.8),
-    Scenario("send 64x1 async", "async", 64, 1, goal=2.0),
-    Scenario("send 1x1 async", "async", 1, 1, goal=1.6),
+    Scenario("send 8x16 async", "async", 8, 16, goal=3.0, plain_goal=0.8, groups=("budget", "payloads", "queues")),
+    Scenario("send 64x1 async", "async", 64, 1, goal=2.0, groups=("budget", "connections")),
+    Scenario("send 1x1 async", "async", 1, 1, goal=1.6, groups=("budget", "connections")),
     Scenario("send 64x16 async", "async", 64, 16),
     Scenario("send 16x32 1 KiB async", "async", 16, 32, goal=1.8, size=1024),
-    Scenario("batch 32, 4x4 async", "async", 4, 4, goal=2.5, batch=32),
+    Scenario("batch 32, 4x4 async", "async", 4, 4, goal=2.5, batch=32, groups=("budget", "payloads")),
     Scenario("send 8x16 sync", "sync", 8, 16, goal=7.0),
     Scenario("send 64x1 sync", "sync", 64, 1, goal=4.5),
     Scenario("send 64x16 sync", "sync", 64, 16, goal=5.0),
     Scenario("send 1x1 sync", "sync", 1, 1, goal=3.5),
+    Scenario("send 8x16 16 B", "async", 8, 16, size=16, groups=("payloads",)),
+    Scenario("send 8x16 1 KiB", "async", 8, 16, size=1024, groups=("payloads",)),
+    Scenario("send 8x16 64 KiB", "async", 8, 16, size=65_536, groups=("payloads",)),
+    Scenario("batch 8, 4x4", "async", 4, 4, batch=8, groups=("payloads",)),
+    Scenario("batch 128, 4x4", "async", 4, 4, batch=128, groups=("payloads",)),
+    Scenario("batch 32 of 1 KiB, 4x4", "async", 4, 4, size=1024, batch=32, groups=("payloads",)),
+    Scenario("send 8x1", "async", 8, 1, groups=("connections",)),
+    Scenario("send 1,000x1", "async", 1000, 1, groups=("connections",)),
+    Scenario("send 8x16 with consumers", "async", 8, 16, groups=("mixed",), followed=True),
+    Scenario("send 8x16 to 10,000 queues", "async", 8, 16, groups=("queues",), queues=10_000),
 )
-"""Source: the budget table of the architecture. The pull is first, while everything it reads is new."""
+"""Source: the budget table of the architecture. The pull is first, while everything it reads is new; the many queues
+are last, since their files stay open."""
 
 
-def chosen(only: str) -> list[Scenario]:
-    """The scenarios whose names hold one of the comma-separated texts; all of them for an empty one."""
+def chosen(only: str, groups: Sequence[str] = tuple(GROUPS)) -> list[Scenario]:
+    """The scenarios of these groups whose names hold one of the comma-separated texts; all for an empty one."""
     words = [word.strip() for word in only.split(",") if word.strip()]
-    return [scenario for scenario in SCENARIOS if not words or any(word in scenario.name for word in words)]
+    return [
+        scenario
+        for scenario in SCENARIOS
+        if set(scenario.groups) & set(groups) and (not words or any(word in scenario.name for word in words))
+    ]
+
+
+def plain_sends(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Those that other systems can be asked for."""
+    return [scenario for scenario in scenarios if scenario.is_plain_send]

@@ -16,7 +16,9 @@ from gantrymq.testing.processes import free_ports, wait_for
 
 FSYNC = {"async": "everysec", "sync": "always"}
 TRIAL_REQUESTS = 20_000
+TRIAL_BYTES = 200 * 2**20
 RUN_SECONDS_MAX = 600.0
+SubprocessError = subprocess.SubprocessError
 
 
 def is_installed() -> bool:
@@ -24,8 +26,12 @@ def is_installed() -> bool:
     return all(shutil.which(name) for name in ("redis-server", "redis-benchmark", "redis-cli"))
 
 
-def version() -> str:
-    """What the server calls itself."""
+def version_line() -> str:
+    """What the server calls itself, and how it was asked."""
+    return f"Redis {_version()}, XADD by redis-benchmark, in one round; appendfsync everysec and always"
+
+
+def _version() -> str:
     said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
     return next((word.removeprefix("v=") for word in said.split() if word.startswith("v=")), "?")
 
@@ -47,7 +53,8 @@ def redis(flush: str) -> Iterator[int]:
 
 def rate(port: int, scenario: Scenario, seconds: float) -> float:
     """XADD a second: a trial says how many make ``seconds``."""
-    trial = _run(port, scenario, TRIAL_REQUESTS if not scenario.is_alone else TRIAL_REQUESTS // 10)
+    requests = TRIAL_REQUESTS // 10 if scenario.is_alone else min(TRIAL_REQUESTS, TRIAL_BYTES // scenario.size)
+    trial = _run(port, scenario, requests)
     return _run(port, scenario, max(1000, int(trial * seconds)))
 
 

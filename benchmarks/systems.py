@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import attrs
@@ -20,7 +20,7 @@ from gantrymq.testing.processes import gantrymq_child
 
 INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
 JAVA_VERSION = "4.9.7"
-ROUTE_SECONDS = 10.0
+STOP_SECONDS = 60.0
 
 PRE_TOUCH = "-XX:+AlwaysPreTouch"
 RECOMMENDED_HEAP_GIB = 8
@@ -30,54 +30,89 @@ is left out: that is off by default since Java 15, and an unknown word to later 
 
 
 @attrs.frozen
+class Setup:
+    """How a system is started, its defaults apart. ``log_file_bytes``: of a file of the commit log; 0: the default.
+    ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours."""
+
+    flush: str = "async"
+    log_file_bytes: int = 0
+    pre_touch: bool = True
+    log_level: str = "warning"
+
+
+@attrs.frozen
 class Running:
-    """A started system: where it is, its broker's process, and the seconds from its start to the first message."""
+    """A started system: where it is, its broker's process, and the seconds from its start to the first message.
+
+    ``store`` is the folder with ``commitlog``; ``log`` what the broker said. ``kill`` is a ``kill -9``, ``stop`` asks
+    politely; both return when the broker has gone, and the store stays until the home given to :func:`start` does.
+    """
 
     nameserver: str
     address: str
     pid: int
     first_message: float
+    store: Path
+    log: Path
+    kill: Callable[[], None]
+    stop: Callable[[], None]
 
 
 @contextmanager
-def gantrymq(flush: str) -> Iterator[Running]:
-    """Our broker with its default plugins and settings, the flush mode apart."""
-    with _home("gantrymq") as home:
-        arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
-        arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={flush}"]
-        began = time.perf_counter()
-        with gantrymq_child([*arguments, "--log-level", "warning"], home / "log") as child:
-            line = child.wait_line(lambda text: text.startswith("ready"))
-            found = dict(word.partition("=")[::2] for word in line.split()[1:])
-            try:
-                yield Running(found["nameserver"], found["broker"], child.pid, _first_message(found["broker"], began))
-            except Exception as error:
-                code = child.process.poll()
-                if code is None:
-                    raise
-                last = (home / "log").read_text(errors="replace")[-1000:]
-                raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
+def start(system: str, setup: Setup = Setup(), home: Path | None = None) -> Iterator[Running]:
+    """``gantrymq`` or ``java``, on an empty store, or on what ``home`` holds of an earlier start."""
+    begin = _gantrymq if system == "gantrymq" else _java
+    with home_of(system) if home is None else nullcontext(home) as place, begin(setup, place) as running:
+        yield running
 
 
 @contextmanager
-def java(flush: str, options: Sequence[str] | None = None) -> Iterator[Running]:
-    """RocketMQ's broker at its defaults, the flush mode apart, with :func:`java_memory` or other ``options``."""
-    found = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
-    with _home("java") as home:
-        nameserver = start_nameserver(found, home / "nameserver")
+def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
+    """Our broker with its default plugins and settings."""
+    arguments = ["serve", "--data", str(home / "store"), "--listen", "127.0.0.1:0"]
+    arguments += ["--nameserver-listen", "127.0.0.1:0", "--set", f"plugin.flush.mode={setup.flush}"]
+    if setup.log_file_bytes:
+        arguments += ["--set", f"store.commit_log_file_bytes={setup.log_file_bytes}"]
+    log = home / "log"
+    began = time.perf_counter()
+    with gantrymq_child([*arguments, "--log-level", setup.log_level], log) as child:
+        line = child.wait_line(lambda text: text.startswith("ready"), STOP_SECONDS * 10)
+        found = dict(word.partition("=")[::2] for word in line.split()[1:])
+        address = found["broker"]
         try:
-            began = time.perf_counter()
-            mode = f"{flush.upper()}_FLUSH"
-            broker = start_broker(
-                found, home / "broker", nameserver.address, memory=options or java_memory(), flushDiskType=mode
-            )
-            try:
-                first = _first_message(broker.address, began)
-                yield Running(nameserver.address, broker.address, broker.child.pid, first)
-            finally:
-                broker.discard()
+            first = _first_message(address, began)
+            stop = lambda: (child.terminate(STOP_SECONDS), None)[1]  # noqa: E731
+            yield Running(found["nameserver"], address, child.pid, first, home / "store", log, child.kill, stop)
+        except Exception as error:
+            code = child.process.poll()
+            if code is None:
+                raise
+            last = log.read_text(errors="replace")[-1000:]
+            raise RuntimeError(f"GantryMQ ended with exit code {code}: {last}") from error
+
+
+@contextmanager
+def _java(setup: Setup, home: Path) -> Iterator[Running]:
+    """RocketMQ's broker at its defaults, with :func:`java_memory`."""
+    found = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
+    memory = [option for option in java_memory() if setup.pre_touch or option != PRE_TOUCH]
+    settings = {"flushDiskType": f"{setup.flush.upper()}_FLUSH"}
+    if setup.log_file_bytes:
+        settings["mappedFileSizeCommitLog"] = str(setup.log_file_bytes)
+    nameserver = start_nameserver(found, home / "nameserver")
+    try:
+        began = time.perf_counter()
+        broker = start_broker(found, home / "broker", nameserver.address, memory=memory, **settings)
+        child, address = broker.child, broker.address
+        try:
+            first = _first_message(address, began)
+            stop = lambda: (child.terminate(STOP_SECONDS), None)[1]  # noqa: E731
+            store = home / "broker" / "store"
+            yield Running(nameserver.address, address, child.pid, first, store, child.log, child.kill, stop)
         finally:
-            nameserver.discard()
+            broker.discard()
+    finally:
+        nameserver.discard()
 
 
 def java_memory() -> tuple[str, ...]:
@@ -92,10 +127,10 @@ def java_memory() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def java_start() -> float:
-    """Seconds from the Java broker's start to its first acknowledged message, without touching its heap beforehand:
-    that takes as long as the heap is large."""
-    with java("async", [option for option in java_memory() if option != PRE_TOUCH]) as running:
+def start_seconds(system: str) -> float:
+    """Seconds from the start on an empty store to the first acknowledged message. Java does not touch its heap
+    beforehand here: that takes as long as the heap is large."""
+    with start(system, Setup(pre_touch=False)) as running:
         return running.first_message
 
 
@@ -135,7 +170,8 @@ def _first_message(address: str, began: float) -> float:
 
 
 @contextmanager
-def _home(name: str) -> Iterator[Path]:
+def home_of(name: str) -> Iterator[Path]:
+    """An empty folder, gone afterwards."""
     home = Path(tempfile.mkdtemp(prefix=f"gantrymq-bench-{name}-"))
     try:
         yield home

@@ -31,17 +31,17 @@ def body_of(load: Load) -> bytes:
     return row * load.batch
 
 
-def sends(load: Load, body: bytes) -> Callable[[int, int], bytes]:
-    """A function of queue id and opaque to the frame, each encoded once. With ``body`` left out of the frame's end, a
-    stamped load puts its own there."""
+def sends(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
+    """A function of topic, queue id and opaque to the frame, each encoded once. With ``body`` left out of the frame's
+    end, a stamped load puts its own there."""
     code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
     born = str(int(time.time() * 1000))
     cut = len(body) if load.run else 0
 
     @cache
-    def frame(queue: int, opaque: int) -> bytes:
+    def frame(topic: str, queue: int, opaque: int) -> bytes:
         ext = {
-            "a": GROUP, "b": load.topic, "c": "TBW102", "d": "4", "e": str(queue), "f": "0", "g": born, "h": "0",
+            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": "0", "g": born, "h": "0",
             "i": "", "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
         }  # fmt: skip
         whole = encode(Command(code, ext, body, opaque, language="JAVA"))

@@ -37,6 +37,8 @@ class SendLoad:
         self._frame = sends(load, self._body)
         self._slots: dict[int, list[bytes]] = {}
         self._sent: dict[int, list[int]] = {}
+        self._places: dict[int, int] = {}
+        self._slot_count = load.in_flight
         most = load.in_flight * len(self._body) * min(load.connections, len(load.targets[0].queues))
         self._turn = most <= FRAMES_BYTES
 
@@ -57,12 +59,20 @@ class SendLoad:
     def open(self, connection: Connection, target: Target) -> bytes:
         """The first requests of a connection."""
         turn = connection.number // len(self.load.targets) if self._turn else 0
-        queues = target.queues
-        self._slots[connection.fd] = [
-            self._frame(queues[(turn + slot) % len(queues)], slot) for slot in range(self.load.in_flight)
-        ]
-        self._sent[connection.fd] = [0] * self.load.in_flight
-        return self._next(connection, list(range(self.load.in_flight)), time.perf_counter_ns())
+        load, queues = self.load, target.queues
+        if load.topics:
+            pairs = [(topic, queue) for queue in queues for topic in load.topics]
+            pairs *= -(-load.in_flight // len(pairs))
+            slots = [self._frame(topic, queue, slot) for slot, (topic, queue) in enumerate(pairs)]
+            self._slot_count = len(slots)
+            self._places[connection.fd] = connection.number * len(slots) // max(1, load.connections)
+        else:
+            slots = [
+                self._frame(load.topic, queues[(turn + slot) % len(queues)], slot) for slot in range(load.in_flight)
+            ]
+        self._slots[connection.fd] = slots
+        self._sent[connection.fd] = [0] * len(slots)
+        return self._next(connection, list(range(load.in_flight)), time.perf_counter_ns())
 
     def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count what came; returns what is to be sent now."""
@@ -111,7 +121,7 @@ class SendLoad:
         succeeded: list[int] = []
         for frame in frames:
             answer = decode(frame)
-            if not (answer.is_response or self.load.success) or not 0 <= answer.opaque < self.load.in_flight:
+            if not (answer.is_response or self.load.success) or not 0 <= answer.opaque < self._slot_count:
                 continue  # the broker's own request, such as "check your routes"
             slots.append(answer.opaque)
             if answer.code == self.load.success:
@@ -125,6 +135,8 @@ class SendLoad:
             slots = slots[: max(0, int(self._tickets))]
         self._tickets -= len(slots)
         connection.outstanding += len(slots)
+        if self._places:
+            slots = self._advance(connection.fd, len(slots))
         frames, sent = self._slots[connection.fd], self._sent[connection.fd]
         for slot in slots:
             sent[slot] = now
@@ -133,6 +145,12 @@ class SendLoad:
         stamp = self.load.run.encode() + _STAMP.pack(now)
         body = stamp + self._body[len(stamp) :]
         return b"".join([piece for slot in slots for piece in (frames[slot], body)])
+
+    def _advance(self, fd: int, count: int) -> list[int]:
+        """The next ``count`` places in the ring of all queues. A request comes back long before its place is due."""
+        place = self._places[fd]
+        self._places[fd] = place + count
+        return [each % self._slot_count for each in range(place, place + count)]
 
 
 def code_text(code: int) -> str:

@@ -1,0 +1,72 @@
+"""Single figures that are no throughput of a scenario: a time, a size, a share, for each system."""
+
+from __future__ import annotations
+
+import statistics
+
+import attrs
+
+
+@attrs.define
+class Figure:
+    """What one line of a section tells. ``values`` by system, one for each round; ``goal`` is ours to stay at or below
+    (in ``unit``), or 0."""
+
+    group: str
+    what: str
+    unit: str
+    less_is_better: bool = True
+    goal: float = 0.0
+    values: dict[str, list[float]] = attrs.field(factory=dict)
+
+    def median(self, system: str) -> float | None:
+        """The middle of all rounds, None without one."""
+        found = self.values.get(system)
+        return statistics.median(found) if found else None
+
+    def text(self, system: str) -> str:
+        """The median with its unit."""
+        value = self.median(system)
+        return "-" if value is None else f"{_number(value)} {self.unit}".strip()
+
+    @property
+    def verdict(self) -> str:
+        """Who was better, in a word; empty without two to compare."""
+        ours, theirs = self.median("gantrymq"), self.median("java")
+        told = []
+        if ours is not None and theirs is not None and not self.unit.startswith("%"):
+            better = ours <= theirs if self.less_is_better else ours >= theirs
+            told.append("better" if better else "WORSE")
+        if ours is not None and self.goal:
+            told.append(f"goal <= {self.goal:g} {self.unit}: {'reached' if ours <= self.goal else 'MISSED'}")
+        return "; ".join(told)
+
+
+@attrs.define
+class Figures:
+    """All of them, in the order in which they first came."""
+
+    found: list[Figure] = attrs.field(factory=list)
+
+    def add(
+        self, group: str, what: str, unit: str, system: str, value: float, *, more_is_better: bool = False,
+        goal: float = 0.0,
+    ) -> None:  # fmt: skip
+        """One system's value of one round."""
+        for each in self.found:
+            if (each.group, each.what) == (group, what):
+                break
+        else:
+            each = Figure(group, what, unit, not more_is_better, goal)
+            self.found.append(each)
+        each.values.setdefault(system, []).append(value)
+
+    def of(self, group: str) -> list[Figure]:
+        """One section's."""
+        return [each for each in self.found if each.group == group]
+
+
+def _number(value: float) -> str:
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"

@@ -1,0 +1,183 @@
+"""Kafka beside the brokers where it was asked for: one node, driven by Kafka's own performance tools.
+
+Its producer decides by itself what it puts together and how many requests are in flight, so that its rows are what
+Kafka's users get for messages of that size, not the same requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from scenarios import QUEUES, Scenario
+from systems import INTEROP
+
+from gantrymq.testing.foreign import ToolMissing, cache_folder
+from gantrymq.testing.processes import free_ports, wait_for
+
+VERSION = "3.9.1"
+VERSION_LINE = (
+    f"Kafka {VERSION}, one node, its own ProducerPerformance (acks=1, its own batching) and ConsumerPerformance, in "
+    "one round; flush.messages=1 for sync flush; one message at a time where the scenario has one"
+)
+POM = Path(__file__).with_name("kafka")
+HEAP = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+"""Of Kafka's ``bin/kafka-server-start.sh`` and ``bin/kafka-run-class.sh``."""
+TOOL_HEAP = ("-Xmx512m",)
+TRIAL_MESSAGES = 20_000
+TRIAL_BYTES = 100 * 2**20
+GROWTH = 2.0
+"""A longer run is faster, so that it takes more messages than the shorter one says."""
+RUN_SECONDS_MAX = 300.0
+PULL_MESSAGES = 1_000_000
+ROWS = ("send 8x16 async", "send 1x1 async", "batch 32, 4x4 async", "send 8x16 sync", "send 1x1 sync")
+_average = re.compile(r"([\d.]+) records/sec").findall
+
+
+def expresses(scenario: Scenario) -> bool:
+    """Whether Kafka's own tools can do something of the kind: not with so many connections, queues, or consumers."""
+    sized = scenario.groups == ("payloads",) and scenario.batch == 1
+    return scenario.name in ROWS or sized or scenario.kind == "pull"
+
+
+def find() -> tuple[str, Path]:
+    """The Java program and the folder of Kafka's jars, fetched from Maven Central unless they are there.
+
+    Raises ToolMissing without a JDK or Maven, RuntimeError with Maven's words when it cannot be fetched.
+    """
+    java, maven = shutil.which("java"), shutil.which("mvn")
+    if java is None or maven is None:
+        raise ToolMissing("java and mvn are needed to fetch and run Kafka")
+    folder = cache_folder(INTEROP / ".cache") / f"kafka-{VERSION}"
+    if not (folder / "complete").exists():
+        command = [maven, "-q", "-B", f"-Dkafka.version={VERSION}", f"-Dcache={folder.absolute()}"]
+        done = subprocess.run(
+            [*command, "dependency:copy-dependencies"], cwd=POM, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"Maven could not fetch Kafka: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+        (folder / "complete").touch()
+    return java, folder / "lib"
+
+
+class Kafka:
+    """A running node. ``flush`` is sync when each message is brought to the disk before it is acknowledged."""
+
+    def __init__(self, java: str, jars: Path, port: int, flush: str) -> None:
+        self._java = java
+        self._jars = jars
+        self._address = f"127.0.0.1:{port}"
+        self._flush = flush
+
+    def rate(self, scenario: Scenario, seconds: float) -> float:
+        """Messages a second of the first run that takes ``seconds``: its tools start cold and count that too."""
+        topic = f"{scenario.topic}-{scenario.connections}x{scenario.in_flight}"
+        self._create(topic)
+        if scenario.kind == "pull":
+            self._produce(topic, scenario, PULL_MESSAGES)
+            return self._consume(topic, PULL_MESSAGES)
+        messages = min(TRIAL_MESSAGES // (20 if scenario.is_alone else 1), TRIAL_BYTES // scenario.size)
+        while (rate := self._produce(topic, scenario, messages)) * seconds > messages:
+            messages = int(rate * seconds * GROWTH)
+        return rate
+
+    def _create(self, topic: str) -> None:
+        options = ["--bootstrap-server", self._address, "--create", "--topic", topic, "--partitions", str(QUEUES)]
+        options += ["--replication-factor", "1"]
+        if self._flush == "sync":
+            options += ["--config", "flush.messages=1"]
+        self._run("org.apache.kafka.tools.TopicCommand", options)
+
+    def _produce(self, topic: str, scenario: Scenario, messages: int) -> float:
+        settings = [f"bootstrap.servers={self._address}", "acks=1", "enable.idempotence=false"]
+        if scenario.is_alone:
+            settings += ["batch.size=0", "max.in.flight.requests.per.connection=1"]
+        options = ["--topic", topic, "--num-records", str(messages), "--record-size", str(scenario.size)]
+        options += ["--throughput", "-1", "--producer-props", *settings]
+        return parse_producer(self._run("org.apache.kafka.tools.ProducerPerformance", options))
+
+    def _consume(self, topic: str, messages: int) -> float:
+        options = ["--bootstrap-server", self._address, "--topic", topic, "--messages", str(messages)]
+        options += ["--group", "bench", "--timeout", "60000"]
+        return parse_consumer(self._run("org.apache.kafka.tools.ConsumerPerformance", options))
+
+    def _run(self, main: str, options: Sequence[str]) -> str:
+        command = _command(self._java, self._jars, TOOL_HEAP, main, options)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS_MAX, check=False)
+        if done.returncode:
+            raise RuntimeError(f"Kafka's {main} ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        return done.stdout
+
+
+@contextmanager
+def kafka(flush: str) -> Iterator[Kafka]:
+    """A node that is broker and controller, on an empty folder."""
+    java, jars = find()
+    port, controller = free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="gantrymq-bench-kafka-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        conf = home / "server.properties"
+        conf.write_text(_properties(home, port, controller))
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        options = ["format", "-t", cluster, "-c", str(conf)]
+        made = _command(java, jars, TOOL_HEAP, "kafka.tools.StorageTool", options)
+        subprocess.run(made, capture_output=True, text=True, check=True, timeout=RUN_SECONDS_MAX)
+        said = home / "said"
+        command = _command(java, jars, HEAP, "kafka.Kafka", [str(conf)])
+        with said.open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            try:
+                wait_for(lambda: process.poll() is not None or _listens(port), 60.0)
+                if process.poll() is not None:
+                    raise RuntimeError(f"Kafka ended with {process.returncode}: {said.read_text()[-1000:]}")
+                yield Kafka(java, jars, port, flush)
+            finally:
+                process.kill()
+
+
+def parse_producer(text: str) -> float:
+    """Records a second of the last line of ProducerPerformance, which is the whole run's."""
+    return float(_average(text)[-1])
+
+
+def parse_consumer(text: str) -> float:
+    """Records a second while it fetched, of ConsumerPerformance's table: the column ``fetch.nMsg.sec``."""
+    lines = [line.split(", ") for line in text.splitlines() if ", " in line]
+    head, last = lines[0], lines[-1]
+    return float(last[head.index("fetch.nMsg.sec")])
+
+
+def _command(java: str, jars: Path, heap: Sequence[str], main: str, options: Sequence[str]) -> list[str]:
+    return [java, *heap, "-cp", f"{jars}/*", main, *options]
+
+
+def _properties(home: Path, port: int, controller: int) -> str:
+    values = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(home / "logs"),
+        "offsets.topic.replication.factor": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
