@@ -1,4 +1,4 @@
-"""The compiled twins of ``kernel/fast``; everything else about the package is in ``setup.cfg``.
+"""The compiled twins of inner loops; everything else about the package is in ``setup.cfg``.
 
 They are optional: without Cython or a C compiler the package installs all the same and runs its plain twins.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from setuptools import Extension, setup
 
-FOLDER = "kernel/fast"
-NAMES = ("_records", "_requests")
-SHARED = [f"{FOLDER}/{name}.pxi" for name in ("_bytes", "_crc")]
+MODULES = ("kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build")
+SHARED = ["kernel/fast/_bytes.pxi", "kernel/fast/_crc.pxi"]
 
 
 def compiled() -> list[Extension]:
@@ -19,11 +18,11 @@ def compiled() -> list[Extension]:
     except ImportError:
         return []
     # What an extension depends on is part of a source distribution; generated C is not.
-    sources = [f"{FOLDER}/{name}.pyx" for name in NAMES]
+    sources = [f"{module}.pyx" for module in MODULES]
     extensions: list[Extension] = cythonize(
         [
-            Extension(f"gantrymq.kernel.fast.{name}", [source], depends=[*sources, *SHARED])
-            for name, source in zip(NAMES, sources, strict=True)
+            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *SHARED])
+            for module, source in zip(MODULES, sources, strict=True)
         ],
         build_dir="build/cython",
         language_level=3,

@@ -1,0 +1,89 @@
+"""Finds messages by key: RocketMQ's index files, built while messages are dispatched.
+
+Slot: index.
+Hooks: config_section, configure, dispatch, persist, register_services, stopping.
+Config ``[plugin.index]``: ``slots``, ``entries`` (the shape of a file; an index of another shape is built again),
+``flush_interval``, ``sync_interval``, ``catch_up_bytes``.
+Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse; ``gantrymq.index``, how far they can be trusted.
+Services: MessageIndex. Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.services import MessageIndex, Service
+from gantrymq.plugins.index.config import IndexConfig
+from gantrymq.plugins.index.files import IndexFiles
+from gantrymq.plugins.index.follower import Follower
+from gantrymq.plugins.index.layout import Shape
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import DispatchBatch
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class IndexPlugin:
+    """Holds the slot ``index`` and the service ``MessageIndex``."""
+
+    name = "index"
+    slot = "index"
+
+    def __init__(self) -> None:
+        self._index: IndexFiles | None = None
+        self._follower: Follower | None = None
+        self._stopping = False
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.index]``."""
+        return "index", IndexConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Nothing is read yet: the log's bounds are known after the recovery only."""
+        section = config.section(IndexConfig)
+        self._index = IndexFiles(broker.env, broker.root, Shape(section.slots, section.entries))
+        self._follower = Follower(broker, self._index, section)
+        broker.services.provide(MessageIndex, self)
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """One task that follows the log, one that brings the files to the disk."""
+        assert self._follower is not None  # configure has run
+        return [Service("index", self._follower.follow), Service("index files", self._follower.keep)]
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """Put the keys of the batch; one that does not follow is left for the catching up."""
+        if self._follower is not None:
+            self._follower.take(batch)
+
+    @hookimpl
+    def stopping(self) -> None:
+        """From now on the files are left so that a start can use them as they are."""
+        self._stopping = True
+
+    @hookimpl
+    def persist(self) -> None:
+        """Once the broker stops: all of the index, slots included. Before that the own service writes it."""
+        if self._stopping and self._follower is not None:
+            self._follower.settle()
+
+    # ----------------------------------------------------------------------------------- the service MessageIndex
+
+    def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+        """See :class:`MessageIndex`."""
+        return iter(()) if self._index is None else self._index.find(topic, key, begin, end)
+
+    def last(self) -> tuple[int, int]:
+        """See :class:`MessageIndex`."""
+        return (0, 0) if self._index is None else self._index.last
+
+    async def wait_level(self) -> None:
+        """See :class:`MessageIndex`."""
+        if self._follower is not None:
+            await self._follower.level.wait()

@@ -1,0 +1,215 @@
+"""The index: its files in order, what is put into them, and how they reach the disk.
+
+It is derived from the log, so nothing here is fatal: without room entries wait, or are left for later; after any other
+failure of the disk the index stops growing and the next start builds what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env
+from gantrymq.plugins.index.build import first_with_keys, key_hash
+from gantrymq.plugins.index.indexfile import IndexFile
+from gantrymq.plugins.index.layout import HEADER_BYTES, Header, Shape, file_name
+from gantrymq.plugins.index.marks import FileMark, IndexMarks
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.commitlog import CommitLog
+
+log = structlog.get_logger("gantrymq.index")
+
+STEPS_MAX: Final = 200_000
+"""Entries that one search looks at. RocketMQ walks on; a chain may have millions."""
+WAITING_MAX_BYTES: Final = 64 * 1024 * 1024
+"""Entries in memory past which nothing more is taken until the disk has them."""
+
+
+class IndexFiles:
+    """The index in ``root``. One thread puts, one writes; :meth:`find` is for any.
+
+    ``position``: all keys of the log below this offset are in. ``failed``: the disk failed, nothing more is taken.
+    """
+
+    def __init__(self, env: Env, root: str, shape: Shape) -> None:
+        self._env = env
+        self.folder = f"{root}/index"
+        self.marks_path = f"{root}/gantrymq.index"
+        self.shape = shape
+        self.files: list[IndexFile] = []
+        self.position = 0
+        self.failed = False
+        self.settled_timestamp = 0
+        """End timestamp of the newest full file that is on the disk with all its slots (``indexMsgTimestamp``)."""
+        self._lock = Lock()
+        self._saving = Lock()
+        self._names_unsynced = False
+        self._saved: IndexMarks | None = None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Entries that are in memory only."""
+        return sum(file.waiting_bytes for file in self.files[-2:])
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Store timestamp and log offset of the newest message that has a key; zeros without one."""
+        files = self.files
+        return (files[-1].header.end_timestamp, files[-1].header.end_offset) if files else (0, 0)
+
+    # -------------------------------------------------------------------------------------------------------- put
+
+    def put(self, batch: DispatchBatch) -> None:
+        """Put all keys of ``batch``, which begins at ``position``."""
+        if batch.start != self.position:
+            raise ValueError(f"the index goes on at {self.position}, not at {batch.start}")
+        with self._lock:
+            row = key = 0
+            if not self.files or self.files[-1].is_full:
+                row = first_with_keys(batch.properties)
+            rows = len(batch)
+            while 0 <= row < rows:
+                if not self.files or self.files[-1].is_full:
+                    self._add()
+                row, key = self.files[-1].put(batch, row, key)
+            self.position = batch.end
+
+    def skip_to(self, offset: int) -> None:
+        """There is nothing to put before ``offset``."""
+        with self._lock:
+            self.position = max(self.position, offset)
+
+    def _add(self) -> None:
+        last = self.files[-1] if self.files else None
+        header = Header()
+        if last is not None:
+            end_timestamp, end_offset = last.header.end_timestamp, last.header.end_offset
+            header = Header(end_timestamp, end_timestamp, end_offset, end_offset)
+        name = file_name(self._env.wall_ms(), last.name if last is not None else "")
+        # It is made on the disk with its first entries, by a worker.
+        file = IndexFile(self._env, f"{self.folder}/{name}", self.shape, header, (bytes(HEADER_BYTES),))
+        file.begin()
+        self.files.append(file)
+        self._names_unsynced = True
+        log.info("index file begun", path=file.path)
+
+    # ----------------------------------------------------------------------------------------- for a worker thread
+
+    def write(self) -> bool:
+        """Hand what waits in memory to the operating system; False when there is no room for it."""
+        with self._saving:
+            try:
+                self._write_tails()
+            except OSError as error:
+                return self._is_passing(error)
+            return True
+
+    def save(self, commit_log: CommitLog, *, settle: bool = False) -> bool:
+        """Bring all that was put onto the disk, so that a start goes on from here; False when there is no room.
+
+        Full files get their slots and header, with ``settle`` the last one too: then nothing may be put meanwhile.
+        """
+        with self._saving:
+            if self.failed:
+                return False
+            try:
+                self._save(commit_log, settle)
+            except OSError as error:
+                return self._is_passing(error)
+            return True
+
+    def _is_passing(self, error: OSError) -> bool:
+        if error.errno not in NO_ROOM and error.errno not in NO_DESCRIPTORS:
+            self.failed = True
+            log.error("index stops growing: the disk failed; it goes on after a restart", error=str(error))
+        else:
+            log.warning("index entries stay in memory", reason=str(error), bytes=self.waiting_bytes)
+        return False
+
+    def _write_tails(self) -> None:
+        for file in list(self.files):
+            if file.waiting_bytes:
+                self._env.mkdirs(self.folder)
+                file.write_tail()
+
+    def _save(self, commit_log: CommitLog, settle: bool) -> None:
+        with self._lock:
+            offset = self.position
+            states = [(file, file.header.encode(), file.is_full) for file in self.files if file.header.count > 1]
+        due = [(file, state) for file, state, full in states if (full or settle) and file.found != (state,)]
+        if self._saved is not None and self._saved.offset == offset and not due:
+            return
+        self._write_tails()
+        for file, _, _ in states:
+            file.sync()
+        if self._names_unsynced and self._env.is_dir(self.folder):
+            self._names_unsynced = False
+            self._env.sync_dir(self.folder)
+        if commit_log.durable < offset:
+            # What the marks vouch for must not be taken back from under them.
+            commit_log.flush()
+        for file, state in due:
+            file.found = (*file.found, state)
+        self._write_marks(offset, states)
+        if due:
+            for file, state in due:
+                file.write_head()
+                file.sync()
+                file.found = (state,)
+            self._write_marks(offset, states)
+        for file, _, full in states:
+            if full:
+                file.forget_slots()
+                self.settled_timestamp = max(self.settled_timestamp, file.header.end_timestamp)
+
+    def _write_marks(self, offset: int, states: list[tuple[IndexFile, bytes, bool]]) -> None:
+        marks = IndexMarks(offset, tuple(FileMark(file.name, file.found, state) for file, state, _ in states))
+        self._env.replace(self.marks_path, marks.encode())
+        self._saved = marks
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files of which every entry lies before ``offset``, never the last one. Returns how many."""
+        with self._lock:
+            count = 0
+            while count < len(self.files) - 1 and self.files[count].header.end_offset < offset:
+                count += 1
+            doomed, self.files = self.files[:count], self.files[count:]
+        for file in doomed:
+            file.close(for_good=True)
+            self._env.unlink(file.path)
+            log.info("index file deleted", path=file.path, log_starts=offset)
+        return count
+
+    def close(self) -> None:
+        """Close all files; they open again when they are used."""
+        for file in self.files:
+            if not file.unsynced:
+                file.close()
+
+    # ------------------------------------------------------------------------------------------------------- find
+
+    def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
+        """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end``, each once.
+
+        Another key may have the same hash, and times are exact to a second only: the caller looks at the messages. It
+        ends after :data:`STEPS_MAX` entries.
+        """
+        hashed = key_hash(f"{topic}#{key}".encode("utf-8", "replace"))
+        steps, before = 0, -1
+        for file in reversed(list(self.files)):
+            if file.header.begin_timestamp <= end and file.header.end_timestamp >= begin:
+                for offset in file.chain(hashed, begin, end):
+                    steps += 1
+                    if steps > STEPS_MAX:
+                        log.warning("search given up", topic=topic, steps=STEPS_MAX)
+                        return
+                    if offset >= 0 and offset != before:
+                        before = offset
+                        yield offset
+            if file.header.begin_timestamp < begin:
+                return

@@ -1,0 +1,142 @@
+"""Keep the index in step with the log: take dispatched batches, and build from the log what was not taken.
+
+The index follows the dispatch as long as each batch begins where the one before ended. When it does not, after a start
+or because the disk had no room, the batches go by, and a worker thread reads the log until the index is level again.
+So a start never waits for the index, however much of it must be built.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.commitlog import CorruptRange
+from gantrymq.kernel.salvage import find_record
+from gantrymq.plugins.index.config import IndexConfig
+from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
+from gantrymq.plugins.index.trust import StopKind, Trust
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.index")
+
+STEPS_A_SECOND = 8
+"""Catching up goes in steps, so that a broker that stops need not wait long for one."""
+_SCAN_ROWS = 1024
+
+
+class Follower:
+    """Runs the index of a broker. ``ready`` is set when the files are loaded, ``level`` while nothing is missing."""
+
+    def __init__(self, broker: Broker, index: IndexFiles, config: IndexConfig) -> None:
+        self._broker = broker
+        self._index = index
+        self._config = config
+        self._following = False
+        self._behind = trio.Event()
+        self.ready = trio.Event()
+        self.level = trio.Event()
+
+    def take(self, batch: DispatchBatch) -> None:
+        """Put a dispatched batch, if the index follows."""
+        index = self._index
+        if not self._following:
+            return
+        if batch.start != index.position or index.failed or index.waiting_bytes > WAITING_MAX_BYTES:
+            self._following = False
+            self.level = trio.Event()
+            self._behind.set()
+            return
+        index.put(batch)
+
+    # ------------------------------------------------------------------------------------------------------- tasks
+
+    async def follow(self) -> None:
+        """Load the files, catch up whenever the index is behind, until cancelled."""
+        store, index = self._broker.store, self._index
+        await trio.to_thread.run_sync(self._load)
+        self.ready.set()
+        try:
+            while not index.failed:
+                if index.position < store.dispatched:
+                    await self._catch_up()
+                    continue
+                # No await since the comparison: the next batch begins here.
+                self._following = True
+                self.level.set()
+                self._behind = trio.Event()
+                await self._behind.wait()
+        finally:
+            self._following = False
+        await trio.sleep_forever()
+
+    async def keep(self) -> None:
+        """Write what is new, sync it now and then, delete what the log no longer has, until cancelled."""
+        await self.ready.wait()
+        next_sync = trio.current_time() + self._config.sync_interval
+        while True:
+            await trio.sleep(min(self._config.flush_interval, self._config.sync_interval))
+            if trio.current_time() >= next_sync or self._has_full_file():
+                next_sync = trio.current_time() + self._config.sync_interval
+                await trio.to_thread.run_sync(self._save)
+            elif self._index.waiting_bytes:
+                await trio.to_thread.run_sync(self._index.write)
+
+    def settle(self) -> None:
+        """The broker is done: leave files that need no repair."""
+        if self.ready.is_set():
+            self._index.save(self._broker.log, settle=True)
+            self._broker.store.index_timestamp = max(self._broker.store.index_timestamp, self._index.settled_timestamp)
+            self._index.close()
+
+    # --------------------------------------------------------------------------------------------- in worker threads
+
+    def _load(self) -> None:
+        broker = self._broker
+        recovered = broker.store.recovered
+        stop = StopKind(recovered is not None and recovered.clean, broker.store.index_timestamp)
+        Trust(broker.env, self._index, broker.log, stop).load()
+
+    def _save(self) -> None:
+        self._index.save(self._broker.log)
+        store = self._broker.store
+        store.index_timestamp = max(store.index_timestamp, self._index.settled_timestamp)
+        with suppress(OSError):  # what is left is tried again the next time
+            self._index.delete_before(self._broker.log.min_offset)
+
+    def _has_full_file(self) -> bool:
+        return any(file.is_full and not file.is_settled for file in self._index.files)
+
+    async def _catch_up(self) -> None:
+        """One step towards the end of what is dispatched."""
+        index = self._index
+        began = trio.current_time()
+        if index.waiting_bytes > WAITING_MAX_BYTES // 4 and not await trio.to_thread.run_sync(index.write):
+            await trio.sleep(self._config.flush_interval)
+            return
+        await trio.to_thread.run_sync(self._build, self._broker.store.dispatched)
+        if index.position < self._broker.store.dispatched:
+            log.info("building the index", position=index.position, log_end=self._broker.store.dispatched)
+            await trio.sleep(max(began + 1 / STEPS_A_SECOND - trio.current_time(), 0))
+
+    def _build(self, target: int) -> None:
+        """Put what lies between the index's position and ``target``, or as much of it as one step may read."""
+        index, commit_log = self._index, self._broker.log
+        index.skip_to(commit_log.min_offset)
+        before = index.position
+        enough = before + self._config.catch_up_bytes // STEPS_A_SECOND
+        try:
+            for batch in commit_log.scan(before, target, rows=_SCAN_ROWS):
+                index.put(batch)
+                if batch.end >= enough:
+                    break
+        except CorruptRange as error:
+            log.error("damaged records have no place in the index", error=str(error))
+        if index.position == before:
+            found = find_record(commit_log.segments, before + 1)
+            index.skip_to(target if found is None else min(found[0], target))

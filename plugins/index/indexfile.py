@@ -1,0 +1,217 @@
+"""One index file: entries grow at its end, slots are kept in memory while it grows, chains are read from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Lock
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import Env, File
+from gantrymq.plugins.index.build import put_rows, rebuild_slots
+from gantrymq.plugins.index.layout import ENTRY, HEADER_BYTES, SLOT_BYTES, Header, Shape
+
+log = structlog.get_logger("gantrymq.index")
+
+_CHUNK_ENTRIES = 1 << 18
+_PAGE = bytes(4096)
+
+
+class IndexFile:
+    """The file ``path``. One thread puts, one writes, any reads.
+
+    ``found`` are the headers that may be on the disk now, the last one the newest.
+    """
+
+    def __init__(self, env: Env, path: str, shape: Shape, header: Header, found: tuple[bytes, ...]) -> None:
+        self._env = env
+        self.path = path
+        self.name = path.rpartition("/")[2]
+        self.shape = shape
+        self.header = header
+        self.found = found
+        self._slots: bytearray | None = None
+        self._written = header.count
+        """The number of the first entry that is not in the file."""
+        self._tail = bytearray()
+        self._writing = b""
+        self._guard = Lock()
+        self._file: File | None = None
+        self._closed = False
+        self._is_zero_on_disk = True
+        """Whether slots that are zero in memory are zero in the file as well: in one that was found half written they
+        may not be."""
+        self.unsynced = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next entry needs another file."""
+        return self.header.count >= self.shape.entries
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether slots and header on the disk are those in memory."""
+        return self.found == (self.header.encode(),)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Entries that are in memory only."""
+        return len(self._tail) + len(self._writing)
+
+    # ------------------------------------------------------------------------------------------------------ begin
+
+    def begin(self) -> None:
+        """Slots of a file without entries."""
+        self._slots = bytearray(self.shape.slots * SLOT_BYTES)
+
+    def load_slots(self) -> bool:
+        """Take the slots as they are on the disk; False when they are not all there."""
+        data = self._pread(self.shape.slots * SLOT_BYTES, HEADER_BYTES)
+        self._slots = bytearray(data)
+        return len(data) == self.shape.slots * SLOT_BYTES
+
+    def rebuild(self) -> bool:
+        """Build the slots from the entries; False when an entry contradicts those before it: the file is damaged."""
+        slots = bytearray(self.shape.slots * SLOT_BYTES)
+        number, used, offset = 1, 0, self.header.begin_offset
+        while number < self.header.count:
+            count = min(_CHUNK_ENTRIES, self.header.count - number)
+            data = self._pread(count * ENTRY.size, self.shape.entries_at + number * ENTRY.size)
+            sound, more_used, offset = rebuild_slots(data, number, offset, slots)
+            used += more_used
+            if sound < count:
+                log.warning("index file damaged", path=self.path, entry=number + sound, entries=self.header.count)
+                return False
+            number += count
+        self._slots = slots
+        self._is_zero_on_disk = False
+        return used == self.header.slots_used and (number == 1 or offset == self.header.end_offset)
+
+    # -------------------------------------------------------------------------------------------------------- put
+
+    def put(self, batch: DispatchBatch, row: int, key: int) -> tuple[int, int]:
+        """Put keys of ``batch`` from this row and key on. Returns where to go on, in the next file if this is full."""
+        if self._slots is None:
+            raise RuntimeError(f"{self.path}: nothing is put into a file that was closed")
+        data, row, key = put_rows(batch, row, key, self._slots, self.header, self.shape.entries)
+        if data:
+            with self._guard:
+                self._tail += data
+        return row, key
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def write_tail(self) -> None:
+        """Hand the entries in memory to the operating system. :class:`OSError` leaves them in memory."""
+        with self._guard:
+            if not self._writing:
+                self._writing, self._tail = bytes(self._tail), bytearray()
+            data, number = self._writing, self._written
+        if not data:
+            return
+        self._open().pwrite(data, self.shape.entries_at + number * ENTRY.size)
+        self.unsynced = True
+        with self._guard:
+            self._written = number + len(data) // ENTRY.size
+            self._writing = b""
+
+    def write_head(self) -> None:
+        """Write slots and header; nothing may be put meanwhile."""
+        if self._slots is not None:
+            view = memoryview(self._slots)
+            for start, end in self._used_ranges():
+                self._open().pwrite(view[start:end], HEADER_BYTES + start)
+            view.release()
+        self._open().pwrite(self.header.encode(), 0)
+        self.unsynced = True
+
+    def _used_ranges(self) -> Iterator[tuple[int, int]]:
+        """The parts of the slots to write. Pages of zeros are left out: the file stays as sparse as it is."""
+        slots = self._slots or b""
+        first = -1
+        for start in range(0, len(slots), len(_PAGE)):
+            used = not self._is_zero_on_disk or slots[start : start + len(_PAGE)].strip(b"\0")
+            if used and first < 0:
+                first = start
+            elif not used and first >= 0:
+                yield first, start
+                first = -1
+        if first >= 0:
+            yield first, len(slots)
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+        if self.unsynced:
+            self._open().datasync()
+            self.unsynced = False
+
+    def forget_slots(self) -> None:
+        """They are on the disk, and nothing more is put."""
+        self._slots = None
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def chain(self, hashed: int, begin: int, end: int) -> Iterator[int]:
+        """Walk the chain of a key hash, newest first: the log offset of each entry of that hash stored in a time range.
+
+        An entry of another hash or time yields -1, so that the caller can count steps. Entry times are whole seconds:
+        what may lie within the range by less than one second is yielded. The walk ends for good where the chain does
+        not lead to an older entry, or its offsets rise: such a chain is broken.
+        """
+        header = self.header
+        number = self._slot(hashed % self.shape.slots)
+        limit, newest = header.count, header.end_offset
+        while 0 < number < limit:
+            data = self._entry(number)
+            if len(data) < ENTRY.size:
+                return
+            found, offset, seconds, before = ENTRY.unpack(data)
+            if seconds < 0 or not 0 <= offset <= newest:
+                return
+            # The first entry's seconds count from the end of the file before.
+            stored = header.begin_timestamp + (seconds * 1000 if number > 1 else 0)
+            yield offset if found == hashed and begin < stored + 1000 and stored <= end else -1
+            if stored + 1000 <= begin:
+                return
+            limit, number, newest = number, before, offset
+
+    def _slot(self, number: int) -> int:
+        slots = self._slots
+        at = number * SLOT_BYTES
+        data = slots[at : at + SLOT_BYTES] if slots is not None else self._pread(SLOT_BYTES, HEADER_BYTES + at)
+        return int.from_bytes(data, "big", signed=True)
+
+    def _entry(self, number: int) -> bytes:
+        with self._guard:
+            at = (number - self._written) * ENTRY.size
+            if at >= 0:
+                if at < len(self._writing):
+                    return self._writing[at : at + ENTRY.size]
+                at -= len(self._writing)
+                return bytes(self._tail[at : at + ENTRY.size])
+        return self._pread(ENTRY.size, self.shape.entries_at + number * ENTRY.size)
+
+    def _pread(self, size: int, offset: int) -> bytes:
+        with self._guard:  # or the descriptor could be closed, and given to another file, before it is read
+            return b"" if self._closed else self._opened().pread(size, offset)
+
+    def _open(self) -> File:
+        with self._guard:
+            return self._opened()
+
+    def _opened(self) -> File:
+        if self._file is None:
+            file = self._env.open(self.path, create=True)
+            if file.size() < self.shape.file_bytes:
+                file.truncate(self.shape.file_bytes)
+            self._file = file
+        return self._file
+
+    def close(self, *, for_good: bool = False) -> None:
+        """Close the file; it opens again when it is used, unless it is ``for_good``: then nothing is found any more."""
+        with self._guard:
+            self._closed = self._closed or for_good
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()

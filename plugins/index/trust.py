@@ -1,0 +1,122 @@
+"""Which index files can be relied upon after a start, and from which log offset on the index must be built.
+
+What our marks vouch for is taken; what another broker wrote is taken after its clean stop, and after its crash as far
+as the checkpoint vouches for it (``IndexService.load``). All else is deleted, with what comes behind it, and built
+again from the log. RocketMQ deletes it too, and builds only what its log recovery happens to read again (#3868 there).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import structlog
+
+from gantrymq.kernel.env import Env
+from gantrymq.plugins.index.files import IndexFiles
+from gantrymq.plugins.index.indexfile import IndexFile
+from gantrymq.plugins.index.layout import HEADER_BYTES, NAME, Header, decode_header
+from gantrymq.plugins.index.marks import FileMark, IndexMarks, read_marks
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.commitlog import CommitLog
+
+log = structlog.get_logger("gantrymq.index")
+
+
+@attrs.frozen
+class StopKind:
+    """How the store was left: in order or not, and the checkpoint's index timestamp (ms)."""
+
+    clean: bool
+    index_timestamp: int
+
+
+class Trust:
+    """One look at the files of ``index``, whose log is recovered."""
+
+    def __init__(self, env: Env, index: IndexFiles, commit_log: CommitLog, stop: StopKind) -> None:
+        self._env = env
+        self._index = index
+        self._log = commit_log
+        self._stop = stop
+        self._vouched = True
+
+    def load(self) -> None:
+        """Fill ``index.files`` and set ``index.position``; files that cannot be relied upon are deleted."""
+        index = self._index
+        marks = read_marks(self._env, index.marks_path)
+        known = {} if marks is None else {mark.name: mark for mark in marks.files}
+        names = [
+            name
+            for name in self._env.listdir(index.folder)
+            if NAME.fullmatch(name) and not self._env.is_dir(f"{index.folder}/{name}")
+        ]
+        missing = self._missing(known, names)
+        kept: list[IndexFile] = []
+        for name in names:
+            file = None
+            if missing is None or name < missing:
+                file = self._open(name, known.get(name), kept[-1] if kept else None)
+            if file is None:
+                break
+            kept.append(file)
+        for name in names[len(kept) :]:
+            log.warning("index file is built again", path=f"{index.folder}/{name}")
+            self._env.unlink(f"{index.folder}/{name}")
+        whole = self._vouched and missing is None and len(kept) == len(names)
+        index.files = kept
+        index.position = self._position(marks if whole else None, kept)
+        log.info("index loaded", files=len(kept), position=index.position, log_end=self._log.end)
+
+    def _missing(self, known: dict[str, FileMark], names: list[str]) -> str | None:
+        """The first file that should be there and is not."""
+        start = self._log.min_offset
+        gone = [name for name, mark in known.items() if name not in names and mark.header.end_offset >= start]
+        return min(gone, default=None)
+
+    def _open(self, name: str, mark: FileMark | None, before: IndexFile | None) -> IndexFile | None:
+        """The file, ready for use, or None when it must be built again."""
+        index = self._index
+        path = f"{index.folder}/{name}"
+        opened = self._env.open(path)
+        try:
+            if opened.size() != index.shape.file_bytes:
+                return None
+            found = opened.pread(HEADER_BYTES, 0)
+        finally:
+            opened.close()
+        ours = mark is not None and found in mark.found
+        if mark is not None and ours:
+            header = mark.header
+        else:
+            self._vouched = False
+            header = decode_header(found)
+            if header.count <= 1 or not (self._stop.clean or header.end_timestamp <= self._stop.index_timestamp):
+                return None
+        if not self._fits(header, before):
+            return None
+        on_disk = mark.found if mark is not None and ours else (found,)
+        file = IndexFile(self._env, path, index.shape, header, on_disk)
+        settled = file.is_settled and found == header.encode()
+        if settled and file.is_full:
+            return file
+        return file if (file.load_slots() if settled else file.rebuild()) else None
+
+    def _fits(self, header: Header, before: IndexFile | None) -> bool:
+        follows = before is None or (before.is_full and before.header.end_offset <= header.begin_offset)
+        return self._index.shape.is_sane(header) and follows and header.end_offset < max(self._log.end, 1)
+
+    def _position(self, marks: IndexMarks | None, kept: list[IndexFile]) -> int:
+        start, end = self._log.min_offset, self._log.end
+        if marks is not None and start <= marks.offset <= end:
+            return marks.offset
+        if not kept:
+            return start
+        last = kept[-1].header.end_offset
+        if last < start:
+            return start
+        if kept[-1].is_full:
+            # Its last message may have more keys, in the next file.
+            return last
+        return last + int.from_bytes(self._log.view(last, 4), "big")

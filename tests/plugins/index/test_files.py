@@ -1,0 +1,206 @@
+"""The index beside a log: what is found, how files follow each other, broken chains, retention."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from gantrymq.plugins.index import files as files_module
+from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
+from gantrymq.testing.envs import FaultEnv, MemoryEnv
+
+TAIL = 4096
+ROOMY = Shape(slots=7, entries=1000)
+
+
+def names(env: MemoryEnv) -> list[str]:
+    return env.listdir("store/index")
+
+
+def test_messages_are_found_by_each_of_their_keys_newest_first(open_indexed: Callable) -> None:
+    indexed = open_indexed(MemoryEnv())
+    indexed.send(["a", "b"], [], ["b"])
+    indexed.send(["c", "a"])
+    assert indexed.find("a") == [3, 0]
+    assert indexed.find("b") == [2, 0]
+    assert indexed.find("nobody") == []
+    assert indexed.find("a", topic="other") == []
+    assert indexed.check_whole() == 4
+
+
+def test_a_key_that_a_message_has_twice_is_found_once(open_indexed: Callable) -> None:
+    indexed = open_indexed(MemoryEnv())
+    indexed.send(["a", "a", "b", "a"])
+    assert list(indexed.index.find("T", "a", 0, 2**62)) == [0]
+
+
+def test_full_files_are_followed_by_the_next_and_all_are_searched(open_indexed: Callable) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env)
+    for number in range(12):
+        indexed.send([f"k{number}", "all", f"m{number % 3}"])
+    assert [file.header.count for file in indexed.index.files] == [10, 10, 10, 10]
+    assert indexed.check_whole() == 12
+    assert indexed.save()
+    assert indexed.check_whole() == 12
+    assert len(names(env)) == 4
+
+
+def test_messages_without_keys_make_no_file(open_indexed: Callable) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env)
+    indexed.send([], [])
+    indexed.save(settle=True)
+    assert names(env) == []
+    assert indexed.index.position == indexed.store.dispatched
+
+
+def test_rolled_back_messages_are_not_found(open_indexed: Callable) -> None:
+    indexed = open_indexed(MemoryEnv(), ROOMY)
+    indexed.send(["a"], sys_flag=12)
+    indexed.send(["a"], sys_flag=4)
+    assert len(list(indexed.index.find("T", "a", 0, 2**62))) == 1
+
+
+def test_a_time_range_bounds_what_is_found(open_indexed: Callable) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_500)
+    indexed = open_indexed(env)
+    for _ in range(30):
+        indexed.send(["a"])
+        env.advance(700)
+    times = [indexed.record(offset).store_timestamp for offset in indexed.index.find("T", "a", 0, 2**62)]
+    assert len(times) == 30
+    for begin, end in [(times[20], times[10]), (times[25] + 1, times[25] + 1), (times[0], 2**62), (0, times[29])]:
+        found = {indexed.record(offset).store_timestamp for offset in indexed.index.find("T", "a", begin, end)}
+        wanted = {time for time in times if begin <= time <= end}
+        assert wanted <= found
+        assert all(begin - 1000 < time < end + 1000 for time in found)
+
+
+def test_a_search_in_a_long_chain_ends(open_indexed: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "STEPS_MAX", 20)
+    indexed = open_indexed(MemoryEnv(), Shape(slots=1, entries=1000))
+    indexed.send(["old"])
+    indexed.send(*([["a"]] * 19))
+    assert len(indexed.find("old")) == 1
+    indexed.send(["a"])
+    assert indexed.find("old") == []
+
+
+@pytest.mark.parametrize(
+    ("number", "entry"),
+    [
+        (5, (None, None, None, 5)),  # itself
+        (5, (None, None, None, 8)),  # a newer one: a loop
+        (5, (None, None, None, 10**6)),  # behind the end
+        (5, (None, None, None, -1)),
+        (5, (None, 2**40, None, None)),  # a place that the log does not have
+        (5, (None, -1, None, None)),
+        (5, (None, None, -1, None)),
+        (8, (0, 0, 0, 0)),
+    ],
+)
+def test_a_broken_chain_ends_a_search_and_finds_nothing_wrong(
+    open_indexed: Callable, number: int, entry: tuple[int | None, ...]
+) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env, Shape(slots=1, entries=100))
+    indexed.send(*([[f"k{number}", "all"] for number in range(5)]))
+    indexed.save(settle=True)
+    (file,) = indexed.index.files
+    at = file.shape.entries_at + number * ENTRY.size
+    disk = env.open(file.path)
+    old = ENTRY.unpack(disk.pread(ENTRY.size, at))
+    disk.pwrite(ENTRY.pack(*(before if now is None else now for before, now in zip(old, entry, strict=True))), at)
+    found = indexed.find("all")
+    assert found == sorted(found, reverse=True)
+    assert found[: (10 - number) // 2] == [4, 3, 2, 1, 0][: (10 - number) // 2]
+    for key in range(5):
+        assert indexed.find(f"k{key}") in ([key], [])
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 12, 2**31 - 1])
+def test_a_slot_that_leads_nowhere_finds_nothing(open_indexed: Callable, slot: int) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env, Shape(slots=1, entries=12))
+    for number in range(12):
+        indexed.send([f"k{number}"])
+    indexed.save()
+    env.open(indexed.index.files[0].path).pwrite(slot.to_bytes(4, "big", signed=True), 40)
+    assert indexed.find("k0") == []
+    assert indexed.find("k11") == [11]
+
+
+def test_files_of_messages_that_are_gone_are_deleted_but_never_the_last(open_indexed: Callable) -> None:
+    env = MemoryEnv()
+    indexed = open_indexed(env)
+    for number in range(60):
+        indexed.send([f"k{number}", "all"])
+    indexed.save()
+    before = names(env)
+    indexed.store.log.segments.delete_before(indexed.store.log.segments.end - TAIL)
+    start = indexed.store.log.min_offset
+    kept = [file.name for file in indexed.index.files if file.header.end_offset >= start]
+    assert indexed.index.delete_before(start) == len(before) - len(kept) > 0
+    assert names(env) == kept
+    indexed.store.queues.correct_min(start)
+    assert indexed.check_whole() > 0
+    assert indexed.index.delete_before(2**60) == len(kept) - 1
+    assert names(env) == kept[-1:]
+
+
+def test_what_waits_in_memory_is_found_and_kept_while_the_disk_is_full(open_indexed: Callable) -> None:
+    env = FaultEnv(MemoryEnv(), number=errno.ENOSPC, kinds=("pwrite",))
+    indexed = open_indexed(env, ROOMY)
+    indexed.send(["a"], ["b"])
+    env.fail_at, env.forever = 1, True
+    env.count = 0
+    assert not indexed.index.write()
+    assert not indexed.save()
+    assert not indexed.index.failed
+    assert indexed.check_whole() == 2
+    env.fail_at = 0
+    assert indexed.index.write()
+    assert indexed.index.waiting_bytes == 0
+    assert indexed.save(settle=True)
+    assert indexed.check_whole() == 2
+
+
+def test_a_disk_that_fails_ends_the_index_and_not_the_log(open_indexed: Callable) -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, kinds=("datasync",))
+    indexed = open_indexed(env, ROOMY)
+    indexed.send(["a"])
+    env.count, env.fail_at = 0, 1
+    assert not indexed.save()
+    assert indexed.index.failed
+    assert not indexed.save(settle=True)
+    assert not disk.exists("store/gantrymq.index")
+    indexed.store.close()
+    again = open_indexed(disk, ROOMY)
+    again.level()
+    assert again.check_whole() == 1
+
+
+def test_slots_and_header_of_a_settled_file_are_what_rocketmq_writes(open_indexed: Callable) -> None:
+    """The layout by hand: three keys in one file of 3 slots."""
+    env = MemoryEnv()
+    indexed = open_indexed(env, Shape(slots=3, entries=10))
+    indexed.send(["x"])
+    env.advance(2500)
+    indexed.send(["y", "x"])
+    indexed.save(settle=True)
+    (file,) = indexed.index.files
+    data = env.read_bytes(file.path)
+    assert len(data) == 40 + 3 * 4 + 10 * 20
+    first, second = 0, indexed.record(0) and indexed.index.last[1]
+    begin = indexed.record(0).store_timestamp
+    hash_x, hash_y = (sum(ord(c) * 31 ** (2 - at) for at, c in enumerate(f"T#{key}")) for key in "xy")
+    assert hash_x % 3 != hash_y % 3
+    slots = {hash_x % 3: 3, hash_y % 3: 2}
+    assert decode_header(data[:40]) == Header(begin, begin + 2500, first, second, 2, 4)
+    assert data[40:52] == b"".join(slots.get(slot, 0).to_bytes(4, "big") for slot in range(3))
+    entries = [(0, 0, 0, 0), (hash_x, first, 0, 0), (hash_y, second, 2, 0), (hash_x, second, 2, 1)]
+    assert data[52:] == b"".join(ENTRY.pack(*entry) for entry in entries) + bytes(6 * 20)
