@@ -1,0 +1,35 @@
+"""Answers who looks for single messages: by key or unique id, and by message id.
+
+Slot: none.
+Hooks: register_processors.
+Config: none.
+Files: none; it reads the log, and the index through the service MessageIndex.
+Answers for RocketMQ's ``QueryMessageProcessor``: codes 12 and 33.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.processors import Processor
+from gantrymq.plugins.query.requests import QueryRequests
+from gantrymq.remoting.codes import RequestCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+
+class QueryPlugin:
+    """Two requests, each answered by a task of its own."""
+
+    name = "query"
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """12 and 33."""
+        requests = QueryRequests(broker)
+        return {
+            RequestCode.QUERY_MESSAGE: requests.by_key,
+            RequestCode.VIEW_MESSAGE_BY_ID: requests.by_offset,
+        }

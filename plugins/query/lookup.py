@@ -1,0 +1,69 @@
+"""Find messages through the index and read them from the log; plain functions for worker threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.record import BadRecord, Record, decode
+from gantrymq.kernel.services import MessageIndex
+from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
+"""Most bytes of one answer; RocketMQ's clients take frames of 16 MiB."""
+READS_MAX: Final = 10_000
+"""Messages that one search reads and finds to be others."""
+
+
+@attrs.frozen
+class KeySearch:
+    """Up to ``limit`` messages of ``topic`` with ``key``, stored from ``begin`` to ``end`` (ms)."""
+
+    topic: str
+    key: str
+    limit: int
+    begin: int
+    end: int
+
+    def is_met(self, record: Record) -> bool:
+        """Whether this message is one of those."""
+        if record.topic != self.topic or not self.begin <= record.store_timestamp <= self.end:
+            return False
+        properties = decode_properties(record.properties.decode("utf-8", "replace"))
+        return properties.get(UNIQ_KEY) == self.key or self.key in properties.get(KEYS, "").split(" ")
+
+
+def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[bytes]:
+    """The newest records that meet ``search``, oldest first; fewer where they would be too much for one answer."""
+    found: list[bytes] = []
+    total = 0
+    if search.limit > 0:
+        for reads, offset in enumerate(index.find(search.topic, search.key, search.begin, search.end)):
+            data = read_intact(broker, offset)
+            if data is not None and search.is_met(decode(data, check_body=False)[0]):
+                total += len(data)
+                if found and total > ANSWER_MAX_BYTES:
+                    break
+                found.append(data)
+            if len(found) >= search.limit or reads >= READS_MAX:
+                break
+    return found[::-1]
+
+
+def read_intact(broker: Broker, offset: int) -> bytes | None:
+    """The record that begins at ``offset``, checked; None when none does, or none that may be read yet."""
+    commit_log = broker.log
+    try:
+        size = int.from_bytes(commit_log.view(offset, 4), "big", signed=True)
+        if size <= 0 or offset + size > broker.store.dispatched:
+            return None
+        data = bytes(commit_log.view(offset, size))
+        record, _ = decode(data)
+    except (OutOfLog, CorruptRange, BadRecord, OSError):
+        return None
+    return data if record.offset == offset else None

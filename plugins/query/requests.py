@@ -1,0 +1,77 @@
+"""The two requests. They read old parts of the log, so a worker thread does it.
+
+Source: RocketMQ 4.9.7 ``QueryMessageProcessor``, ``DefaultMessageStore.queryMessage``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.services import MessageIndex
+from gantrymq.plugins.query.lookup import KeySearch, look_for, read_intact
+from gantrymq.remoting.admin_headers import (
+    UNIQUE_KEY_QUERY,
+    QueryMessageHeader,
+    QueryMessageResponse,
+    ViewMessageHeader,
+)
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import read_header
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+MESSAGES_MAX: Final = 64
+"""Most messages of one answer (``maxMsgsNumBatch``)."""
+UNIQUE_MESSAGES: Final = 32
+"""How many messages with one unique id are looked for, whatever was asked for (``defaultQueryMaxNum``)."""
+THREADS: Final = 2
+"""Searches at the same time; the others wait their turn."""
+LEVEL_WAIT_S: Final = 1.0
+"""How long a search waits for an index that is still being built, before it answers from what there is."""
+
+
+class QueryRequests:
+    """Handlers of 12 and 33."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._index = broker.services.find(MessageIndex)
+        self._threads = trio.CapacityLimiter(THREADS)
+
+    async def by_key(self, request: Request) -> Command:
+        """12: the newest messages with a key, oldest first, as they lie in the log; code 22 when there is none."""
+        header = read_header(QueryMessageHeader, request.command.ext)
+        if self._index is None:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "this broker keeps no index: its plugin 'index' is disabled")
+        unique = (request.command.ext or {}).get(UNIQUE_KEY_QUERY) == "true"
+        search = KeySearch(
+            header.topic,
+            header.key,
+            UNIQUE_MESSAGES if unique else min(header.max_num, MESSAGES_MAX),
+            header.begin_timestamp,
+            header.end_timestamp,
+        )
+        with trio.move_on_after(LEVEL_WAIT_S):
+            await self._index.wait_level()
+        records = await trio.to_thread.run_sync(look_for, self._broker, self._index, search, limiter=self._threads)
+        timestamp, offset = self._index.last()
+        ext = QueryMessageResponse(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset).to_ext()
+        if not records:
+            return request.command.answer(
+                ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", ext
+            )
+        return request.command.answer(ResponseCode.SUCCESS, None, ext, b"".join(records))
+
+    async def by_offset(self, request: Request) -> Command:
+        """33: the message whose record begins at an offset of the log; code 1 when none does."""
+        header = read_header(ViewMessageHeader, request.command.ext)
+        record = await trio.to_thread.run_sync(read_intact, self._broker, header.offset, limiter=self._threads)
+        if record is None:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
+        return request.command.answer(ResponseCode.SUCCESS, body=record)
