@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
+from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
-from gantrymq.remoting.command import Command, decode, encode
-from gantrymq.remoting.frame import BINARY_HEADER, cut_frames
+from gantrymq.remoting.command import decode
+from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, read_header
 
 if TYPE_CHECKING:
@@ -26,38 +27,10 @@ ENTRY: Final = struct.Struct(">qiq")
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size in an entry that stands for no message: where the queue begins late, or lost a record."""
 
-Terms = tuple[int, int]
 Window = Callable[[int, int], "memoryview | bytes | None"]
 
-_SLOTS: Final = ("<msgId>", "<queueId>", "<queueOffset>")
-_OPAQUE: Final = 1_234_567_890
-
-
-class ReplyForm(NamedTuple):
-    """What is the same in every reply to a stored message, in both kinds of header."""
-
-    json: tuple[bytes, ...]
-    """The JSON header in five pieces; between them stand message id, queue id, queue offset and opaque."""
-    binary_fixed: bytes
-    """The 13 bytes before the remark of a binary header; opaque is at 5."""
-    binary_fields: bytes
-    """The encoded constant fields."""
-    id_prefix: bytes
-    """The message id up to the log offset."""
-
-
-def reply_form(fields: dict[str, str], id_prefix: str) -> ReplyForm:
-    """The form of replies with the constant ``fields`` and, behind them, ``msgId``, ``queueId``, ``queueOffset``."""
-    varying = dict(zip(("msgId", "queueId", "queueOffset"), _SLOTS, strict=True))
-    rest = encode(Command(0, {**fields, **varying}, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:]
-    pieces = []
-    for slot in (*_SLOTS, str(_OPAQUE)):
-        piece, found, rest = rest.partition(slot.encode())
-        if not found or slot.encode() in rest:
-            raise ValueError(f"{slot} stands in a constant field of a reply")
-        pieces.append(piece)
-    binary = encode(Command(0, fields, flag=RESPONSE_FLAG, kind=BINARY_HEADER))[8:]
-    return ReplyForm((*pieces, rest), binary[:13], binary[21:], id_prefix.encode())
+_PREFIX = struct.Struct(">iI")
+_LENGTH = struct.Struct(">i")
 
 
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]:
@@ -65,50 +38,45 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
 
     ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses go to ``connection.take_answer``.
     """
-    frames, taken = cut_frames(buffer, limit)
-    commands = [decode(frame) for frame in frames]
-    requests = []
-    for command in commands:
+    requests: list[Any] = []
+    position, size = 0, len(buffer)
+    if type(buffer) is not bytes and size >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= size:
+        buffer = bytes(buffer)  # once, for slices of it are bytes; not for each piece of a long frame
+    unpack, hot_headers = _PREFIX.unpack_from, HOT_HEADERS
+    while size - position >= 8:
+        length, mark = unpack(buffer, position)
+        start, end = position + 8, position + 4 + length
+        body_start = start + (mark & 0xFFFFFF)
+        if end > size or body_start > end or length + 4 > limit:
+            break
+        if mark > HEADER_MAX_BYTES and (mark >> 24 != BINARY_HEADER or body_start - start > HEADER_MAX_BYTES):
+            break
+        header, body = buffer[start:body_start], buffer[body_start:end]
+        position = end
+        read = hot_headers.get(header[:CODE_BYTES])
+        if read is not None:
+            try:
+                head = read(header)
+            except UNUSUAL:
+                pass
+            else:
+                if not head.flag & RESPONSE_FLAG:
+                    requests.append(
+                        SendRequest(connection, head.code, head.ext, head.opaque, head.flag, header, body)
+                    )
+                    continue
+        command = decode(Frame(mark >> 24, header, body))
         if command.is_response:
             connection.take_answer(command)
         else:
             requests.append(Request(connection, command))
-    return requests, taken
+    cut_frames(buffer[position : position + 8], limit)  # refuses what can be no frame
+    return requests, position
 
 
 def read_pull_header(request: Request) -> PullMessageHeader:
     """The header of a pull request; ``RemoteFault`` as :func:`read_header`."""
     return read_header(PullMessageHeader, request.command.ext)
-
-
-def add_sends(
-    batch: AppendBatch,
-    requests: list[Request],
-    terms: Callable[[str], Terms | None],
-    mark: bytes,
-    max_body_bytes: int,
-    many: Callable[[Request, int, int], Any],
-    other: Callable[[AppendBatch, Request], None],
-) -> None:
-    """Make rows of ``batch`` from the send requests, in their order.
-
-    A usual one (nothing but WAIT for us in its properties, to a topic with ``terms``: its number of queues and the sys
-    flag bits that its rows get) may become a row here: its properties without WAIT, ``mark`` behind them, the request
-    itself as origin; or, if it is a batch, rows with the origin ``many(request, first row, rows)``, which have the
-    batch's properties and ``mark`` behind their own. All others go to ``other``.
-    """
-    for request in requests:
-        other(batch, request)
-
-
-def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBatch, int], int]) -> None:
-    """Answer the senders of the rows. ``other`` answers the one whose first row it is given, and returns the next row.
-
-    A reply in ``form`` to a row whose origin is the request itself may be sent here.
-    """
-    row = 0
-    while row < len(batch):
-        row = other(batch, row)
 
 
 def gather(
