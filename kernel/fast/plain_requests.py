@@ -29,6 +29,11 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 
 Window = Callable[[int, int], "memoryview | bytes | None"]
 
+__all__ = [
+    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "gather", "read_pull_header",
+    "read_requests", "reply_form",
+]  # fmt: skip
+
 _PREFIX = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
 
@@ -39,19 +44,20 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
     ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses go to ``connection.take_answer``.
     """
     requests: list[Any] = []
-    position, size = 0, len(buffer)
-    if type(buffer) is not bytes and size >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= size:
-        buffer = bytes(buffer)  # once, for slices of it are bytes; not for each piece of a long frame
+    # One copy, of which slices are bytes; none of all that came with each further piece of a long frame.
+    is_whole = len(buffer) >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= len(buffer)
+    data = bytes(buffer if is_whole else buffer[:8])
+    position, size = 0, len(data)
     unpack, hot_headers = _PREFIX.unpack_from, HOT_HEADERS
     while size - position >= 8:
-        length, mark = unpack(buffer, position)
+        length, mark = unpack(data, position)
         start, end = position + 8, position + 4 + length
         body_start = start + (mark & 0xFFFFFF)
         if end > size or body_start > end or length + 4 > limit:
             break
         if mark > HEADER_MAX_BYTES and (mark >> 24 != BINARY_HEADER or body_start - start > HEADER_MAX_BYTES):
             break
-        header, body = buffer[start:body_start], buffer[body_start:end]
+        header, body = data[start:body_start], data[body_start:end]
         position = end
         read = hot_headers.get(header[:CODE_BYTES])
         if read is not None:
@@ -61,16 +67,14 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
                 pass
             else:
                 if not head.flag & RESPONSE_FLAG:
-                    requests.append(
-                        SendRequest(connection, head.code, head.ext, head.opaque, head.flag, header, body)
-                    )
+                    requests.append(SendRequest(connection, head.code, head.ext, head.opaque, head.flag, header, body))
                     continue
         command = decode(Frame(mark >> 24, header, body))
         if command.is_response:
             connection.take_answer(command)
         else:
             requests.append(Request(connection, command))
-    cut_frames(buffer[position : position + 8], limit)  # refuses what can be no frame
+    cut_frames(data[position : position + 8], limit)  # refuses what can be no frame
     return requests, position
 
 

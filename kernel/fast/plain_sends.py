@@ -83,6 +83,7 @@ def add_sends(
     usual: Terms | None = None
     rows: list[tuple[Any, ...]] = []
     add = rows.append
+    request: Any
     for request in requests:
         if type(request) is SendRequest:
             fields, body = request.fields, request.body

@@ -367,9 +367,7 @@ def test_sends_become_the_same_rows_and_get_the_same_answers(
 @pytest.mark.parametrize("twin", [plain_requests, compiled])
 def test_a_usual_send_never_becomes_a_command(twin: Any) -> None:
     peer: Any = Peer()
-    requests, _ = twin.read_requests(
-        peer, encode(Command(310, {**SEND, "i": "K\x01v\x02WAIT\x01true"}, b"x")), LIMIT
-    )
+    requests, _ = twin.read_requests(peer, encode(Command(310, {**SEND, "i": "K\x01v\x02WAIT\x01true"}, b"x")), LIMIT)
     batch = AppendBatch()
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
