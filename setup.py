@@ -5,10 +5,12 @@ They are optional: without Cython or a C compiler the package installs all the s
 
 from __future__ import annotations
 
+from glob import glob
+
 from setuptools import Extension, setup
 
 MODULES = ("kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build")
-SHARED = ["kernel/fast/_bytes.pxi", "kernel/fast/_crc.pxi"]
+PARTS = sorted(glob("kernel/fast/*.pxi"))
 
 
 def compiled() -> list[Extension]:
@@ -21,7 +23,7 @@ def compiled() -> list[Extension]:
     sources = [f"{module}.pyx" for module in MODULES]
     extensions: list[Extension] = cythonize(
         [
-            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *SHARED])
+            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *PARTS])
             for module, source in zip(MODULES, sources, strict=True)
         ],
         build_dir="build/cython",

@@ -48,4 +48,4 @@ def test_the_wheel_has_the_compiled_twins(wheel: list[str]) -> None:
     pytest.importorskip("Cython", reason="without Cython the wheel holds the plain twins only")
     for module in ("kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build"):
         assert any(one.startswith(f"gantrymq/{module}.") and one.endswith(".so") for one in wheel)
-    assert not [one for one in wheel if one.endswith((".c", ".pyx"))]
+    assert not [one for one in wheel if one.endswith((".c", ".pyx", ".pxi"))]

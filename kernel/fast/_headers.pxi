@@ -1,0 +1,290 @@
+# Headers of requests, JSON and binary, read into C fields in the forms that clients write; texts and numbers out of
+# them. A part of _requests.pyx.
+
+
+cdef struct Text:
+    const uint8_t* at
+    Py_ssize_t size
+    bint escaped
+    bint wide
+
+
+cdef struct Field:
+    Text name
+    Text value
+
+
+cdef struct Head:
+    int64_t code
+    int64_t flag
+    int64_t opaque
+    int count
+
+
+cdef inline bint is_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
+    return size == length and memcmp(at, word, length) == 0
+
+
+cdef const uint8_t* read_text(const uint8_t* at, const uint8_t* end, Text* text) noexcept nogil:
+    """A JSON string at ``at``; returns what is behind it, NULL for anything odd. Escapes are checked later."""
+    cdef uint8_t letter
+    if at >= end or at[0] != c'"':
+        return NULL
+    at += 1
+    text.at = at
+    text.escaped = text.wide = False
+    while at < end:
+        letter = at[0]
+        if letter == c'"':
+            text.size = at - text.at
+            return at + 1
+        if letter == c'\\':
+            text.escaped = True
+            at += 1
+        elif letter >= 0x80:
+            text.wide = True
+        elif letter < 0x20:
+            return NULL
+        at += 1
+    return NULL
+
+
+cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* value) noexcept nogil:
+    """A decimal number of at most 18 digits without leading zeros."""
+    cdef bint negative = False
+    cdef int64_t result = 0
+    cdef Py_ssize_t place
+    if size and at[0] == c'-':
+        negative = True
+        at += 1
+        size -= 1
+    if size < 1 or size > 18 or (at[0] == c'0' and (size > 1 or negative)):
+        return False
+    for place in range(size):
+        if at[place] < c'0' or at[place] > c'9':
+            return False
+        result = result * 10 + (at[place] - c'0')
+    value[0] = -result if negative else result
+    return True
+
+
+cdef const uint8_t* read_json_number(const uint8_t* at, const uint8_t* end, int64_t* value) noexcept nogil:
+    cdef const uint8_t* start = at
+    while at < end and at[0] != c',' and at[0] != c'}':
+        at += 1
+    return at if read_number(start, at - start, value) else NULL
+
+
+cdef const uint8_t* read_json_fields(const uint8_t* at, const uint8_t* end, Field* fields, int* count) noexcept nogil:
+    cdef Field* field
+    if at >= end or at[0] != c'{':
+        return NULL
+    at += 1
+    while True:
+        if count[0] == FIELDS_MAX:
+            return NULL
+        field = &fields[count[0]]
+        at = read_text(at, end, &field.name)
+        if at == NULL or at >= end or at[0] != c':' or field.name.escaped or field.name.wide:
+            return NULL
+        at = read_text(at + 1, end, &field.value)
+        if at == NULL or at >= end:
+            return NULL
+        count[0] += 1
+        if at[0] == c'}':
+            return at + 1
+        if at[0] != c',':
+            return NULL
+        at += 1
+
+
+cdef bint read_json(const uint8_t* at, Py_ssize_t size, Head* head, Field* fields) noexcept nogil:
+    cdef const uint8_t* end = at + size
+    cdef Text name, text
+    cdef int seen = 0, bit
+    cdef int64_t number
+    head.flag = head.opaque = 0
+    head.count = 0
+    if size < 2 or at[0] != c'{':
+        return False
+    at += 1
+    while True:
+        at = read_text(at, end, &name)
+        if at == NULL or at >= end or at[0] != c':' or name.escaped or name.wide:
+            return False
+        at += 1
+        if is_word(name.at, name.size, b"code", 4):
+            bit = 1
+            at = read_json_number(at, end, &head.code)
+        elif is_word(name.at, name.size, b"flag", 4):
+            bit = 2
+            at = read_json_number(at, end, &head.flag)
+        elif is_word(name.at, name.size, b"opaque", 6):
+            bit = 4
+            at = read_json_number(at, end, &head.opaque)
+        elif is_word(name.at, name.size, b"version", 7):
+            bit = 8
+            at = read_json_number(at, end, &number)
+        elif is_word(name.at, name.size, b"extFields", 9):
+            bit = 16
+            at = read_json_fields(at, end, fields, &head.count)
+        else:
+            if is_word(name.at, name.size, b"language", 8):
+                bit = 32
+            elif is_word(name.at, name.size, b"serializeTypeCurrentRPC", 23):
+                bit = 64
+            elif is_word(name.at, name.size, b"remark", 6):
+                bit = 128
+            else:
+                return False
+            at = read_text(at, end, &text)
+            if at == NULL or text.escaped or text.wide:
+                return False
+        if at == NULL or at >= end or seen & bit:
+            return False
+        seen |= bit
+        if at[0] == c'}':
+            return at + 1 == end and seen & 1
+        if at[0] != c',':
+            return False
+        at += 1
+
+
+cdef bint read_binary(const uint8_t* at, Py_ssize_t size, Head* head, Field* fields) noexcept nogil:
+    cdef const uint8_t* end = at + size
+    cdef Text* text
+    cdef Py_ssize_t length, place
+    cdef int part
+    head.count = 0
+    if size < 21 or get32(at + 13) != 0 or get32(at + 17) != <uint32_t>(size - 21):
+        return False
+    head.code = <int16_t>get16(at)
+    head.opaque = <int32_t>get32(at + 5)
+    head.flag = <int32_t>get32(at + 9)
+    at += 21
+    while at < end:
+        if head.count == FIELDS_MAX:
+            return False
+        for part in range(2):
+            text = &fields[head.count].value if part else &fields[head.count].name
+            if end - at < (4 if part else 2):
+                return False
+            length = <int32_t>get32(at) if part else <int16_t>get16(at)
+            at += 4 if part else 2
+            if length < 1 or length > end - at:
+                return False
+            text.at = at
+            text.size = length
+            text.escaped = text.wide = False
+            for place in range(length):
+                if at[place] >= 0x80:
+                    text.wide = True
+                    break
+            at += length
+        if fields[head.count].name.wide:
+            return False
+        head.count += 1
+    return True
+
+
+cdef list _names = [None] * 1024
+
+
+cdef object name_of(Text* text):
+    """A short ASCII text as ``str``; those that were met before are the same object."""
+    cdef uint32_t place = 2166136261
+    cdef Py_ssize_t at, size
+    cdef const char* known
+    cdef object name
+    for at in range(text.size):
+        place = (place ^ text.at[at]) * 16777619
+    place &= 1023
+    name = _names[place]
+    if name is not None:
+        known = PyUnicode_AsUTF8AndSize(name, &size)
+        if size == text.size and memcmp(known, text.at, size) == 0:
+            return name
+    name = PyUnicode_DecodeASCII(<const char*>text.at, text.size, NULL)
+    if text.size <= NAME_MAX:
+        _names[place] = name
+    return name
+
+
+cdef int hex_digit(uint8_t letter) noexcept nogil:
+    if c'0' <= letter <= c'9':
+        return letter - c'0'
+    letter |= 0x20
+    return letter - c'a' + 10 if c'a' <= letter <= c'f' else -1
+
+
+cdef Py_ssize_t unescape(Text* text) noexcept nogil:
+    """Write ``text`` without its escapes into ``scratch``; its size, -1 for an escape of more than ASCII or none."""
+    cdef const uint8_t* at = text.at
+    cdef const uint8_t* end = at + text.size
+    cdef uint8_t* to = scratch
+    cdef uint8_t letter
+    cdef int high, low
+    while at < end:
+        letter = at[0]
+        at += 1
+        if letter != c'\\':
+            to[0] = letter
+            to += 1
+            continue
+        letter = at[0]
+        at += 1
+        if letter == c'u':
+            if end - at < 4 or at[0] != c'0' or at[1] != c'0':
+                return -1
+            high, low = hex_digit(at[2]), hex_digit(at[3])
+            if high < 0 or high > 7 or low < 0:
+                return -1
+            letter = high << 4 | low
+            at += 4
+        elif letter == c'n':
+            letter = 10
+        elif letter == c't':
+            letter = 9
+        elif letter == c'r':
+            letter = 13
+        elif letter == c'b':
+            letter = 8
+        elif letter == c'f':
+            letter = 12
+        elif letter != c'"' and letter != c'\\' and letter != c'/':
+            return -1
+        to[0] = letter
+        to += 1
+    return to - scratch
+
+
+cdef bytes utf8_of(Text* text):
+    """The decoded text as UTF-8, or None where only the plain decoder can tell what it is."""
+    cdef Py_ssize_t size = text.size
+    cdef bytes raw
+    if size > HEADER_MAX:
+        return None
+    if text.escaped:
+        size = unescape(text)
+        if size < 0:
+            return None
+        raw = PyBytes_FromStringAndSize(<const char*>scratch, size)
+    else:
+        raw = PyBytes_FromStringAndSize(<const char*>text.at, size)
+    if text.wide:
+        try:
+            PyUnicode_DecodeUTF8(PyBytes_AS_STRING(raw), size, NULL)
+        except UnicodeDecodeError:
+            return None
+    return raw
+
+
+cdef inline bint is_number(Text* text, int64_t* value, bint wide) noexcept nogil:
+    return read_number(text.at, text.size, value) and (wide or -0x80000000LL <= value[0] <= 0x7FFFFFFFLL)
+
+
+cdef inline int read_bool(Text* text) noexcept nogil:
+    """1, 0, or -1 for what is neither ``true`` nor ``false``."""
+    if is_word(text.at, text.size, b"true", 4):
+        return 1
+    return 0 if is_word(text.at, text.size, b"false", 5) else -1

@@ -1,0 +1,168 @@
+# Requests to pull, and the bodies of their replies. A part of _requests.pyx.
+
+
+@cython.no_gc
+@cython.final
+cdef class PullRequest(HotRequest):
+    """PULL_MESSAGE or LITE_PULL_MESSAGE."""
+
+    cdef object group
+    cdef object topic
+    cdef object subscription
+    cdef object expression_type
+    cdef int64_t numbers[7]
+
+
+cdef int pull_field(Text* name) noexcept nogil:
+    """Which field of a pull this is: 0 to 6 numbers, 7 and 8 required texts, 9 and 10 optional ones, -1 unknown."""
+    cdef const uint8_t* at = name.at
+    cdef Py_ssize_t size = name.size
+    if is_word(at, size, b"queueId", 7): return 0
+    if is_word(at, size, b"queueOffset", 11): return 1
+    if is_word(at, size, b"maxMsgNums", 10): return 2
+    if is_word(at, size, b"sysFlag", 7): return 3
+    if is_word(at, size, b"commitOffset", 12): return 4
+    if is_word(at, size, b"suspendTimeoutMillis", 20): return 5
+    if is_word(at, size, b"subVersion", 10): return 6
+    if is_word(at, size, b"consumerGroup", 13): return 7
+    if is_word(at, size, b"topic", 5): return 8
+    if is_word(at, size, b"subscription", 12): return 9
+    if is_word(at, size, b"expressionType", 14): return 10
+    return -1
+
+
+cdef PullRequest read_pull(Field* fields, int count):
+    """As :func:`read_send`."""
+    cdef Text* texts[11]
+    cdef int number, place
+    cdef PullRequest pull = PullRequest.__new__(PullRequest)
+    for place in range(11):
+        texts[place] = NULL
+    for number in range(count):
+        if fields[number].value.escaped or fields[number].value.wide:
+            return None
+        place = pull_field(&fields[number].name)
+        if place >= 0:
+            if texts[place] != NULL:
+                return None
+            texts[place] = &fields[number].value
+    for place in range(9):
+        if texts[place] == NULL:
+            return None
+    for place in range(7):
+        if not is_number(texts[place], &pull.numbers[place], place in (1, 4, 5, 6)):
+            return None
+    pull.group = name_of(texts[7])
+    pull.topic = name_of(texts[8])
+    pull.subscription = name_of(texts[9]) if texts[9] != NULL else None
+    pull.expression_type = name_of(texts[10]) if texts[10] != NULL else None
+    return pull
+
+
+def read_pull_header(request):
+    """See :func:`gantrymq.kernel.fast.plain_requests.read_pull_header`."""
+    cdef PullRequest pull
+    if type(request) is not PullRequest:
+        return plain.read_pull_header(request)
+    pull = request
+    return PullMessageHeader(
+        consumer_group=pull.group,
+        topic=pull.topic,
+        queue_id=pull.numbers[0],
+        queue_offset=pull.numbers[1],
+        max_msg_nums=pull.numbers[2],
+        sys_flag=pull.numbers[3],
+        commit_offset=pull.numbers[4],
+        suspend_timeout_millis=pull.numbers[5],
+        subscription=pull.subscription,
+        sub_version=pull.numbers[6],
+        expression_type=pull.expression_type,
+    )
+
+
+cdef struct Run:
+    const uint8_t* at
+    Py_ssize_t size
+
+
+cdef bint is_record(const uint8_t* at, int64_t size, int64_t offset) noexcept nogil:
+    """See :func:`gantrymq.kernel.record.is_intact`; ``size`` bytes are there."""
+    cdef int64_t body_at, end
+    cdef uint32_t bits, magic
+    if size < 88:
+        return False
+    magic = get32(at + 4)
+    bits = get32(at + 36)
+    body_at = 88 + (12 if bits & 0x10 else 0) + (12 if bits & 0x20 else 0)
+    if size < body_at or <int32_t>get32(at) != size or <int64_t>get64(at + 28) != offset:
+        return False
+    end = body_at + <int64_t>get32(at + body_at - 4)
+    return (
+        end < size and (magic == 0xDAA320A7u or magic == 0xDAA320ABu)
+        and crc32(at + body_at, end - body_at) & 0x7FFFFFFF == get32(at + 8)
+    )
+
+
+def gather(bytes entries, Py_ssize_t limit, int64_t max_bytes, int64_t oldest, matches, window, damaged):
+    """See :func:`gantrymq.kernel.fast.plain_requests.gather`."""
+    cdef const uint8_t* entry = <const uint8_t*>PyBytes_AS_STRING(entries)
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // 20, number, runs = 0, found = 0, scanned = 0, filled = 0
+    cdef int64_t at, size, total = 0, base = 0, end = 0
+    cdef bint removed = False
+    cdef const uint8_t[::1] view
+    cdef const uint8_t* data = NULL
+    cdef const uint8_t* record
+    cdef list windows = []
+    cdef bytes body
+    cdef Run* some
+    if PyBytes_GET_SIZE(entries) % 20:
+        return plain.gather(entries, limit, max_bytes, oldest, matches, window, damaged)
+    some = <Run*>PyMem_Malloc((min(count, limit) + 1) * sizeof(Run))
+    if some == NULL:
+        raise MemoryError
+    try:
+        for number in range(count):
+            at = <int64_t>get64(entry)
+            size = <int32_t>get32(entry + 8)
+            if found >= limit or (found and total + size > max_bytes):
+                break
+            scanned += 1
+            if size == FILLER_SIZE:
+                pass
+            elif at < oldest:
+                removed = True
+            elif matches is None or matches(<int64_t>get64(entry + 12)):
+                if size < 0 or at < base or at + size > end:
+                    memory = window(at, size)
+                    if memory is None or size < 0:
+                        entry += 20
+                        continue
+                    windows.append(memory)
+                    view = memory
+                    base, end = at, at + len(memory)
+                    data = &view[0] if len(memory) else <const uint8_t*>b""
+                record = data + (at - base)
+                if at + size > end or not is_record(record, size, at):
+                    damaged(at, size)
+                    # What was just quarantined is not to be read through the window of before.
+                    base = end = 0
+                    entry += 20
+                    continue
+                if runs and some[runs - 1].at + some[runs - 1].size == record:
+                    some[runs - 1].size += size
+                else:
+                    some[runs].at = record
+                    some[runs].size = size
+                    runs += 1
+                found += 1
+                total += size
+            entry += 20
+        if not found:
+            return [], scanned, removed
+        body = PyBytes_FromStringAndSize(NULL, total)
+        for number in range(runs):
+            memcpy(PyBytes_AS_STRING(body) + filled, some[number].at, some[number].size)
+            filled += some[number].size
+        return [body], scanned, removed
+    finally:
+        PyMem_Free(some)

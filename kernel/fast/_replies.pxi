@@ -1,0 +1,145 @@
+# Replies to stored messages, straight to bytes. A part of _requests.pyx.
+
+
+cdef class Output:
+    """Bytes that grow."""
+
+    cdef uint8_t* start
+    cdef Py_ssize_t size
+    cdef Py_ssize_t room
+
+    def __dealloc__(self):
+        PyMem_Free(self.start)
+
+    cdef uint8_t* reserve(self, Py_ssize_t more) except NULL:
+        """Where the next ``more`` bytes go."""
+        cdef void* moved
+        if self.size + more > self.room:
+            self.room = 2 * (self.size + more)
+            moved = PyMem_Realloc(self.start, self.room)
+            if moved == NULL:
+                raise MemoryError
+            self.start = <uint8_t*>moved
+        return self.start + self.size
+
+    cdef bytes take(self):
+        cdef bytes data = PyBytes_FromStringAndSize(<const char*>self.start, self.size)
+        self.size = 0
+        return data
+
+
+cdef inline uint8_t* put_bytes(uint8_t* at, bytes data) noexcept:
+    memcpy(at, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    return at + PyBytes_GET_SIZE(data)
+
+
+cdef inline uint8_t* put_number(uint8_t* at, int64_t value) noexcept nogil:
+    cdef uint8_t digits[20]
+    cdef int count = 0
+    cdef uint64_t rest = <uint64_t>value
+    if value < 0:
+        at[0] = c'-'
+        at += 1
+        rest = 0 - rest
+    while True:
+        digits[count] = c'0' + rest % 10
+        count += 1
+        rest = rest // 10
+        if rest == 0:
+            break
+    while count:
+        count -= 1
+        at[0] = digits[count]
+        at += 1
+    return at
+
+
+cdef inline uint8_t* put_hex(uint8_t* at, uint64_t value) noexcept nogil:
+    cdef int place
+    for place in range(16):
+        at[place] = b"0123456789ABCDEF"[(value >> (60 - 4 * place)) & 15]
+    return at + 16
+
+
+cdef inline uint8_t* put_name(uint8_t* at, const char* name, int size) noexcept nogil:
+    put16(at, size)
+    memcpy(at + 2, name, size)
+    return at + 2 + size
+
+
+cdef inline uint8_t* put_field_number(uint8_t* at, const char* name, int size, int64_t value) noexcept nogil:
+    cdef uint8_t* end
+    at = put_name(at, name, size)
+    end = put_number(at + 4, value)
+    put32(at, end - at - 4)
+    return end
+
+
+@cython.final
+cdef class Replies:
+    """The pieces of a reply form, and the replies of one connection so far."""
+
+    cdef bytes first, second, third, fourth, last, fixed, fields, id_prefix
+    cdef Py_ssize_t most
+    cdef Output output
+
+    def __cinit__(self, form):
+        (self.first, self.second, self.third, self.fourth, self.last), self.fixed, self.fields, self.id_prefix = form
+        self.most = sum(map(len, form.json)) + len(self.fixed) + len(self.fields) + len(self.id_prefix) + 256
+        self.output = Output()
+
+    cdef int add(self, SendRequest send, int64_t queue_id, int64_t queue_offset, int64_t offset) except -1:
+        cdef uint8_t* start = self.output.reserve(self.most)
+        cdef uint8_t* at = start + 8
+        cdef uint8_t* fields
+        if send.kind:
+            at = put_bytes(at, self.fixed)
+            put32(start + 8 + 5, <uint32_t>send.opaque)
+            put32(at, 0)
+            fields = at + 8
+            at = put_bytes(fields, self.fields)
+            at = put_name(at, b"msgId", 5)
+            put32(at, PyBytes_GET_SIZE(self.id_prefix) + 16)
+            at = put_hex(put_bytes(at + 4, self.id_prefix), <uint64_t>offset)
+            at = put_field_number(at, b"queueId", 7, queue_id)
+            at = put_field_number(at, b"queueOffset", 11, queue_offset)
+            put32(fields - 4, at - fields)
+        else:
+            at = put_bytes(put_hex(put_bytes(put_bytes(at, self.first), self.id_prefix), <uint64_t>offset), self.second)
+            at = put_bytes(put_number(at, queue_id), self.third)
+            at = put_bytes(put_number(at, queue_offset), self.fourth)
+            at = put_bytes(put_number(at, send.opaque), self.last)
+        put32(start, at - start - 4)
+        put32(start + 4, <uint32_t>send.kind << 24 | <uint32_t>(at - start - 8))
+        self.output.size += at - start
+        return 0
+
+
+def answer_sends(batch, form, other):
+    """See :func:`gantrymq.kernel.fast.plain_requests.answer_sends`."""
+    cdef list origins = batch.origins, statuses = batch.statuses, queue_ids = batch.queue_ids
+    cdef list queue_offsets = batch.queue_offsets, offsets = batch.offsets
+    cdef dict remarks = batch.remarks
+    cdef Py_ssize_t row = 0, count = len(origins)
+    cdef Replies replies = Replies(form)
+    cdef SendRequest send
+    cdef object connection = None
+    if not count == len(statuses) == len(queue_ids) == len(queue_offsets) == len(offsets):
+        return plain.answer_sends(batch, form, other)
+    while row < count:
+        if type(origins[row]) is SendRequest and statuses[row] == 0 and (not remarks or row not in remarks):
+            send = <SendRequest>origins[row]
+            if send.connection is not connection:
+                if replies.output.size:
+                    connection.send_bytes(replies.output.take())
+                connection = send.connection
+            if not (send.answered or send.flag & ONEWAY):
+                send.answered = True
+                replies.add(send, queue_ids[row], queue_offsets[row], offsets[row])
+            row += 1
+            continue
+        if replies.output.size:
+            connection.send_bytes(replies.output.take())
+        row = other(batch, row)
+    if replies.output.size:
+        connection.send_bytes(replies.output.take())
