@@ -16,7 +16,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
-from gantrymq.kernel.segments import Segments
+from gantrymq.kernel.segments import Segment, Segments
 from gantrymq.kernel.storeclock import StoreClock
 from gantrymq.remoting.codes import ResponseCode
 
@@ -336,9 +336,18 @@ class CommitLog:
 
     # ---------------------------------------------------------------------------------------------------- the ends
 
-    def delete_before(self, offset: int) -> int:
-        """Delete the files that end at or before ``offset``, never the one in use. Returns how many."""
-        return self.segments.delete_before(min(offset, self.end))
+    def detach_before(self, offset: int) -> list[Segment]:
+        """Let the log begin behind the files that end at or before ``offset``, never behind the one in use.
+
+        Nothing of them can be read any more; :meth:`discard` deletes them, which may take a worker thread a while.
+        """
+        detached = self.segments.detach_before(min(offset, self.end))
+        self.quarantine = [place for place in self.quarantine if place[1] > self.min_offset]
+        return detached
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that were detached. :class:`OSError` leaves the rest for the next start."""
+        self.segments.discard(detached)
 
     def close(self) -> None:
         """Close the files; what is not flushed stays with the operating system."""

@@ -256,7 +256,7 @@ class ConsumeQueue:
     # --------------------------------------------------------------------------------------------------- both ends
 
     def correct_min(self, log_min: int) -> None:
-        """Set ``min_offset`` to the first entry of a record at or behind ``log_min``; drop files before it."""
+        """Set ``min_offset`` to the first entry of a record at or behind ``log_min``."""
         low, high = self._low, self.max_offset
 
         def is_kept(unit: int) -> bool:
@@ -264,9 +264,12 @@ class ConsumeQueue:
             unit = self._next_real(unit, high)
             return unit == high or self._entry(unit)[0] >= log_min
 
-        unit = self.min_offset = self._next_real(self._first(low, high, is_kept), high)
+        self.min_offset = self._next_real(self._first(low, high, is_kept), high)
+
+    def drop_expired(self) -> None:
+        """Delete the files that lie before ``min_offset`` as a whole; for a worker thread."""
         with self._writing:
-            self._segments.delete_before(min(unit * UNIT, self._written))
+            self._segments.delete_before(min(self.min_offset * UNIT, self._written))
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """See :meth:`ConsumeQueues.truncate`."""

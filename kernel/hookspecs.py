@@ -135,6 +135,15 @@ def advertise(broker: Broker) -> dict[str, Any]:  # type: ignore[empty-body]
     """
 
 
+@hookspec
+def runtime_info(broker: Broker) -> dict[str, str] | None:
+    """What a plugin tells administrators of how the broker does.
+
+    When: rare, when ``mqadmin brokerStatus`` or its like asks. Returns texts by name; all plugins' are merged, the
+    later plugin's value of equal names stays. Errors: are logged, the part is missing. First user: stats.
+    """
+
+
 # ------------------------------------------------------------------------------------------------------------ run
 
 
@@ -201,4 +210,13 @@ def persist(broker: Broker) -> dict[str, bytes] | None:
     When: rare, every ``[broker] persist_interval`` and at the stop. Returns path to content, or None. A worker thread
     writes each file atomically and keeps the one before as ``.bak``; what cannot be written is tried again with the
     next round. Errors: are logged. First user: offsets.
+    """
+
+
+@hookspec
+def retention_floor(broker: Broker) -> int:  # type: ignore[empty-body]
+    """The lowest offset of the log that the plugin still needs.
+
+    When: rare, before files of the log are deleted; nothing at or behind the lowest answer is. Returns a log offset,
+    ``broker.log.end`` when it needs nothing. Errors: are logged, and nothing is deleted. First user: delay.
     """

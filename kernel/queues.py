@@ -189,6 +189,12 @@ class ConsumeQueues:
         """Let no queue begin with entries that lie before the log's first byte; files of such entries alone go."""
         for queue in self:
             queue.correct_min(log_min)
+            queue.drop_expired()
+
+    def drop_expired(self) -> None:
+        """Delete the files of entries that lie before their queue's ``min_offset``; for a worker thread."""
+        for queue in self:
+            queue.drop_expired()
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """Drop, in every queue, all from the first entry on that lies at or behind ``bound`` in the log.

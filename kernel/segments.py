@@ -259,17 +259,29 @@ class Segments:
             segment.unsynced = True
         self.sync()
 
-    def delete_before(self, offset: int) -> int:
-        """Delete the files that end at or before ``offset``, never the last one. Returns how many."""
-        count = 0
-        while len(self._segments) > 1 and self._segments[0].end <= offset:
-            segment = self._segments.pop(0)
+    def detach_before(self, offset: int) -> list[Segment]:
+        """Take the files that end at or before ``offset`` out of the row, never the last one; :meth:`discard` them.
+
+        Another thread may be reading: it goes on with the row that it has.
+        """
+        segments = self._segments
+        count = sum(segment.end <= offset for segment in segments[:-1])
+        self._segments = segments[count:]
+        return segments[:count]
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that were detached, the oldest first: after a crash what is left is a row without a gap."""
+        for segment in detached:
             segment.close()
             self._env.unlink(segment.path)
-            count += 1
-        if count:
+        if detached:
             self._env.sync_dir(self.folder)
-        return count
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files that end at or before ``offset``, never the last one. Returns how many."""
+        detached = self.detach_before(offset)
+        self.discard(detached)
+        return len(detached)
 
     def close(self) -> None:
         """Close all files."""

@@ -1,7 +1,7 @@
 """Deliver messages later: a message with a delay level (property DELAY) waits in the queue of its level.
 
 Slot: none.
-Hooks: before_append, configure, config_section, persist, register_services, stopping.
+Hooks: before_append, configure, config_section, persist, register_services, retention_floor, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before).
 Answers for RocketMQ's ``ScheduleMessageService`` and the part of ``CommitLog`` that puts messages there.
@@ -86,3 +86,8 @@ class DelayPlugin:
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
         """The file, if a level went on."""
         return None if self._delivery is None else self._positions.changes(self._delivery.safe())
+
+    @hookimpl
+    def retention_floor(self, broker: Broker) -> int:
+        """What waits is needed, however full the disk is."""
+        return broker.log.end if self._delivery is None else self._delivery.floor()

@@ -102,6 +102,16 @@ class Delivery:
             if self._store.queues.get(SCHEDULE_TOPIC, state.queue_id) is not None
         }
 
+    def floor(self) -> int:
+        """The log offset of the first message that is not certainly delivered; the log's end if there is none."""
+        floor = self._store.log.end
+        for level, unit in self.safe().items():
+            queue = self._store.queues.get(SCHEDULE_TOPIC, level - 1)
+            entry = b"" if queue is None else queue.entries(max(unit, queue.min_offset), 1)
+            if entry:
+                floor = min(floor, int.from_bytes(entry[:8], "big"))
+        return floor
+
     def turn(self) -> int:
         """Bring back one batch of each level that has something due. Returns the ms until the next turn, 0 for now."""
         return min(max(self._turn_of(state), 0) for state in self._states)

@@ -232,7 +232,7 @@ def test_only_what_is_in_the_log_can_be_read() -> None:
     for offset in (1, 88, 500):
         with pytest.raises((BadRecord, OutOfLog)):
             log.read_record(offset)
-    assert log.delete_before(1000) == 1
+    assert log.segments.delete_before(1000) == 1
     assert (log.min_offset, log.read_record(batch.offsets[4]).queue_offset) == (1000, 4)
     with pytest.raises(OutOfLog):
         log.read_record(0)

@@ -329,7 +329,7 @@ def test_expired_messages_do_not_take_the_numbers_of_their_queue_along() -> None
     store.flush_queues()
     append(store, 80, 130)
     commit(store)
-    store.log.delete_before(4 * FILE)
+    store.log.segments.delete_before(4 * FILE)
     store.flush_queues()
     for clean in (False, True):
         if clean:

@@ -1,0 +1,98 @@
+"""Delete old messages, and take no new ones when the disk is nearly full.
+
+Slot: none.
+Hooks: before_append, config_section, configure, register_services.
+Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day when it is looked for older
+ones, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
+messages go at any hour, above ``disk_force`` the oldest go whatever their age, above ``disk_full`` nothing is taken
+until the disk is below ``disk_force`` again; none of the three counts while ``enough_free`` is free. ``files_at_once``:
+files a round.
+Files: deletes those of ``commitlog/`` as a whole, and of ``consumequeue/`` what pointed there; never the file in use,
+and nothing that a plugin still needs (hook ``retention_floor``).
+Answers for RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.config import duration, number, size
+from gantrymq.kernel.services import Retention, Service
+from gantrymq.plugins.retention.clean import Cleaner
+from gantrymq.plugins.retention.policy import Rules
+from gantrymq.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+def _hours(text: str) -> frozenset[int]:
+    return frozenset(int(hour) for hour in text.split(";") if hour.strip())
+
+
+def _check_hours(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+    try:
+        hours = _hours(value)
+    except ValueError:
+        raise ValueError(f"must be hours of the day like '04' or '04;16', not {value!r}") from None
+    if not all(0 <= hour < 24 for hour in hours):
+        raise ValueError(f"an hour is 0 to 23, not {value!r}")
+
+
+@attrs.frozen
+class RetentionConfig:
+    """``[plugin.retention]``."""
+
+    keep: float = duration(default="72h")
+    at: str = attrs.field(default="04", validator=_check_hours)
+    check_interval: float = duration(default="10s")
+    disk_reclaim: int = number(75, 1, 100)
+    disk_force: int = number(85, 1, 100)
+    disk_full: int = number(90, 1, 100)
+    enough_free: int = size(default="16 GiB")
+    files_at_once: int = number(10, 1, 1000)
+
+    @property
+    def rules(self) -> Rules:
+        """The same in the policy's units."""
+        return Rules(
+            int(self.keep * 1000),
+            _hours(self.at),
+            self.disk_reclaim / 100,
+            self.disk_force / 100,
+            self.disk_full / 100,
+            self.enough_free,
+            self.files_at_once,
+        )
+
+
+class RetentionPlugin:
+    """Looks at the log's age and the disk, and refuses messages while that is full."""
+
+    name = "retention"
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        return "retention", RetentionConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        section = config.section(RetentionConfig)
+        self._cleaner = Cleaner(broker, section.rules, section.check_interval)
+        broker.services.provide(Retention, self._cleaner)
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        return [Service("retention", self._cleaner.run)]
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        reason = self._cleaner.full
+        if reason:
+            for row in batch.live:
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)

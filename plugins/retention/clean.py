@@ -1,0 +1,87 @@
+"""The service that looks each ten seconds, and what an administrator can ask of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.expiry import drop_before
+from gantrymq.kernel.record import BadRecord
+from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.retention")
+
+
+class Cleaner:
+    """Applies the rules to a broker's store. ``full`` is why no message is taken, empty while there is room."""
+
+    def __init__(self, broker: Broker, rules: Rules, interval_s: float) -> None:
+        self._broker = broker
+        self._rules = rules
+        self._interval_s = interval_s
+        self._asked = trio.Event()
+        self.full = ""
+
+    def delete_expired(self) -> None:
+        """Look now, whatever the hour: what is older than ``keep`` goes."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look(asked=self._asked.is_set())
+            if self._asked.is_set():
+                self._asked = trio.Event()
+            with trio.move_on_after(self._interval_s):
+                await self._asked.wait()
+
+    async def look(self, *, asked: bool = False) -> int:
+        """One round: judge the disk, delete what is to go. Returns the number of files of the log that went."""
+        broker, rules = self._broker, self._rules
+        try:
+            usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
+        except OSError as error:
+            log.warning("disk not measured", path=broker.root, error=str(error))
+            return 0
+        self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
+        now_ms = broker.env.wall_ms()
+        hour = datetime.fromtimestamp(now_ms / 1000).hour
+        offset = expired_before(self._files(), now_ms, hour, usage, rules, asked=asked)
+        return await drop_before(broker, offset) if offset else 0
+
+    def _judge(self, full: bool, ratio: float) -> None:
+        if full and not self.full:
+            log.error("disk nearly full, messages are refused", used_percent=round(ratio * 100))
+        elif self.full and not full:
+            log.info("disk has room again, messages are taken", used_percent=round(ratio * 100))
+        self.full = self._reason(ratio) if full else ""
+
+    def _reason(self, ratio: float) -> str:
+        rules = self._rules
+        return (
+            f"service not available now: {ratio:.0%} of the broker's disk is used, above {rules.full_ratio:.0%} "
+            f"nothing is taken until it is below {rules.force_ratio:.0%} (plugin.retention.disk_full)"
+        )
+
+    def _files(self) -> list[LogFile]:
+        """The files that may go, but for the last ones; the time of each is that of the first message behind it."""
+        segments = list(self._broker.log.segments)
+        files: list[LogFile] = []
+        for segment, following in pairwise(segments):
+            if len(files) == self._rules.files_at_once or following.base >= self._broker.log.end:
+                break
+            try:
+                newest = self._broker.log.read_record(following.base).store_timestamp
+            except (OutOfLog, CorruptRange, BadRecord):
+                # Its age cannot be told from there: it goes with the next file.
+                newest = self._broker.env.wall_ms()
+            files.append(LogFile(segment.base, segment.end, newest))
+        return files

@@ -1,0 +1,146 @@
+"""The plugin in a broker whose disk and clock a test sets: files go, queues follow, senders learn of a full disk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.env import DiskUsage, SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.services import Retention
+from gantrymq.plugins.retention.clean import Cleaner
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import pull, send
+
+pytestmark = pytest.mark.trio
+
+FILE = 8192
+GIB = 1 << 30
+ROOMY = DiskUsage(100 * GIB, 50 * GIB)
+
+
+class DiskEnv(SystemEnv):
+    """The real disk, with the sizes and the clock that a test gives."""
+
+    usage = ROOMY
+    ahead_ms = 0
+    error: OSError | None = None
+
+    def disk_usage(self, path: str) -> DiskUsage:
+        if self.error is not None:
+            raise self.error
+        return self.usage
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
+@asynccontextmanager
+async def filled(data: Path, env: DiskEnv, **settings: str) -> AsyncIterator[tuple[Broker, Channel, Cleaner]]:
+    """A broker with some files of messages; its own rounds are far apart, tests make theirs."""
+    given = {
+        "store.commit_log_file_bytes": str(FILE),
+        "store.queue_file_units": "20",
+        "plugin.retention.check_interval": "1h",
+        "plugin.retention.at": "",
+        "plugin.retention.enough_free": "1000 GiB",
+        **settings,
+    }
+    async with (
+        run_broker(make_broker(data, settings=given, env=env)) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        for _ in range(40):
+            assert (await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS
+        broker.store.flush_queues()
+        cleaner = broker.services.get(Retention)
+        assert isinstance(cleaner, Cleaner)
+        yield broker, channel, cleaner
+
+
+async def test_old_files_go_when_asked_and_queues_begin_with_what_is_left(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, channel, cleaner):
+        assert await cleaner.look(asked=True) == 0, "nothing is old"
+        env.ahead_ms = 73 * 3_600_000
+        assert await cleaner.look() == 0, "nobody asked"
+        gone = await cleaner.look(asked=True)
+        assert gone >= 4
+        assert broker.log.min_offset == gone * FILE
+        assert broker.log.segments.at(broker.log.end - 1) is not None, "the file in use stays"
+        queue = broker.queues.get("T", 0)
+        assert queue is not None
+        first = int.from_bytes(queue.entries(queue.min_offset, 1)[:8], "big")
+        assert first >= broker.log.min_offset
+        answer = await channel.call(pull("T", 0, 0))
+        assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+        assert answer.ext is not None
+        assert answer.ext["nextBeginOffset"] == str(queue.min_offset) != "0"
+        assert (await channel.call(pull("T", 0, queue.min_offset))).code == ResponseCode.SUCCESS
+    names = sorted(path.name for path in (tmp_path / "consumequeue" / "T" / "0").iterdir())
+    assert names[0] != "0" * 20, "files of the queue that pointed to nothing else are gone"
+    async with run_broker(make_broker(tmp_path, settings={"store.commit_log_file_bytes": str(FILE),
+                                                          "store.queue_file_units": "20"})) as again:  # fmt: skip
+        assert again.log.min_offset == gone * FILE
+
+
+async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_room(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "2"}) as (_, channel, cleaner):
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+        assert await cleaner.look() == 2, "however young they are"
+        answer = await channel.call(send("T", b"x"))
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert answer.remark is not None
+        assert "91% of the broker's disk is used" in answer.remark
+        env.usage = DiskUsage(100 * GIB, 12 * GIB)
+        await cleaner.look()
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SERVICE_NOT_AVAILABLE, "not yet"
+        env.usage = ROOMY
+        await cleaner.look()
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+        assert (await channel.call(pull("T", 0, 39))).code == ResponseCode.SUCCESS
+
+
+async def test_a_message_that_waits_for_its_time_is_not_deleted(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, channel, cleaner):
+        waiting = await channel.call(send("T", b"later", properties="DELAY\x0118"))
+        assert waiting.code == ResponseCode.SUCCESS
+        offset = broker.log.end - 1  # within its record
+        for _ in range(40):
+            await channel.call(send("T", b"x" * 1000))
+        env.usage = DiskUsage(100 * GIB, 1 * GIB)
+        for _ in range(5):
+            await cleaner.look()
+        assert FILE < broker.log.min_offset <= offset - offset % FILE
+
+
+async def test_a_disk_that_cannot_be_measured_deletes_nothing(tmp_path: Path) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (_, channel, cleaner):
+        env.error = OSError(5, "Input/output error")
+        assert await cleaner.look(asked=True) == 0
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+
+
+async def test_asking_wakes_the_service(tmp_path: Path) -> None:
+    async with filled(tmp_path, env := DiskEnv()) as (broker, _, cleaner):
+        env.ahead_ms = 73 * 3_600_000
+        cleaner.delete_expired()
+        with trio.fail_after(10):
+            while not broker.log.min_offset:
+                await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("hours", ["4am", "24", "-1"])
+async def test_hours_that_are_none_refuse_the_start(tmp_path: Path, hours: str) -> None:
+    with pytest.raises(StartError, match=r"plugin\.retention\.at"):
+        make_broker(tmp_path, settings={"plugin.retention.at": hours})
