@@ -9,7 +9,7 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-MODULES = ("kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build")
+MODULES = ("kernel/fast/_flusher", "kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build")
 PARTS = sorted(glob("kernel/fast/*.pxi"))
 
 

@@ -19,7 +19,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
 from gantrymq.kernel.config import Config
 from gantrymq.kernel.connection import Connection, encode_host
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.flushing import FlushStrategy
@@ -110,6 +110,11 @@ class Broker:
         self._acks.release(committed)
         if self._draining and not len(self._acks):
             self._drained.set()
+
+    @property
+    def waker(self) -> Waker:
+        """What :meth:`wake` uses."""
+        return self.sweep.waker
 
     def wake(self) -> None:
         """Run the next turn soon (a watermark moved); safe to call from any thread."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
 from gantrymq.kernel.segments import Segment, Segments
@@ -62,8 +62,8 @@ class CommitLog:
         self._next_offsets = next_offsets
         self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
         self._tail = (0, 0)
-        self._durable = (0, 0)
-        self._flushing = threading.Lock()
+        self._flusher = env.flusher()
+        self._followed: Segment | None = None
         self._zeroing = threading.Lock()
         self._zeroed = 0
         self._prepared_at = 0
@@ -86,12 +86,12 @@ class CommitLog:
     @property
     def durable(self) -> int:
         """The offset behind the last record that is certainly on the disk."""
-        return self._durable[0]
+        return self._flusher.durable
 
     @property
     def durable_mark(self) -> tuple[int, int]:
         """:attr:`durable` and the store timestamp (ms since 1970) of that record, of one moment."""
-        return self._durable
+        return self._flusher.durable_mark
 
     @property
     def last_timestamp(self) -> int:
@@ -104,7 +104,9 @@ class CommitLog:
 
     def opened_at(self, end: int, timestamp: int) -> None:
         """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
-        self._tail = self._durable = (end, timestamp)
+        self._tail = (end, timestamp)
+        self._flusher.start_at(end, timestamp)
+        self._followed = None
         self.clock.begin(timestamp)
         self._zeroed = self._prepared_at = end
 
@@ -119,6 +121,7 @@ class CommitLog:
             f"{doing} failed: {error}. Nothing more is acknowledged. Look after the disk, then start the broker again: "
             f"everything up to offset {self.durable} is safe"
         )
+        self._flusher.fail(error)
         log.error("log poisoned", doing=doing, error=str(error), durable=self.durable)
         return LogPoisoned(self._poison)
 
@@ -152,12 +155,16 @@ class CommitLog:
         if position > start:
             batch.end = position
             self._tail = (position, timestamp)
+            self._flusher.appended(position, timestamp)
 
     def _append_to_file(
         self, batch: AppendBatch, rows: range | list[int], index: int, position: int
     ) -> tuple[int, int]:
         """Write as many rows as the file at ``position`` takes. Returns the next index and position."""
         segment = self.segments.ensure(position)
+        if segment is not self._followed:
+            self._flusher.follow(segment.file)
+            self._followed = segment
         room = segment.end - position
         parts, next_index, end = encode_rows(batch, rows, index, position, room, self._next_offsets, self._layout)
         if next_index < len(rows):
@@ -254,23 +261,38 @@ class CommitLog:
                         raise
                     self._zeroed = start + size
         if self._zeroed > first:
-            segment.file.datasync()
+            self._flusher.sync(segment.file)
 
     def flush(self) -> int:
         """Bring everything that is written onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
-        with self._flushing:
-            self.check()
-            tail = self._tail
-            durable = self._durable[0]
-            if tail[0] > durable:
-                try:
-                    for segment in self.segments:
-                        if segment.end > durable and segment.base < tail[0]:
-                            segment.file.datasync()
-                except OSError as error:
-                    raise self.poison("flushing the commit log", error) from error
-                self._durable = tail
-            return self._durable[0]
+        self.check()
+        try:
+            return self._flusher.flush()
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def flush_when_asked(self, waker: Waker) -> None:
+        """For a thread: flush whenever :meth:`ask_flush` was called, wake after each, until :meth:`end_flushing`.
+
+        All that is appended while one flush runs is covered by the next; the last covers all. Raises
+        :class:`LogPoisoned`.
+        """
+        try:
+            self._flusher.run(waker)
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def ask_flush(self) -> None:
+        """Let the thread in :meth:`flush_when_asked` flush; never blocks."""
+        self._flusher.ask()
+
+    def end_flushing(self) -> None:
+        """Let :meth:`flush_when_asked` return when all is flushed."""
+        self._flusher.stop()
+
+    def _flush_failed(self, error: OSError) -> LogPoisoned:
+        self.check()  # another thread may have been told first, or something else failed
+        return self.poison("flushing the commit log", error)
 
     # ------------------------------------------------------------------------------------------------------- read
 

@@ -15,28 +15,17 @@ import random
 import shutil
 import threading
 import time
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from gantrymq.kernel.diskerrors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StoreInUse, StoreNotWritable, blame
 
+if TYPE_CHECKING:
+    from gantrymq.kernel.fast.plain_flusher import Flusher
+
 __all__ = [
-    "NO_DESCRIPTORS",
-    "NO_ROOM",
-    "DiskUsage",
-    "Env",
-    "EventWaker",
-    "File",
-    "Lock",
-    "NoRoom",
-    "StoreInUse",
-    "StoreNotWritable",
-    "SystemEnv",
-    "SystemFile",
-    "SystemLock",
-    "Waker",
-    "blame",
-    "environment",
-]
+    "NO_DESCRIPTORS", "NO_ROOM", "DiskUsage", "Env", "EventWaker", "File", "Lock", "NoRoom", "StoreInUse",
+    "StoreNotWritable", "SystemEnv", "SystemFile", "SystemLock", "Waker", "blame", "environment",
+]  # fmt: skip
 
 _VIEWED_MAX_BYTES = 32 * 1024 * 1024
 """How much of a file may be looked at through its map before the pages are given back."""
@@ -51,6 +40,9 @@ class DiskUsage(NamedTuple):
 
 class File(Protocol):
     """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
+
+    def fileno(self) -> int:
+        """The system's descriptor, -1 for what is no file of the system."""
 
     def size(self) -> int:
         """The file's size."""
@@ -151,6 +143,9 @@ class Env(Protocol):
 
     def waker(self) -> Waker: ...
 
+    def flusher(self) -> Flusher:
+        """What brings files of this environment onto the disk."""
+
 
 class SystemFile:
     """A :class:`File` of Linux."""
@@ -160,6 +155,9 @@ class SystemFile:
         self._map: mmap.mmap | None = None
         self._mapped = memoryview(b"")
         self._viewed = 0
+
+    def fileno(self) -> int:
+        return self._descriptor
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -386,6 +384,11 @@ class SystemEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
+
+    def flusher(self) -> Flusher:
+        from gantrymq.kernel.fast import Flusher as SystemFlusher  # which asks this module which of its twins to use
+
+        return SystemFlusher()
 
 
 def environment(name: str) -> str | None:

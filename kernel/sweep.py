@@ -64,8 +64,8 @@ class Sweep:
         self._connections_changed = connections_changed
         self._progress = progress
         self._epoll = select.epoll()
-        self._waker = env.waker()
-        self._epoll.register(self._waker.fileno(), select.EPOLLIN)
+        self.waker = env.waker()
+        self._epoll.register(self.waker.fileno(), select.EPOLLIN)
         self._listener: socket.socket | None = None
         self._accepting = False
         self._short = False
@@ -127,7 +127,7 @@ class Sweep:
             self.drop(connection, "the broker stops")
         self._report_changes()
         self._epoll.close()
-        self._waker.close()
+        self.waker.close()
 
     # --------------------------------------------------------------------------------------------------- running
 
@@ -138,13 +138,13 @@ class Sweep:
 
     def wake(self) -> None:
         """Let the next turn come soon; safe to call from any thread."""
-        self._waker.wake()
+        self.waker.wake()
 
     async def run(self, is_full: Callable[[], bool]) -> None:
         """Turn until cancelled. While ``is_full()`` nothing is received: only the waker brings the next turn."""
         while True:
             if is_full():
-                await trio.lowlevel.wait_readable(self._waker.fileno())
+                await trio.lowlevel.wait_readable(self.waker.fileno())
             else:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
             leave_at = self._env.monotonic() + STAY_S
@@ -161,11 +161,11 @@ class Sweep:
         self._now = now = self._env.monotonic()
         requests: list[Request] = []
         budget = self._limits.sweep_bytes if receive else 0
-        waker = self._waker.fileno()
+        waker = self.waker.fileno()
         listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
         for descriptor, event in events:
             if descriptor == waker:
-                self._waker.drain()
+                self.waker.drain()
             elif descriptor == listener:
                 self._accept(now)
             else:
@@ -235,7 +235,7 @@ class Sweep:
         connection.ended()
         self._changes.closed.append(connection)
         if not self._in_turn:
-            self._waker.wake()
+            self.waker.wake()
 
     def check_deadlines(self) -> None:
         """Close who is idle for too long, takes too long over one frame, or fills the memory; accept again after a

@@ -10,6 +10,7 @@ import random
 from typing import Any
 
 from gantrymq.kernel.env import DiskUsage, EventWaker, File, Lock, StoreInUse, Waker
+from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.testing.faultenv import FaultEnv, FaultFile
 
 __all__ = ["FaultEnv", "FaultFile", "MemoryEnv", "MemoryFile"]
@@ -83,6 +84,9 @@ class MemoryFile:
     def __init__(self, env: MemoryEnv, inode: _Inode) -> None:
         self._env = env
         self._inode = inode
+
+    def fileno(self) -> int:
+        return -1
 
     def size(self) -> int:
         return len(self._inode.data)
@@ -310,6 +314,9 @@ class MemoryEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
+
+    def flusher(self) -> Flusher:
+        return Flusher()
 
 
 def _apply(names: dict[str, _Inode], change: tuple[str | None, str | None, _Inode]) -> None:

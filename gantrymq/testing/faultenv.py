@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.fast.plain_flusher import Flusher
 
 
 class FaultEnv:
@@ -67,6 +68,10 @@ class FaultEnv:
             self.enter("open")
         return FaultFile(self, self.env.open(path, create))
 
+    def flusher(self) -> Flusher:
+        """One that comes by this environment's files."""
+        return Flusher()
+
     def mkdirs(self, path: str) -> None:
         self.enter("mkdirs")
         self.env.mkdirs(path)
@@ -101,6 +106,9 @@ class FaultFile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+    def fileno(self) -> int:
+        return -1
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if self._env.is_due("pwrite"):

@@ -14,16 +14,20 @@ from gantrymq.kernel.fast.plain_requests import reply_form
 
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
+    from gantrymq.kernel.fast import plain_flusher as flusher
     from gantrymq.kernel.fast import plain_requests as requests
 else:
     try:
+        from gantrymq.kernel.fast import _flusher as flusher
         from gantrymq.kernel.fast import _records as records
         from gantrymq.kernel.fast import _requests as requests
     except ImportError:
         from gantrymq.kernel.fast import plain as records
+        from gantrymq.kernel.fast import plain_flusher as flusher
         from gantrymq.kernel.fast import plain_requests as requests
 
 KIND = records.KIND
+Flusher = flusher.Flusher
 encode_rows = records.encode_rows
 next_entries = records.next_entries
 rows_by_queue = records.rows_by_queue
@@ -37,6 +41,6 @@ read_pull_header = requests.read_pull_header
 read_requests = requests.read_requests
 
 __all__ = [
-    "KIND", "Layout", "Stop", "add_sends", "answer_sends", "encode_rows", "gather", "next_entries", "read_pull_header",
-    "read_requests", "reply_form", "rows_by_queue", "scan", "tag_code", "tag_codes",
+    "KIND", "Flusher", "Layout", "Stop", "add_sends", "answer_sends", "encode_rows", "gather", "next_entries",
+    "read_pull_header", "read_requests", "reply_form", "rows_by_queue", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

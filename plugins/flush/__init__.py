@@ -59,7 +59,7 @@ class FlushPlugin:
     @hookimpl
     def make_flush_strategy(self, log: CommitLog) -> FlushStrategy:
         if self._config.mode == "sync":
-            return GroupCommit(log, self._broker.wake)
+            return GroupCommit(log, self._broker.waker)
         _warn(self._config)
         return IntervalFlush(log, self._config.interval, self._config.least_bytes, self._config.thorough_interval)
 

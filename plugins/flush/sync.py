@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import trio
 
 from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.env import Waker
 from gantrymq.remoting.codes import ResponseCode
 
 
 class GroupCommit:
-    """Flushes as soon as there is something to flush; ``wake`` tells the sweep that the watermark moved."""
+    """Flushes as soon as there is something to flush; ``waker`` tells the sweep that the watermark moved."""
 
-    def __init__(self, log: CommitLog, wake: Callable[[], None]) -> None:
+    def __init__(self, log: CommitLog, waker: Waker) -> None:
         self._log = log
-        self._wake = wake
-        self._work = threading.Event()
-        self._stopping = False
+        self._waker = waker
 
     def appended(self, end: int) -> None:
         """Wake the flusher; it looks at the log's end itself."""
-        self._work.set()
+        self._log.ask_flush()
 
     async def run(self) -> None:
         """Flush until cancelled; the thread's last round covers all that was appended."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trio.to_thread.run_sync, self._flush_all)
+            nursery.start_soon(trio.to_thread.run_sync, self._log.flush_when_asked, self._waker)
             try:
                 await trio.sleep_forever()
             finally:
-                self._stopping = True
-                self._work.set()
-
-    def _flush_all(self) -> None:
-        log = self._log
-        while True:
-            self._work.wait()
-            self._work.clear()
-            while log.durable < log.end:
-                log.flush()
-                self._wake()
-            if self._stopping:
-                return
+                self._log.end_flushing()
 
 
 class DurableGate:

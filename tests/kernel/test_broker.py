@@ -18,6 +18,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.env import File, StoreInUse, SystemEnv
 from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -51,6 +52,9 @@ class WatchedEnv(SystemEnv):
         if "/commitlog/" in path or "/staging/" in path:
             return WatchedFile(file, lambda: self.before_datasync())  # type: ignore[return-value]
         return file
+
+    def flusher(self) -> Flusher:
+        return Flusher()  # the one that comes by the files
 
 
 def send(body: bytes, *, wait: bool = True) -> Command:

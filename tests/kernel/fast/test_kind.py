@@ -24,7 +24,9 @@ def test_the_plain_twin_runs_when_it_is_asked_for() -> None:
 
 
 def test_the_compiled_twin_runs_where_it_was_built() -> None:
-    built = all(importlib.util.find_spec(f"gantrymq.kernel.fast.{name}") for name in ("_records", "_requests"))
+    built = all(
+        importlib.util.find_spec(f"gantrymq.kernel.fast.{name}") for name in ("_flusher", "_records", "_requests")
+    )
     assert kind() == ("compiled" if built else "plain")
 
 

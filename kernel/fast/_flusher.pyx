@@ -1,0 +1,233 @@
+# cython: language_level=3
+"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_flusher`: its thread never takes Python's global lock.
+
+Two threads that hand that lock to each other pay for it twice a flush, and the sweep waits for it in the middle of a
+turn. So nothing here calls Python between one flush and the next: a mutex, a condition, fdatasync, an eventfd.
+"""
+
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
+from libc.errno cimport EINTR, EIO, errno
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy, memmove
+
+import os
+
+cdef extern from "pthread.h" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_cond_init(pthread_cond_t*, void*)
+    int pthread_cond_destroy(pthread_cond_t*)
+    int pthread_cond_wait(pthread_cond_t*, pthread_mutex_t*)
+    int pthread_cond_signal(pthread_cond_t*)
+
+cdef extern from "unistd.h" nogil:
+    int fdatasync(int)
+    Py_ssize_t write(int, const void*, size_t)
+
+
+cdef int sync_descriptor(int descriptor) noexcept nogil:
+    """0, or the error's number. Interrupted by a signal is no failure: nothing was tried yet."""
+    while fdatasync(descriptor):
+        if errno != EINTR:
+            return errno
+    return 0
+
+
+cdef class Flusher:
+    """See the plain twin. Files must be the system's: what counts of them is ``fileno()``."""
+
+    # ``guard`` is held for moments, also with the global lock held; ``syncing`` for a whole sync, never with it.
+    cdef pthread_mutex_t guard
+    cdef pthread_mutex_t syncing
+    cdef pthread_cond_t work
+    cdef int64_t end
+    cdef int64_t timestamp
+    cdef int64_t durable_end
+    cdef int64_t durable_timestamp
+    cdef int* descriptors
+    cdef int* flushed
+    cdef Py_ssize_t count
+    cdef Py_ssize_t room
+    cdef bint asked
+    cdef bint idle
+    cdef bint stopping
+    cdef int failure
+
+    def __cinit__(self):
+        self.room = 4
+        self.descriptors = <int*>PyMem_RawMalloc(self.room * sizeof(int))
+        self.flushed = <int*>PyMem_RawMalloc(self.room * sizeof(int))
+        if self.descriptors == NULL or self.flushed == NULL:
+            raise MemoryError
+        pthread_mutex_init(&self.guard, NULL)
+        pthread_mutex_init(&self.syncing, NULL)
+        pthread_cond_init(&self.work, NULL)
+
+    def __dealloc__(self):
+        pthread_cond_destroy(&self.work)
+        pthread_mutex_destroy(&self.syncing)
+        pthread_mutex_destroy(&self.guard)
+        PyMem_RawFree(self.descriptors)
+        PyMem_RawFree(self.flushed)
+
+    @property
+    def durable(self):
+        cdef int64_t end
+        pthread_mutex_lock(&self.guard)
+        end = self.durable_end
+        pthread_mutex_unlock(&self.guard)
+        return end
+
+    @property
+    def durable_mark(self):
+        cdef int64_t end, timestamp
+        pthread_mutex_lock(&self.guard)
+        end, timestamp = self.durable_end, self.durable_timestamp
+        pthread_mutex_unlock(&self.guard)
+        return end, timestamp
+
+    def start_at(self, int64_t end, int64_t timestamp):
+        pthread_mutex_lock(&self.guard)
+        self.end = self.durable_end = end
+        self.timestamp = self.durable_timestamp = timestamp
+        self.count = 0
+        pthread_mutex_unlock(&self.guard)
+
+    def follow(self, file):
+        cdef int descriptor = file.fileno()
+        cdef int* grown
+        with nogil:
+            # The list that a flush works on has as much room, so it grows between two of them.
+            pthread_mutex_lock(&self.guard)
+            if self.count == self.room:
+                pthread_mutex_unlock(&self.guard)
+                pthread_mutex_lock(&self.syncing)
+                pthread_mutex_lock(&self.guard)
+                grown = <int*>PyMem_RawRealloc(self.flushed, 2 * self.room * sizeof(int))
+                if grown != NULL:
+                    self.flushed = grown
+                    grown = <int*>PyMem_RawRealloc(self.descriptors, 2 * self.room * sizeof(int))
+                if grown != NULL:
+                    self.descriptors = grown
+                    self.room *= 2
+                pthread_mutex_unlock(&self.syncing)
+            if self.count < self.room:
+                self.descriptors[self.count] = descriptor
+                self.count += 1
+                descriptor = -1
+            pthread_mutex_unlock(&self.guard)
+        if descriptor >= 0:
+            raise MemoryError
+
+    def appended(self, int64_t end, int64_t timestamp):
+        pthread_mutex_lock(&self.guard)
+        self.end = end
+        self.timestamp = timestamp
+        pthread_mutex_unlock(&self.guard)
+
+    def flush(self):
+        cdef int failed
+        with nogil:
+            failed = self.flush_all()
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        return self.durable
+
+    def sync(self, file):
+        cdef int descriptor = file.fileno(), failed
+        with nogil:
+            pthread_mutex_lock(&self.syncing)
+            failed = self.failure or sync_descriptor(descriptor)
+            if failed:
+                self.note(failed)
+            pthread_mutex_unlock(&self.syncing)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+
+    def ask(self):
+        self.set_work()
+
+    def run(self, waker):
+        cdef int descriptor = waker.fileno(), failed
+        with nogil:
+            failed = self.run_on(descriptor)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+
+    def stop(self):
+        self.stopping = True
+        self.set_work()
+
+    def fail(self, error):
+        self.note(error.errno or EIO)
+        self.set_work()
+
+    cdef void set_work(self) noexcept nogil:
+        pthread_mutex_lock(&self.guard)
+        self.asked = True
+        if self.idle:  # else it will look before it waits, and the call into the system is saved
+            self.idle = False
+            pthread_cond_signal(&self.work)
+        pthread_mutex_unlock(&self.guard)
+
+    cdef void note(self, int failed) noexcept nogil:
+        pthread_mutex_lock(&self.guard)
+        if not self.failure:
+            self.failure = failed
+        pthread_mutex_unlock(&self.guard)
+
+    cdef int flush_all(self) noexcept nogil:
+        cdef int failed = 0
+        cdef int64_t end, timestamp
+        cdef Py_ssize_t count, number
+        pthread_mutex_lock(&self.syncing)
+        pthread_mutex_lock(&self.guard)
+        end, timestamp, count = self.end, self.timestamp, self.count
+        memcpy(self.flushed, self.descriptors, count * sizeof(int))
+        failed = self.failure
+        if end <= self.durable_end:
+            count = 0
+        pthread_mutex_unlock(&self.guard)
+        for number in range(count):
+            if not failed:
+                failed = sync_descriptor(self.flushed[number])
+        if failed:
+            self.note(failed)
+        else:
+            pthread_mutex_lock(&self.guard)
+            if not self.failure and end > self.durable_end:
+                self.durable_end, self.durable_timestamp = end, timestamp
+                if count > 1:  # the last one may hold more by now
+                    self.count -= count - 1
+                    memmove(self.descriptors, self.descriptors + count - 1, self.count * sizeof(int))
+            failed = self.failure
+            pthread_mutex_unlock(&self.guard)
+        pthread_mutex_unlock(&self.syncing)
+        return failed
+
+    cdef int run_on(self, int waker) noexcept nogil:
+        cdef int failed
+        cdef bint stopping, more
+        cdef uint64_t one = 1
+        while True:
+            pthread_mutex_lock(&self.guard)
+            while not self.asked:
+                self.idle = True
+                pthread_cond_wait(&self.work, &self.guard)
+            self.idle = self.asked = False
+            stopping, failed, more = self.stopping, self.failure, self.end > self.durable_end
+            pthread_mutex_unlock(&self.guard)
+            while more and not failed:
+                failed = self.flush_all()
+                write(waker, &one, sizeof(one))
+                pthread_mutex_lock(&self.guard)
+                more = self.end > self.durable_end
+                pthread_mutex_unlock(&self.guard)
+            if failed or stopping:
+                return failed

@@ -1,0 +1,186 @@
+"""Both twins of the flusher make durable what was appended, in order, and nothing any more after a failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from gantrymq.kernel.env import File, SystemEnv, SystemFile
+from gantrymq.kernel.fast import plain_flusher
+
+TWINS: dict[str, type[plain_flusher.Flusher]] = {"plain": plain_flusher.Flusher}
+try:
+    from gantrymq.kernel.fast import _flusher
+
+    TWINS["compiled"] = _flusher.Flusher  # type: ignore[assignment]
+except ImportError:
+    TWINS["compiled"] = None  # type: ignore[assignment]
+
+
+@pytest.fixture(params=TWINS)
+def flusher(request: pytest.FixtureRequest) -> plain_flusher.Flusher:
+    twin = TWINS[request.param]
+    if twin is None:
+        pytest.skip("the extension is not built")
+    return twin()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[list[File]]:
+    opened = [SystemEnv().open(f"{tmp_path}/{number}", create=True) for number in range(9)]
+    yield opened
+    for file in opened:
+        file.close()
+
+
+@pytest.fixture
+def unsyncable() -> Iterator[File]:
+    """What the system refuses to sync (EINVAL): the end of a pipe."""
+    read, write = os.pipe()
+    yield SystemFile(read)
+    os.close(read)
+    os.close(write)
+
+
+@attrs.define
+class Life:
+    """A flusher whose thread runs, until :meth:`end`."""
+
+    flusher: plain_flusher.Flusher
+    waker: Any = attrs.field(factory=lambda: SystemEnv().waker())
+    error: OSError | None = None
+    thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.flusher.run(self.waker)
+        except OSError as error:
+            self.error = error
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Looks again each time the flusher has woken us."""
+        while not condition():
+            os.set_blocking(self.waker.fileno(), True)
+            os.eventfd_read(self.waker.fileno())
+
+    def end(self) -> None:
+        self.flusher.stop()
+        self.joined()
+
+    def joined(self) -> None:
+        assert self.thread is not None
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.waker.close()
+
+
+def test_what_was_appended_is_durable_after_a_flush(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    flusher.start_at(100, 7)
+    assert (flusher.durable, flusher.durable_mark, flusher.flush()) == (100, (100, 7), 100)
+    flusher.follow(files[0])
+    flusher.appended(250, 9)
+    assert flusher.durable == 100
+    assert flusher.flush() == 250
+    assert (flusher.durable, flusher.durable_mark) == (250, (250, 9))
+
+
+def test_every_file_that_holds_something_new_is_synced(
+    flusher: plain_flusher.Flusher, files: list[File], unsyncable: File
+) -> None:
+    for file in files:
+        flusher.follow(file)
+    flusher.appended(10, 1)
+    assert flusher.flush() == 10
+    flusher.follow(unsyncable)
+    for file in files:
+        flusher.follow(file)
+    flusher.appended(20, 2)
+    with pytest.raises(OSError, match="Invalid argument"):
+        flusher.flush()
+    assert flusher.durable_mark == (10, 1)
+
+
+def test_a_file_that_was_left_is_not_synced_again(
+    flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path
+) -> None:
+    flusher.follow(files[0])
+    flusher.appended(10, 1)
+    flusher.follow(files[1])
+    flusher.appended(20, 2)
+    flusher.flush()
+    read, write = os.pipe()
+    left = files[0].fileno()
+    os.dup2(read, left)  # to sync what is there now would fail
+    flusher.appended(30, 3)
+    assert flusher.flush() == 30
+    os.close(read)
+    os.close(write)
+
+
+def test_after_a_failure_nothing_is_tried_and_nothing_becomes_durable(
+    flusher: plain_flusher.Flusher, files: list[File], unsyncable: File
+) -> None:
+    flusher.follow(files[0])
+    with pytest.raises(OSError, match="Invalid argument"):
+        flusher.sync(unsyncable)
+    flusher.appended(10, 1)
+    for call in (flusher.flush, lambda: flusher.sync(files[0]), lambda: flusher.run(SystemEnv().waker())):
+        flusher.ask()
+        with pytest.raises(OSError, match="Invalid argument") as caught:
+            call()
+        assert caught.value.errno == errno.EINVAL
+    assert flusher.durable == 0
+
+
+def test_the_thread_flushes_when_it_is_asked_and_wakes(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    life = Life(flusher)
+    flusher.follow(files[0])
+    life.begin()
+    for end in range(10, 1000, 10):
+        flusher.appended(end, end)
+        flusher.ask()
+        life.until(lambda wanted=end: flusher.durable == wanted)  # type: ignore[misc]
+    life.end()
+    assert life.error is None
+
+
+def test_the_threads_last_round_covers_everything(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    life = Life(flusher)
+    flusher.follow(files[0])
+    life.begin()
+    flusher.appended(10, 1)
+    life.end()
+    assert (life.error, flusher.durable) == (None, 10)
+
+
+def test_a_failure_elsewhere_ends_the_thread(flusher: plain_flusher.Flusher, files: list[File]) -> None:
+    life = Life(flusher)
+    flusher.follow(files[0])
+    life.begin()
+    flusher.appended(10, 1)
+    flusher.fail(OSError(errno.ENOSPC, "full"))
+    life.joined()
+    assert life.error is not None
+    assert (life.error.errno, flusher.durable) == (errno.ENOSPC, 0)
+
+
+def test_a_failed_flush_ends_the_thread(flusher: plain_flusher.Flusher, unsyncable: File) -> None:
+    life = Life(flusher)
+    flusher.follow(unsyncable)
+    life.begin()
+    flusher.appended(10, 1)
+    flusher.ask()
+    life.joined()
+    assert life.error is not None
+    assert (life.error.errno, flusher.durable) == (errno.EINVAL, 0)
