@@ -158,11 +158,11 @@ def gather(bytes entries, Py_ssize_t limit, int64_t max_bytes, int64_t oldest, m
                 total += size
             entry += 20
         if not found:
-            return [], scanned, removed
+            return [], scanned, removed, 0
         body = PyBytes_FromStringAndSize(NULL, total)
         for number in range(runs):
             memcpy(PyBytes_AS_STRING(body) + filled, some[number].at, some[number].size)
             filled += some[number].size
-        return [body], scanned, removed
+        return [body], scanned, removed, found
     finally:
         PyMem_Free(some)

@@ -91,12 +91,13 @@ def gather(
     matches: Callable[[int], bool] | None,
     window: Window,
     damaged: Callable[[int, int], None],
-) -> tuple[list[bytes | memoryview], int, bool]:
+) -> tuple[list[bytes | memoryview], int, bool, int]:
     """The records of these queue entries that ``matches`` lets through: up to ``limit``, up to ``max_bytes`` but one.
 
     ``window(offset, size)`` gives the log from that offset on, the record at least, or None when it cannot be read.
     What is no record (see :func:`is_intact`) is told to ``damaged(offset, size)`` and left out.
-    Returns what makes the body, how many entries were looked at, and whether one lay before ``oldest``.
+    Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and how many records
+    there are.
     """
     parts: list[bytes | memoryview] = []
     total = 0
@@ -120,4 +121,4 @@ def gather(
                 total += size
             else:
                 damaged(at, size)
-    return parts, scanned, removed
+    return parts, scanned, removed, len(parts)

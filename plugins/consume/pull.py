@@ -11,7 +11,7 @@ from gantrymq.kernel.batch import Pull, PullBatch
 from gantrymq.kernel.fast import read_pull_header
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, TopicTable
+from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.plugins.consume.read import PullResult, PullStatus, read_queue
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -45,6 +45,7 @@ class PullProcessor:
         self._consumers = broker.services.get(ConsumerGroups)
         self._offsets = broker.services.get(ConsumerOffsets)
         self._hold = broker.manager.hook.hold_pulls
+        self._statistics = broker.services.find(Statistics)
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
 
     def handle(self, requests: list[Request]) -> None:
@@ -174,6 +175,8 @@ class PullProcessor:
         return True
 
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
+        if self._statistics is not None:
+            self._statistics.pulled(pull.group, pull.topic, pull.queue_id, result.messages, len(result.body))
         fields = {
             "suggestWhichBrokerId": "0",
             "nextBeginOffset": str(result.next_offset),

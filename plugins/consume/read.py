@@ -57,6 +57,7 @@ class PullResult:
     min_offset: int
     max_offset: int
     body: bytes = b""
+    messages: int = 0
 
     def code(self, asked: int) -> int:
         """The response code. In a queue without messages only offset 0 is right: any other one has moved."""
@@ -121,11 +122,12 @@ def _gather(
     parts: list[bytes | memoryview]
     if isinstance(wanted, RecordFilter):
         parts, scanned, removed = select_records(entries, limit, max_bytes, oldest, wanted, window, damaged)
+        messages = len(parts)
     else:
         matches = None if wanted.matches_all else wanted.matches
-        parts, scanned, removed = gather(entries, limit, max_bytes, oldest, matches, window, damaged)
+        parts, scanned, removed, messages = gather(entries, limit, max_bytes, oldest, matches, window, damaged)
     low, high = bounds
     if parts:
-        return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts))
+        return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts), messages)
     status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
     return PullResult(status, offset + scanned, low, high)
