@@ -31,6 +31,7 @@ from gantrymq.kernel.requests import RequestTable
 from gantrymq.kernel.services import Service, Services
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.kernel.sweep import Sweep
+from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import format_address, parse_address
 
 log = structlog.get_logger("gantrymq.broker")
@@ -158,6 +159,11 @@ class Broker:
 
     async def _serve(self, task_status: trio.TaskStatus[Broker]) -> None:
         self._register()
+        watchdog = Watchdog(self.manager, self.config.broker.watchdog)
+        with watchdog.watching():
+            await self._serve_watched(task_status)
+
+    async def _serve_watched(self, task_status: trio.TaskStatus[Broker]) -> None:
         async with trio.open_nursery() as services:
             services.start_soon(self._strategy.run)
             services.start_soon(watch_deadlines, self, self.sweep, self._acks)

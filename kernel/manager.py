@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
 from traceback import walk_tb
+from types import FrameType
 from typing import Any
 
 import attrs
@@ -103,6 +104,18 @@ class PluginManager:
         }
         codes = (frame.f_code for frame, _ in walk_tb(error.__traceback__))
         return next((owners[code] for code in codes if code in owners), "?")
+
+    def owner_of(self, frame: FrameType) -> str | None:
+        """The name of the plugin whose code runs in ``frame``; None for what is no plugin's."""
+        module = frame.f_globals.get("__name__", "")
+        for info in self.plugins:
+            home = type(info.plugin).__module__
+            if module == home or module.startswith(f"{home}."):
+                return info.name
+            codes = (getattr(getattr(info.plugin, hook), "__code__", None) for hook in info.hooks)
+            if frame.f_code in codes:
+                return info.name
+        return None
 
     def _inspect(self, origin: str, plugin: Any) -> PluginInfo:
         name = getattr(plugin, "name", None)

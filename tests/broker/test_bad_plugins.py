@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -259,3 +260,29 @@ async def test_a_processor_that_hangs_keeps_nobody_else_waiting_and_does_not_hol
                     assert (await call(channel, Command(RequestCode.GET_ALL_TOPIC_CONFIG))).code == 0
                 assert (await call(channel, send("T", b"x"))).code == 0
     await store_works(tmp_path, [b"x"])
+
+
+@pytest.mark.trio
+async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callable[..., str], tmp_path: Path) -> None:
+    blocking, seen = threading.Event(), threading.Event()
+
+    def block(batch: object) -> None:
+        blocking.wait(10)
+
+    def watch(logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        if event["event"] == "loop blocked":
+            told.append(event)
+            blocking.set()
+        if event["event"] == "loop turns again":
+            seen.set()
+        raise structlog.DropEvent
+
+    told: list[dict[str, Any]] = []
+    enable = [bad("before_append", ("batch",), block)]
+    structlog.configure(processors=[watch])
+    async with run_broker(make_broker(tmp_path, enable=enable, settings={"broker.watchdog": "20ms"})) as broker:
+        async with open_channel(broker.address) as channel:
+            assert (await call(channel, send("T", b"x"))).code == 0
+        assert await trio.to_thread.run_sync(seen.wait, 10)
+    assert told[0]["plugin"] == "bad"
+    assert any("test_bad_plugins" in place for place in told[0]["where"])
