@@ -128,15 +128,25 @@ class Follower:
         """Put what lies between the index's position and ``target``, or as much of it as one step may read."""
         index, commit_log = self._index, self._broker.log
         index.skip_to(commit_log.min_offset)
+        enough = index.position + self._config.catch_up_bytes // STEPS_A_SECOND
+        if self._put_until(target, enough, _SCAN_ROWS):
+            return
+        # Damage: one by one the records before it, then on from the next that is whole.
+        self._put_until(target, target, 1)
+        found = find_record(commit_log.segments, index.position + 1)
+        after = target if found is None else min(found[0], target)
+        log.error("damaged records have no place in the index", start=index.position, end=after)
+        index.skip_to(after)
+
+    def _put_until(self, target: int, enough: int, rows: int) -> bool:
+        """Put records up to ``target``, or ``enough`` of them; False where the log is damaged."""
+        index = self._index
         before = index.position
-        enough = before + self._config.catch_up_bytes // STEPS_A_SECOND
         try:
-            for batch in commit_log.scan(before, target, rows=_SCAN_ROWS):
+            for batch in self._broker.log.scan(before, target, rows=rows):
                 index.put(batch)
                 if batch.end >= enough:
                     break
-        except CorruptRange as error:
-            log.error("damaged records have no place in the index", error=str(error))
-        if index.position == before:
-            found = find_record(commit_log.segments, before + 1)
-            index.skip_to(target if found is None else min(found[0], target))
+        except CorruptRange:
+            return False
+        return index.position > before
