@@ -12,6 +12,11 @@ from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, Stop
 from gantrymq.kernel.fast.plain_requests import reply_form
 
+_STALE = (
+    "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
+    "`python setup.py build_ext --inplace`), or set GANTRYMQ_PURE=1 to do without them"
+)
+
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
     from gantrymq.kernel.fast import plain_flusher as flusher
@@ -21,24 +26,32 @@ else:
         from gantrymq.kernel.fast import _flusher as flusher
         from gantrymq.kernel.fast import _records as records
         from gantrymq.kernel.fast import _requests as requests
-    except ImportError:
+    except ImportError as error:
+        if error.name != __name__ and not str(error.name).startswith(f"{__name__}._"):
+            # They are there, but miss something of ours.
+            raise ImportError(_STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher
         from gantrymq.kernel.fast import plain_requests as requests
+    except AttributeError as error:
+        raise ImportError(_STALE.format(error)) from error
 
-KIND = records.KIND
-Flusher = flusher.Flusher
-encode_rows = records.encode_rows
-next_entries = records.next_entries
-rows_by_queue = records.rows_by_queue
-scan = records.scan
-tag_code = records.tag_code
-tag_codes = records.tag_codes
-add_sends = requests.add_sends
-answer_sends = requests.answer_sends
-gather = requests.gather
-read_pull_header = requests.read_pull_header
-read_requests = requests.read_requests
+try:
+    KIND = records.KIND
+    Flusher = flusher.Flusher
+    encode_rows = records.encode_rows
+    next_entries = records.next_entries
+    rows_by_queue = records.rows_by_queue
+    scan = records.scan
+    tag_code = records.tag_code
+    tag_codes = records.tag_codes
+    add_sends = requests.add_sends
+    answer_sends = requests.answer_sends
+    gather = requests.gather
+    read_pull_header = requests.read_pull_header
+    read_requests = requests.read_requests
+except AttributeError as error:
+    raise ImportError(_STALE.format(error)) from error
 
 __all__ = [
     "KIND", "Flusher", "Layout", "Stop", "add_sends", "answer_sends", "encode_rows", "gather", "next_entries",

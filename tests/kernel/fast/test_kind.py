@@ -10,13 +10,17 @@ import sys
 import pytest
 
 
-def kind(**environment: str) -> str:
-    """What a process with these variables says."""
-    code = "from gantrymq.kernel.fast import KIND; print(KIND)"
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A Python process with these variables."""
     inherited = {name: value for name, value in os.environ.items() if name != "GANTRYMQ_PURE"}
     return subprocess.run(
-        [sys.executable, "-c", code], env={**inherited, **environment}, capture_output=True, text=True, check=True
-    ).stdout.strip()
+        [sys.executable, "-c", code], env={**inherited, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def kind(**environment: str) -> str:
+    """What a process with these variables says."""
+    return run("from gantrymq.kernel.fast import KIND; print(KIND)", **environment).stdout.strip()
 
 
 def test_the_plain_twin_runs_when_it_is_asked_for() -> None:
@@ -28,6 +32,39 @@ def test_the_compiled_twin_runs_where_it_was_built() -> None:
         importlib.util.find_spec(f"gantrymq.kernel.fast.{name}") for name in ("_flusher", "_records", "_requests")
     )
     assert kind() == ("compiled" if built else "plain")
+
+
+MISSING_FUNCTIONS = "sys.modules['gantrymq.kernel.fast._{0}'] = types.ModuleType('{0}')"
+FAILING_IMPORT = """
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "gantrymq.kernel.fast._records":
+            raise {}
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "; ".join(MISSING_FUNCTIONS.format(name) for name in ("records", "requests")),
+        FAILING_IMPORT.format("AttributeError('no _topic_parts')"),
+        FAILING_IMPORT.format("ImportError('cannot import name Gone', name='gantrymq.kernel.batch')"),
+    ],
+)
+def test_loops_that_were_built_from_another_source_say_what_to_do(begin: str) -> None:
+    done = run(f"import sys, types\n{begin}\nimport gantrymq.kernel.fast")
+    assert done.returncode == 1
+    assert "make install" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["_records", "_requests"])
+def test_loops_that_cannot_be_loaded_are_done_without(name: str) -> None:
+    begin = FAILING_IMPORT.replace("_records", name).format(
+        f"ImportError('no such libc', name='gantrymq.kernel.fast.{name}')"
+    )
+    done = run(f"import sys\n{begin}\nfrom gantrymq.kernel.fast import KIND; print(KIND)")
+    assert (done.stdout.strip(), done.stderr) == ("plain", "")
 
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere there may be no compiler")
