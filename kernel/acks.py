@@ -46,6 +46,10 @@ class Acks:
         else:
             self._waiting.append((now, batch))
 
+    def oldest(self) -> float | None:
+        """Since when the first batch waits, as ``now`` was; None when none does."""
+        return self._waiting[0][0] if self._waiting else None
+
     def release(self, committed: int) -> None:
         """Finish every batch that ends at or below ``committed``."""
         waiting = self._waiting

@@ -102,6 +102,11 @@ class Broker:
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())
 
+    def unacknowledged_for(self) -> float:
+        """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
+        oldest = self._acks.oldest()
+        return 0.0 if oldest is None else self.env.monotonic() - oldest
+
     def progress(self) -> None:
         """Dispatch what every gate has passed, then let its replies go: who has an answer finds the message."""
         committed = self._acks.committed(self.log.end)

@@ -1,33 +1,15 @@
 """RocketMQ's ``broker.conf``: Java properties, and what its keys are called here.
 
 Meanings and units of the keys: ``BrokerConfig``, ``MessageStoreConfig``, ``NettyServerConfig`` of RocketMQ 4.9 and 5.3.
-The format: ``java.util.Properties.load`` (ISO 8859-1, ``\\uXXXX``, a backslash at the end continues a line).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 CONSUME_QUEUE_UNIT_BYTES = 20
-_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_UNICODE = re.compile(r"[0-9A-Fa-f]{4}")
 
 Translation = dict[tuple[str, str], str]
-
-
-def read_properties(data: bytes) -> dict[str, str]:
-    """Keys and values of a Java properties file, the last of equal keys; ValueError for a broken ``\\u`` escape."""
-    found: dict[str, str] = {}
-    for line in _logical_lines(data.decode("latin-1")):
-        end = 0
-        while end < len(line) and line[end] not in "=: \t\f":
-            end += 2 if line[end] == "\\" else 1
-        value = line[end:].lstrip(" \t\f")
-        if value[:1] in ("=", ":"):
-            value = value[1:].lstrip(" \t\f")
-        found[_unescape(line[:end])] = _unescape(value)
-    return found
 
 
 def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
@@ -70,6 +52,10 @@ def _milliseconds(value: str) -> str:
     return f"{value}ms"
 
 
+def _hours(value: str) -> str:
+    return f"{value}h"
+
+
 def _flush_mode(value: str) -> str:
     return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}.get(value.upper(), value)
 
@@ -96,44 +82,10 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "autoCreateTopicEnable": ("plugin.topics", "auto_create", _same),
     "autoCreateSubscriptionGroup": ("plugin.topics", "auto_create_groups", _same),
     "defaultTopicQueueNums": ("plugin.topics", "default_queues", _same),
+    "messageDelayLevel": ("plugin.delay", "levels", _same),
+    "enablePropertyFilter": ("plugin.filter", "sql92", _same),
+    "fileReservedTime": ("plugin.retention", "keep", _hours),
+    "deleteWhen": ("plugin.retention", "at", _same),
+    "diskMaxUsedSpaceRatio": ("plugin.retention", "disk_reclaim", _same),
+    "osPageCacheBusyTimeOutMills": ("plugin.flowcontrol", "busy_after", _milliseconds),
 }
-
-
-def _logical_lines(text: str) -> list[str]:
-    lines: list[str] = []
-    pending = ""
-    for raw in re.split(r"\r\n|\r|\n", text):
-        line = raw.lstrip(" \t\f")
-        if not pending and (not line or line[0] in "#!"):
-            continue
-        line = pending + line
-        if (len(line) - len(line.rstrip("\\"))) % 2:
-            pending = line[:-1]
-            continue
-        pending = ""
-        lines.append(line)
-    if pending:
-        lines.append(pending)
-    return lines
-
-
-def _unescape(text: str) -> str:
-    out: list[str] = []
-    position = 0
-    while position < len(text):
-        character = text[position]
-        position += 1
-        if character != "\\" or position == len(text):
-            out.append(character)
-            continue
-        escaped = text[position]
-        position += 1
-        if escaped == "u":
-            match = _UNICODE.match(text, position)
-            if match is None:
-                raise ValueError(f"a \\u needs four hexadecimal digits: {text!r}")
-            out.append(chr(int(match[0], 16)))
-            position += 4
-        else:
-            out.append(_ESCAPES.get(escaped, escaped))
-    return "".join(out)

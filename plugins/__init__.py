@@ -17,6 +17,7 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.filter:FilterPlugin",
     "gantrymq.plugins.index:IndexPlugin",
     "gantrymq.plugins.query:QueryPlugin",
+    "gantrymq.plugins.flowcontrol:FlowControlPlugin",
     "gantrymq.plugins.retention:RetentionPlugin",
     "gantrymq.plugins.register:RegisterPlugin",
     "gantrymq.plugins.spark:SparkPlugin",

@@ -292,7 +292,7 @@ mapedFileSizeCommitLog=1048576
 mappedFileSizeConsumeQueue=6000010
 flushDiskType=ASYNC_FLUSH
 flushConsumerOffsetInterval=2500
-deleteWhen=04
+transientStorePoolEnable=false
 """
 
 
@@ -308,7 +308,7 @@ def test_rocketmqs_properties_are_mapped_and_the_others_reported() -> None:
     )
     assert (config.store.commit_log_file_bytes, config.store.queue_file_units) == (1 << 20, 300_001)
     assert config.section(FlushSection).mode == "async"
-    assert config.notes == ("conf/broker.conf: deleteWhen has no counterpart here and is ignored",)
+    assert config.notes == ("conf/broker.conf: transientStorePoolEnable has no counterpart here and is ignored",)
 
 
 def test_brokerip1_is_advertised_and_opens_the_bind() -> None:

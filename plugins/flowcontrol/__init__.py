@@ -1,0 +1,71 @@
+"""Refuse messages while the disk or a replica does not keep up, instead of letting senders run into their time-outs.
+
+A sender that is told SYSTEM_BUSY at once can go to another broker; one that waits for its own time-out cannot. Memory
+is bounded without this plugin: past ``limits.unacknowledged_bytes`` the broker stops reading from its sockets.
+
+Slot: none.
+Hooks: before_append, config_section, configure.
+Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgement).
+Files: none. Answers for RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.config import duration
+from gantrymq.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+log = structlog.get_logger("gantrymq.flowcontrol")
+
+
+@attrs.frozen
+class FlowControlConfig:
+    """``[plugin.flowcontrol]``; RocketMQ's ``osPageCacheBusyTimeOutMills`` is a second as well."""
+
+    busy_after: float = duration("1s", minimum="10ms", maximum="1h")
+
+
+class FlowControlPlugin:
+    """Compares the age of the oldest unacknowledged message with the limit, once a batch."""
+
+    name = "flowcontrol"
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        return "flowcontrol", FlowControlConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        self._broker = broker
+        self._limit_s = config.section(FlowControlConfig).busy_after
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        waited = self._broker.unacknowledged_for()
+        if waited <= self._limit_s:
+            if self._busy:
+                self._busy = False
+                log.info("messages are taken again")
+            return
+        if not self._busy:
+            self._busy = True
+            log.warning("messages are refused, acknowledgements are late", waited_s=round(waited, 1))
+        reason = (
+            f"broker busy, start flow control for a while: the oldest message has waited {waited * 1000:.0f} ms for "
+            f"its acknowledgement, {self._limit_s * 1000:.0f} ms are the limit (plugin.flowcontrol.busy_after)"
+        )
+        for row in batch.live:
+            batch.refuse(row, ResponseCode.SYSTEM_BUSY, reason)
