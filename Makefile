@@ -13,7 +13,7 @@ BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.pyx k
 QUICK := not slow and not interop and not spark and not crash
 FILE ?=
 
-.PHONY: help install demo test check lint format bench docs clean
+.PHONY: help install demo test check lint format bench bench-all docs clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
@@ -21,7 +21,8 @@ help:
 	@echo 'make check             the quick part of the tests'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
-	@echo 'make bench             GantryMQ beside the Java broker [SECONDS=5 ROUNDS=3 WARM=20 ONLY=text]'
+	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 GROUP=budget,idle'
+	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file]; bench-all: up to 20 GiB'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make clean             remove what the targets above made'
 
@@ -38,7 +39,7 @@ $(VENV)/.base: $(BUILD_INPUTS) | $(BIN)/python
 
 $(VENV)/.test: $(BUILD_INPUTS) | $(BIN)/python
 	@echo 'Installing GantryMQ, Spark and the test tools (once, some minutes)'
-	@$(PIP) install -e '.[spark,compression,test]'
+	@$(PIP) install -e '.[spark,compression,test,bench]'
 	@touch $(VENV)/.base $@
 
 $(VENV)/.docs: $(BUILD_INPUTS) | $(BIN)/python
@@ -71,7 +72,12 @@ format: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
-		$(if $(WARM),--warm '$(WARM)') $(if $(ONLY),--only '$(ONLY)')
+		$(if $(WARM),--warm '$(WARM)') $(if $(ONLY),--only '$(ONLY)') $(if $(GROUP),--groups '$(GROUP)') \
+		$(if $(GROWTH),--growth '$(GROWTH)') $(if $(JSON),--json '$(JSON)') $(if $(KAFKA),--kafka) \
+		$(if $(SHORT),--quick)
+
+bench-all:
+	@$(MAKE) --no-print-directory bench GROUP=all
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

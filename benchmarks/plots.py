@@ -64,8 +64,9 @@ def _throughput(report: Report, pyplot: Any) -> Any:
             if value:
                 _point(axes, system, value, place)
         if len(both) == 2:
-            axes.annotate(f"{both[0] / both[1]:.2f}x", (max(both), place), (8, -3), textcoords="offset points")
-    axes.set_xlabel("messages a second (logarithmic; beside the points: ours / Java's)")
+            axes.text(1.01, place, f"{both[0] / both[1]:.2f}", transform=axes.get_yaxis_transform(), va="center")
+    axes.text(1.01, -0.9, "ours / Java's", transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_xlabel("messages a second (logarithmic)")
     _finish(axes)
     return figure
 
@@ -106,7 +107,7 @@ def _growth(report: Report, pyplot: Any) -> Any:
 
 
 def _canvas(pyplot: Any, scenarios: Sequence[Scenario]) -> tuple[Any, Axes]:
-    figure, axes = pyplot.subplots(figsize=(8.5, 1.2 + 0.3 * len(scenarios)))
+    figure, axes = pyplot.subplots(figsize=(8.5, 1.0 + 0.27 * len(scenarios)))
     axes.set_xscale("log")
     axes.set_yticks(range(len(scenarios)), [scenario.name for scenario in scenarios])
     axes.set_ylim(len(scenarios) - 0.4, -0.6)
@@ -126,10 +127,7 @@ def _finish(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, high * 1.6)
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.4, 1.0), bbox_transform=axes.figure.transFigure,
-                ncols=4)  # fmt: skip
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
 
 
 def _middle(found: Sequence[float]) -> float:

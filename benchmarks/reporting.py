@@ -107,7 +107,7 @@ class Report:
         for what, pick in (("idle", "idle"), ("under the loads of the first table", "loaded")):
             cells = []
             for system in SYSTEMS:
-                found = [getattr(each, pick) for each in rounds if each.system == system]
+                found = [both for each in rounds if each.system == system and any(both := getattr(each, pick))]
                 both = [statistics.median(column) / MIB for column in zip(*found, strict=True)]
                 cells.append(f"{both[0]:,.0f} MiB, {both[1]:,.0f} of it no file" if both else "-")
             rows.append((f"resident memory, {what}", *cells))

@@ -1,83 +1,74 @@
-"""``make bench``: what it runs, and that it tells a loss as plainly as a win. No number of a run is asserted."""
+"""``make bench``: what it runs, and what it keeps when something fails. No number of a run is asserted."""
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
-from gantrymq.bench.running import Outcome
+from gantrymq.testing.processes import Child
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+TINY = ("--seconds", "0.2", "--settle", "0.1", "--warm", "0.4", "--no-java", "--no-redis")
+
+MakeBench = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Import a module of the folder, which is no package."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def call(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    return call
-
-
-def outcome(rate: float, p99: int) -> Outcome:
-    return Outcome(
-        kind="send", messages=int(rate), requests=int(rate), bytes=0, seconds=1.0, latencies={"p50": 1, "p99": p99},
-        failures={}, cpu=0.5, cpu_most=0.5, processes=1,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def report(load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    reporting, measuring, scenarios = load("reporting"), load("measuring"), load("scenarios")
-    monkeypatch.setattr(reporting, "KIND", "compiled")
-    made = reporting.Report(scenarios.chosen("send 8x16 async,send 1x1 async"), 5.0, 20.0, 0.1, str(tmp_path))
-    for system, many, alone, p99 in [("gantrymq", 310.0, 9.0, 300), ("java", 100.0, 10.0, 200)] * 3:
-        outcomes = {"send 8x16 async": outcome(many, p99), "send 1x1 async": outcome(alone, p99)}
-        made.rounds.append(measuring.Round(system, "async", outcomes, 0.4, (2**26, 2**25), (2**27, 2**26)))
-    return made
-
-
-def test_a_win_and_a_loss_are_told_alike(report) -> None:
-    assert report.verdicts() == [
-        "send 8x16 async: faster than the Java broker, 3.10 times; the goal is 3: reached",
-        "send 1x1 async: SLOWER than the Java broker, 0.90 times; "
-        "the goal is 1.6: MISSED; its p99 is HIGHER than Java's",
-    ]
-
-
-def test_the_page_has_circumstances_medians_and_every_round(report) -> None:
-    page = report.page()
-    assert "load of the machine before: 0.10" in page
-    assert "hot path compiled" in page
-    assert "3 alternating rounds" in page
-    assert "| send 8x16 async | 310 | 100 | 3.10 | >= 3 | 1 / 1 | 300 / 200 | - | 0.50 / 0.50 |" in page
-    assert "| send 8x16 async | 310  310  310 | 100  100  100 |" in page
-    assert "| resident memory, idle | 64 MiB, 32 of it no file | 64 MiB, 32 of it no file |" in page
-
-
-def test_without_java_there_is_no_ratio_and_no_verdict(report) -> None:
-    report.rounds = [each for each in report.rounds if each.system == "gantrymq"]
-    assert report.verdicts() == []
-    assert "There was no Java broker to compare with." in report.page()
-
-
-def test_scenarios_are_chosen_by_parts_of_their_names(load) -> None:
-    chosen = load("scenarios").chosen
-    assert [each.name for each in chosen("1x1, pull")] == [
+def test_scenarios_are_chosen_by_groups_and_parts_of_their_names(load: Any) -> None:
+    scenarios = load("scenarios")
+    assert [each.name for each in scenarios.chosen("1x1, pull")] == [
         "pull 8 queues, 32 a pull", "send 1x1 async", "send 1x1 sync"
     ]  # fmt: skip
-    assert len(chosen("")) == 11
-    assert chosen("nothing") == []
+    assert len(scenarios.chosen("", ["budget"])) == 11
+    assert {each.connections for each in scenarios.chosen("", ["connections"])} == {1, 8, 64, 1000}
+    sizes = {each.size for each in scenarios.chosen("", ["payloads"]) if each.batch == 1}
+    assert sizes == {16, 100, 1024, 65_536}
+    assert {each.queues for each in scenarios.chosen("", ["queues"])} == {8, 10_000}
+    assert scenarios.chosen("nothing") == []
 
 
-def test_the_java_brokers_heap_fits_the_machine(load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_queues_than_a_topic_has_are_several_topics(load: Any) -> None:
+    (many,) = [each for each in load("scenarios").SCENARIOS if each.queues == 10_000]
+    assert len(set(many.topics)) == 10
+    assert not many.is_plain_send
+
+
+def test_quick_is_shorter_and_all_grows_further(load: Any) -> None:
+    read = load("arguments").read
+    usual, quick, everything = read([]), read(["--quick"]), read(["--groups", "all"])
+    assert quick.timing.seconds < usual.timing.seconds
+    assert quick.rounds == usual.rounds == 3
+    assert list(everything.sizes.growth) == [1, 10, 20]
+    assert list(read(["--growth", "3,2,2"]).sizes.growth) == [2, 3]
+    assert not usual.kafka
+    assert read(["--kafka", "--groups", "idle, growth"]).groups == ["idle", "growth"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--only", "nonsense"], "no scenario has 'nonsense' in its name"),
+        (["--groups", "nonsense"], "no group is called nonsense"),
+        (["--growth", "some"], "--growth is GiB"),
+        (["--rounds", "0"], "more than nothing"),
+        (["--seconds", "-1"], "more than nothing"),
+    ],
+)
+def test_wrong_usage_is_one_line(make_bench: MakeBench, arguments: list[str], told: str) -> None:
+    done = make_bench(*arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_java_brokers_heap_fits_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     systems = load("systems")
     for memory, heap, direct in [(2, 1, 1), (24, 6, 11), (256, 8, 15)]:
         monkeypatch.setattr(systems, "memory_bytes", lambda memory=memory: memory * 2**30)
@@ -85,28 +76,57 @@ def test_the_java_brokers_heap_fits_the_machine(load, monkeypatch: pytest.Monkey
         assert f"-XX:MaxDirectMemorySize={direct}g" in systems.java_memory()
 
 
-def test_what_redis_benchmark_says_is_read(load) -> None:
-    text = '"test","rps","avg_latency_ms"\n"XADD s * body xxx","123456.78","0.1"\n'
-    assert load("streams").parse_rate(text) == 123456.78
-
-
-def test_no_scenario_of_that_name_is_wrong_usage(tmp_path: Path) -> None:
-    done = run(tmp_path, "--only", "nonsense")
-    assert done.returncode == 2
-    assert "no scenario has 'nonsense' in its name" in done.stderr
-
-
 @pytest.mark.slow
-def test_a_short_run_of_ours_alone_writes_its_page(tmp_path: Path) -> None:
-    only = "send 8x16,batch,pull"
-    done = run(tmp_path, "--no-java", "--rounds", "1", "--seconds", "0.3", "--warm", "0.4", "--only", only)
+def test_a_short_run_of_ours_alone_writes_page_pictures_and_values(make_bench: MakeBench, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    only = "send 8x16 async,64 KiB,batch 32 of,pull,1x1 sync,queues,with consumers"
+    done = make_bench("--rounds", "2", "--only", only, "--json", str(tmp_path / "values.json"), *TINY)
     assert done.returncode == 0, done.stderr
     assert "start to first acknowledged message" in done.stdout
     page = (tmp_path / "RESULTS.md").read_text()
-    for name in ("pull 8 queues", "send 8x16 async", "send 8x16 sync", "batch 32"):
+    for name in ("pull 8 queues", "send 8x16 async", "batch 32", "send 8x16 64 KiB",
+                 "send 8x16 to 10,000 queues", "first message to each of 10,000 queues", "received meanwhile",
+                 "bare fdatasync of the same bytes, p50"):  # fmt: skip
         assert f"| {name}" in page
+    for name in ("throughput", "latency"):
+        assert f"(plots/{name}.svg)" in page
+        assert (tmp_path / "plots" / f"{name}.svg").read_text().startswith("<?xml")
+    values = json.loads((tmp_path / "values.json").read_text())
+    assert values["ended_early"] is None
+    rounds = {each["name"]: len(each["rounds"]) for each in values["scenarios"]}
+    assert rounds["send 8x16 async"] == 2
+    assert rounds["send 8x16 64 KiB"] == 1
 
 
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS), "--results", str(tmp_path / "RESULTS.md"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.slow
+def test_a_broker_that_dies_half_way_leaves_what_was_measured(tmp_path: Path) -> None:
+    arguments = [
+        "--results",
+        str(tmp_path / "RESULTS.md"),
+        "--json",
+        str(tmp_path / "values.json"),
+        "--groups",
+        "budget",
+    ]
+    arguments += [*TINY, "--only", "pull,send 8x16 async,send 64x16 async"]
+    command = [sys.executable, str(BENCHMARKS), *arguments]
+    # its words for people go to stdout here, so that they can be waited for
+    with Child(["sh", "-c", 'exec "$@" 2>&1', "sh", *command], tmp_path / "log") as bench:
+        bench.wait_line(lambda line: line.startswith("gantrymq  pull"), 60)
+        os.kill(_broker_of(bench.pid), signal.SIGKILL)
+        said = list(bench.lines(60))
+        assert bench.wait() == 1
+    (told,) = [line for line in said if line.startswith("ended early")]
+    assert "gantrymq" in told
+    page = (tmp_path / "RESULTS-partial.md").read_text()
+    assert "This is a part: it ended early" in page
+    assert "| pull 8 queues, 32 a pull |" in page
+    assert not (tmp_path / "RESULTS.md").exists()
+    assert json.loads((tmp_path / "values.json").read_text())["ended_early"]
+
+
+def _broker_of(pid: int) -> int:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if b"serve" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError("the benchmark has no broker")

@@ -1,0 +1,198 @@
+"""One whole run: every system in turn, every scenario and group that was asked for, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import kafka
+import streams
+from arguments import Arguments
+from living import SPECIAL
+from measuring import CEILING_GOOD, Failed, Round, ceiling, measure
+from page import ROOT, write_page
+from reporting import Report, figures_told
+from scenarios import Scenario, plain_sends
+from systems import INTEROP, JAVA_VERSION, Setup, start, start_seconds
+
+from gantrymq.bench.running import default_processes
+from gantrymq.cli.tables import print_table
+from gantrymq.remoting.errors import GantryError
+from gantrymq.testing.foreign import ToolMissing, cache_folder, find_java
+from gantrymq.testing.processes import ChildFailed
+
+QUIET_LOAD = 0.5
+CEILING_SECONDS = 0.6
+GAIN = 1.15
+"""More processes are used where they raise the ceiling by so much."""
+FLUSHES = ("async", "sync")
+FAILURES = (Failed, ChildFailed, GantryError, OSError, RuntimeError)
+"""What a system that is not there, refuses, or dies half-way does to us."""
+
+
+class Run:
+    """One run: its systems, its report, and what failed in it."""
+
+    def __init__(self, given: Arguments, scenarios: list[Scenario], special: list[str]) -> None:
+        self.given = given
+        self.special = special
+        self.failures: list[str] = []
+        self.systems = _systems(given.java)
+        self.processes: dict[str, int] = {}
+        self.report = Report(scenarios, given.timing, os.getloadavg()[0], tempfile.gettempdir())
+        self.quiet = self.report.load_before < QUIET_LOAD
+        if not self.quiet:
+            say(f"the machine is busy (load {self.report.load_before:.2f}): these numbers are not for keeping")
+
+    def everything(self) -> None:
+        """Ceilings, the rounds of the budget, one round of the wider scenarios, other systems, the special groups."""
+        scenarios = self.report.scenarios
+        in_rounds = [each for each in scenarios if each.groups[0] == "budget" and "budget" in self.given.groups]
+        wider = [each for each in scenarios if each not in in_rounds]
+        for scenario in scenarios:
+            self._ceiling(scenario)
+        for number in range(1, self.given.rounds + 1):
+            self._round(in_rounds, number, budget=True)
+        self._round(wider, 1, budget=False)
+        self._others()
+        for group in self.special:
+            for measure_it in SPECIAL[group]:
+                for system in self.systems:
+                    self._special(group, system, measure_it)
+
+    def tell(self) -> None:
+        """Print the tables; write the page, the pictures and the JSON. Nothing measured, nothing written."""
+        report = self.report
+        for failure in self.failures:
+            say(f"ended early, this is what was measured so far: {failure}")
+        if not report.rounds and not report.figures.found:
+            return
+        self._print()
+        kept = self.quiet and not self.failures and not self.given.only
+        path = self.given.results or ROOT / ("benchmarks" if kept else "build/bench") / "RESULTS.md"
+        if self.failures:
+            path = path.with_name("RESULTS-partial.md")
+        pictures: list[str] = []
+        try:
+            from plots import draw
+
+            pictures = draw(report, path.parent / "plots")
+        except ImportError:
+            say("without pictures: matplotlib is not installed (the extra [bench] has it)")
+        write_page(report, path, pictures, "; ".join(self.failures))
+        say(f"written: {path}")
+        if self.given.json is not None:
+            self.given.json.parent.mkdir(parents=True, exist_ok=True)
+            told = {"ended_early": "; ".join(self.failures) or None, **report.as_json()}
+            self.given.json.write_text(json.dumps(told, indent=2) + "\n")
+            say(f"written: {self.given.json}")
+
+    def _ceiling(self, scenario: Scenario) -> None:
+        """With more processes where those make the generator faster: then they drive the systems as well."""
+        usual = default_processes()
+        seconds = min(CEILING_SECONDS, self.given.timing.seconds)
+        best = ceiling(scenario, seconds, usual)
+        self.processes[scenario.name] = usual
+        if best and scenario.connections > usual:
+            more = ceiling(scenario, seconds, usual * 2)
+            if more > best * GAIN:
+                best, self.processes[scenario.name] = more, usual * 2
+        self.report.ceilings[scenario.name] = best
+
+    def _round(self, scenarios: Sequence[Scenario], number: int, *, budget: bool) -> None:
+        """Each system in turn, one flush mode after the other; every other round the other way round."""
+        for flush in FLUSHES:
+            wanted = [each for each in scenarios if each.flush == flush]
+            for system in (self.systems if number % 2 else reversed(self.systems)) if wanted else ():
+                say(f"round {number}, {flush} flush, {system}: starts and warms up")
+                result = Round(system, flush, budget)
+                try:
+                    with start(system, Setup(flush)) as running:
+                        result.first_message = running.first_message if system == "gantrymq" else 0.0
+                        # at once, so that what was measured stays if the next scenario fails
+                        self.report.rounds.append(result)
+                        measure(result, running, wanted, self.given.timing, self.processes, self.report.figures, say)
+                except (ChildFailed, GantryError, OSError, RuntimeError) as error:
+                    raise Failed(f"round {number}, {flush} flush, {system}: {error}") from error
+                if system == "java" and budget:
+                    result.first_message = start_seconds(system)
+
+    def _others(self) -> None:
+        """Redis and Kafka, once, where they are; a failure of theirs is a note and no end."""
+        report, seconds = self.report, self.given.timing.seconds
+        if not streams.is_installed():
+            say("without Redis: redis-server and redis-benchmark are not installed")
+        for flush in FLUSHES:
+            wanted = [each for each in plain_sends(report.scenarios) if each.flush == flush]
+            if wanted and self.given.redis and streams.is_installed():
+                report.versions["redis"] = streams.version_line()
+                try:
+                    with streams.redis(flush) as port:
+                        for scenario in wanted:
+                            self._add("redis", scenario, streams.rate(port, scenario, seconds))
+                except (ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
+                    report.notes.append(f"Redis, {flush} flush, failed: {error}")
+            wanted = [each for each in report.scenarios if each.flush == flush and kafka.expresses(each)]
+            if wanted and self.given.kafka:
+                report.versions["kafka"] = kafka.VERSION_LINE
+                try:
+                    with kafka.kafka(flush) as node:
+                        for scenario in wanted:
+                            self._add("kafka", scenario, node.rate(scenario, seconds))
+                except (ToolMissing, ChildFailed, OSError, RuntimeError, streams.SubprocessError) as error:
+                    report.notes.append(f"Kafka, {flush} flush, failed: {error}")
+                    say(report.notes[-1])
+
+    def _add(self, system: str, scenario: Scenario, rate: float) -> None:
+        self.report.others.setdefault(system, {}).setdefault(scenario.name, []).append(rate)
+        say(f"{system:9} {scenario.name:26} {rate:12,.0f}/s")
+
+    def _special(self, group: str, system: str, measure_it: object) -> None:
+        """One system's failure leaves the others their turn."""
+        say(f"{group}, {system}")
+        try:
+            measure_it(system, self.given.timing, self.given.sizes, self.report.figures, self._note)
+        except FAILURES as error:
+            self.failures.append(f"{group}, {system}: {error}")
+            say(self.failures[-1])
+
+    def _note(self, line: str) -> None:
+        say(line)
+        if line.startswith(("left out", "fewer")):
+            self.report.notes.append(line)
+
+    def _print(self) -> None:
+        report = self.report
+        if report.rounds:
+            print_table(*report.table(report.scenarios))
+            print_table(*report.memory_and_start())
+        for group in self.given.groups:
+            columns, rows = report.figure_table(group)
+            if rows:
+                print_table(columns, rows)
+        for line in [*report.verdicts(report.scenarios), *figures_told(self.given.groups, report.figures)]:
+            print(line)
+        if limited := report.limited(report.scenarios):
+            print(
+                f"the generator may be the limit, its ceiling being below {CEILING_GOOD:g} times: {', '.join(limited)}"
+            )
+        sys.stdout.flush()
+
+
+def _systems(with_java: bool) -> list[str]:
+    if not with_java:
+        return ["gantrymq"]
+    try:
+        find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache"))
+    except ToolMissing as missing:
+        say(f"without the Java broker: {missing}")
+        return ["gantrymq"]
+    return ["gantrymq", "java"]
+
+
+def say(line: str) -> None:
+    """One line for who watches."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,120 @@
+"""What is measured beside the scenarios: idle connections, old readers, crashes, growth, the bare disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.bench.cluster import prepare_topic, targets_of
+from gantrymq.bench.plan import Load, Plan, Target
+from gantrymq.bench.running import run
+from gantrymq.client import connect
+from gantrymq.testing.harness import Cluster, cluster_in_thread
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Any:
+    with cluster_in_thread(tmp_path / "store", settings={"plugin.flush.mode": "async"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def tiny(load: Any) -> tuple[Any, Any]:
+    """Times and sizes of a test."""
+    living, measuring = load("living"), load("measuring")
+    return measuring.Timing(0.2, 0.1, 0.4), living.Sizes(idle=40, old=0.01, crash=0.01, growth=(0.01, 0.02))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("idle", {"idle connections held", "memory of an idle connection", "p99 of a lone sender beside them"}),
+        ("mixed", {"p50 from a lone producer to the consumer", "producers 8x16 while old messages are read"}),
+        ("recovery", {"recovery for each GiB that is read"}),
+        ("growth", {"send 8x16 at 0.01 GiB stored", "memory that is no file at 0.02 GiB stored"}),
+    ],
+)
+def test_a_group_measures_ours(
+    load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, group: str, expected: set[str]
+) -> None:
+    living = load("living")
+    monkeypatch.setattr(living, "SMALL_LOG_FILE", 4 * 2**20)
+    figures = load("figures").Figures()
+    told: list[str] = []
+    for measure in living.SPECIAL[group]:
+        measure("gantrymq", *tiny, figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of(group)}
+    assert expected <= set(found)
+    assert all(value is not None and value >= 0 for value in found.values())
+    assert told
+
+
+def test_a_full_disk_leaves_out_what_does_not_fit(
+    load: Any, tiny: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    living = load("living")
+    monkeypatch.setattr(living, "free_bytes", lambda folder: 2**20)
+    figures = load("figures").Figures()
+    told: list[str] = []
+    living.recovery("gantrymq", *tiny, figures, told.append)
+    living.catch_up("gantrymq", *tiny, figures, told.append)
+    assert figures.found == []
+    assert [line.partition(" would")[0] for line in told] == ["left out: the crash", "left out: the old messages"]
+
+
+def test_idle_connections_are_held_and_those_that_were_closed_are_not_counted(load: Any, tmp_path: Path) -> None:
+    settings = {"plugin.flush.mode": "async", "limits.connections": 8}
+    with cluster_in_thread(tmp_path / "store", settings=settings) as cluster:
+        broker = cluster.address
+        with load("holding").held(broker, 5) as count:
+            assert count() == 5
+        with load("holding").held(broker, 30) as count:
+            assert 0 < count() <= 8
+
+
+def test_the_bare_disk_is_timed(load: Any) -> None:
+    (lone,) = load("scenarios").chosen("send 1x1 sync")
+    found = load("fsync").bare_fdatasync(lone, 0.05)
+    assert 0 < found["p50"] <= found["p99"]
+
+
+def test_files_leave_the_page_cache(load: Any, tmp_path: Path) -> None:
+    stores = load("stores")
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    path = folder / f"{0:020d}"
+    path.write_bytes(os.urandom(4 * 2**20))
+    assert stores.cached_share(path) == 1
+    assert stores.log_files(tmp_path) == [path]
+    stores.leave_page_cache(tmp_path)
+    assert stores.cached_share(path) < 1
+
+
+def test_a_spread_load_reaches_every_queue_of_every_topic(cluster: Cluster) -> None:
+    topics = ["one", "two", "three"]
+
+    async def find() -> Target:
+        async with connect(cluster.nameserver) as client:
+            for topic in topics:
+                await prepare_topic(client, topic, 4)
+            return (await targets_of(client, "one"))[0]
+
+    async def stored() -> list[int]:
+        async with connect(cluster.nameserver) as client:
+            queues = [queue for topic in topics for queue in await client.admin.queues(topic)]
+            return [await client.admin.max_offset(queue) for queue in queues]
+
+    load = Load(
+        kind="send", topic="one", targets=[trio.run(find)], topics=topics, connections=2, in_flight=3, requests=24
+    )
+    (outcome,) = run(Plan(loads=[load])).outcomes
+    assert (outcome.messages, outcome.failures) == (24, {})
+    found = trio.run(stored)
+    assert sum(found) == 24
+    assert len(found) == 12
+    assert min(found) > 0

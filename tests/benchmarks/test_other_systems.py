@@ -1,0 +1,52 @@
+"""Redis and Kafka: what their tools print is read, and which scenarios they can be asked for."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+PRODUCED = """50000 records sent, 9999.1 records/sec (0.95 MB/sec), 1.0 ms avg latency, 2.0 ms max latency.
+100000 records sent, 123456.78 records/sec (11.77 MB/sec), 40.94 ms avg latency, 241.00 ms max latency, 35 ms 50th.
+"""
+CONSUMED = (
+    "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
+    "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec\n"
+    "2026-11-21 10:00:00:000, 2026-11-21 10:00:02:000, 95.3, 47.6, 1000000, 500000.0, 900, 1100, 86.6, 909090.9\n"
+)
+
+
+def test_what_redis_benchmark_says_is_read(load: Any) -> None:
+    text = '"test","rps","avg_latency_ms"\n"XADD s * body xxx","123456.78","0.1"\n'
+    assert load("streams").parse_rate(text) == 123456.78
+
+
+def test_what_kafkas_tools_say_is_read(load: Any) -> None:
+    kafka = load("kafka")
+    assert kafka.parse_producer(PRODUCED) == 123456.78
+    assert kafka.parse_consumer(CONSUMED) == 909090.9
+
+
+def test_kafka_is_asked_for_what_its_tools_can_do(load: Any) -> None:
+    expresses, scenarios = load("kafka").expresses, load("scenarios").SCENARIOS
+    names = {each.name for each in scenarios if expresses(each)}
+    assert {"pull 8 queues, 32 a pull", "send 8x16 async", "send 1x1 sync", "send 8x16 64 KiB"} <= names
+    assert not names & {"send 1,000x1", "send 8x16 to 10,000 queues", "send 8x16 with consumers", "batch 8, 4x4"}
+
+
+def test_kafka_without_java_is_a_missing_tool(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = load("kafka")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(kafka.ToolMissing, match="java and mvn are needed"):
+        kafka.find()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_a_stream_is_measured(load: Any, flush: str) -> None:
+    streams = load("streams")
+    assert streams.version_line().startswith("Redis ")
+    with streams.redis(flush) as port:
+        assert streams.rate(port, load("scenarios").Scenario("", flush, 2, 4), 0.1) > 0

@@ -1,0 +1,105 @@
+"""Tables, verdicts and the page: a loss is told as plainly as a win."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_a_win_and_a_loss_are_told_alike(report: Any) -> None:
+    assert report.verdicts(report.scenarios) == [
+        "send 8x16 async: faster than the Java broker, 3.10 times; the goal is 3: reached",
+        "send 1x1 async: SLOWER than the Java broker, 0.90 times; "
+        "the goal is 1.6: MISSED; its p99 is HIGHER than Java's",
+    ]
+
+
+def test_the_page_has_circumstances_medians_and_every_round(load: Any, report: Any) -> None:
+    page = load("page").page(report, "how.md")
+    assert "load of the machine before: 0.10" in page
+    assert "hot path compiled" in page
+    assert "3 alternating rounds" in page
+    assert "| send 8x16 async | 310 | 100 | 3.10 | >= 3 | 1 / 1 | 300 / 200 | - | 0.50 / 0.50 |" in page
+    assert "| send 8x16 async | 310  310  310 | 100  100  100 |" in page
+    assert "| resident memory, idle | 64 MiB, 32 of it no file | 64 MiB, 32 of it no file |" in page
+    assert page.count("## Connections") == 1
+    assert "## Growth" not in page
+
+
+def test_without_java_there_is_no_ratio_and_no_verdict(load: Any, report: Any) -> None:
+    report.rounds = [each for each in report.rounds if each.system == "gantrymq"]
+    assert report.verdicts(report.scenarios) == []
+    assert "There was no Java broker to compare with." in load("page").page(report, "how.md")
+
+
+def test_a_part_says_that_it_is_one(load: Any, report: Any, tmp_path: Path) -> None:
+    load("page").write_page(report, tmp_path / "RESULTS-partial.md", ended="java, growth: it died")
+    assert "**This is a part: it ended early. java, growth: it died**" in (tmp_path / "RESULTS-partial.md").read_text()
+
+
+def test_a_ceiling_below_twice_the_rate_is_told(load: Any, report: Any) -> None:
+    report.ceilings = {"send 8x16 async": 619.0, "send 1x1 async": 20.0}
+    assert report.limited(report.scenarios) == ["send 8x16 async"]
+    page = load("page").page(report, "how.md")
+    assert "| 619 LIMITS |" in page
+    assert "may limit it: send 8x16 async." in page
+
+
+def test_other_systems_have_columns_where_they_were_measured(report: Any) -> None:
+    report.others = {"redis": {"send 8x16 async": [200.0]}, "kafka": {"batch 8, 4x4": [7.0]}}
+    columns, rows = report.table(report.scenarios)
+    assert "redis/s" in columns
+    assert "kafka/s" not in columns
+    assert [row[columns.index("redis/s")] for row in rows] == ["200", "-"]
+
+
+def test_single_figures_have_medians_goals_and_verdicts(load: Any, report: Any) -> None:
+    figures = report.figures
+    for value in (1.0, 9.0, 2.0):
+        figures.add("recovery", "per GiB", "s", "gantrymq", value, goal=1.5)
+    figures.add("recovery", "per GiB", "s", "java", 1.0)
+    figures.add("growth", "send", "/s", "gantrymq", 30_000.0, more_is_better=True)
+    figures.add("growth", "send", "/s", "java", 10_000.0, more_is_better=True)
+    assert report.figure_table("recovery")[1] == [("per GiB", "2 s", "1 s", "WORSE; goal <= 1.5 s: MISSED")]
+    assert report.figure_table("growth")[1] == [("send", "30,000 /s", "10,000 /s", "better")]
+    told = load("reporting").figures_told(["recovery", "growth"], figures)
+    assert told[0] == "Recovery after kill -9: per GiB: 2 s, Java 1 s: WORSE; goal <= 1.5 s: MISSED"
+    assert "## Growth" in load("page").page(report, "how.md")
+
+
+def test_memory_is_the_budgets_where_that_was_run(report: Any) -> None:
+    report.rounds[0].budget = report.rounds[1].budget = False
+    report.rounds[0].loaded = (2**40, 2**40)
+    _, rows = report.memory_and_start()
+    assert rows[1][1] == "128 MiB, 64 of it no file"
+
+
+def test_the_values_are_json_with_every_round(report: Any) -> None:
+    values = json.loads(json.dumps(report.as_json()))
+    assert [each["name"] for each in values["scenarios"]] == ["send 8x16 async", "send 1x1 async"]
+    assert [each["messages_per_second"] for each in values["scenarios"][0]["rounds"]] == [310, 100] * 3
+    assert len(values["starts"]) == 6
+
+
+def test_pictures_show_both_systems(load: Any, report: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.others = {"redis": {"send 8x16 async": [200.0]}}
+    for mark in (1, 10):
+        for system in ("gantrymq", "java"):
+            report.figures.add("growth", f"send 8x16 at {mark} GiB stored", "/s", system, 5.0, more_is_better=True)
+    assert load("plots").draw(report, tmp_path) == ["throughput", "latency", "growth"]
+    throughput = (tmp_path / "throughput.svg").read_text()
+    for text in ("GantryMQ", "RocketMQ 4.9.7", "Redis Streams", "send 8x16 async", "3.10"):
+        assert text in throughput
+    again = tmp_path / "again"
+    load("plots").draw(report, again)
+    assert (again / "throughput.svg").read_text() == throughput
+
+
+def test_nothing_measured_makes_no_picture(load: Any, report: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.rounds = []
+    assert load("plots").draw(report, tmp_path) == []

@@ -1,0 +1,104 @@
+"""One run, with systems that fail: what was measured stays, and the failure is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.errors import GantryError
+
+
+@pytest.fixture
+def run(load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run of two scenarios, whose systems start without any process."""
+    whole, scenarios = load("whole"), load("scenarios")
+
+    @contextmanager
+    def start(system: str, setup: object) -> Iterator[Any]:
+        yield SimpleNamespace(first_message=0.3, pid=1)
+
+    monkeypatch.setattr(whole, "start", start)
+    monkeypatch.setattr(whole, "ceiling", lambda *given: 100.0 * given[2])
+    monkeypatch.setattr(whole, "start_seconds", lambda system: 1.5)
+    arguments = ["--groups", "budget", "--no-redis", "--rounds", "2", "--results", str(tmp_path / "RESULTS.md")]
+    made = whole.Run(load("arguments").read(arguments), scenarios.chosen("send 8x16 async,send 64x16"), [])
+    made.systems = ["gantrymq", "java"]
+    return made
+
+
+def measured(outcome: Callable[..., Any], fails: Callable[[str, str], bool], told: list[str]) -> Callable[..., None]:
+    def measure(result: Any, running: object, wanted: Any, *rest: object) -> None:
+        for scenario in wanted:
+            if fails(result.system, scenario.name):
+                raise GantryError("it died")
+            told.append(f"{result.system} {scenario.name}")
+            result.outcomes[scenario.name] = outcome(50.0)
+
+    return measure
+
+
+def test_systems_take_turns_and_change_their_order(
+    load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(load("whole"), "measure", measured(outcome, lambda *_: False, told))
+    run.everything()
+    systems = [line.split()[0] for line in told if "8x16 async" in line]
+    assert systems == ["gantrymq", "java", "java", "gantrymq"]
+    assert run.report.rounds[1].first_message == 1.5
+
+
+def test_more_processes_drive_what_they_make_faster(
+    load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load("whole"), "measure", measured(outcome, lambda *_: False, []))
+    monkeypatch.setattr(load("whole"), "default_processes", lambda: 1)
+    run.everything()
+    assert set(run.processes.values()) == {2}
+    assert set(run.report.ceilings.values()) == {200.0}
+
+
+def test_what_was_measured_before_a_failure_stays(
+    load: Any, run: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(system: str, name: str) -> bool:
+        return (system, name) == ("java", "send 64x16 async")
+
+    monkeypatch.setattr(load("whole"), "measure", measured(outcome, fails, []))
+    with pytest.raises(load("measuring").Failed, match="round 1, async flush, java: it died") as caught:
+        run.everything()
+    run.failures.append(str(caught.value))
+    run.tell()
+    page = (tmp_path / "RESULTS-partial.md").read_text()
+    assert "round 1, async flush, java: it died" in page
+    assert "| send 8x16 async | 50 | 50 |" in page
+    assert "| send 64x16 async | 50 | - |" in page
+
+
+def test_a_group_that_fails_for_one_system_is_measured_for_the_next(
+    load: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def growth(system: str, timing: object, sizes: object, figures: Any, tell: Callable[[str], None]) -> None:
+        if system == "gantrymq":
+            raise RuntimeError("no disk")
+        figures.add("growth", "send", "/s", system, 4.0)
+        tell("left out: 20 GiB would need more disk")
+
+    monkeypatch.setitem(load("whole").SPECIAL, "growth", (growth,))
+    run.report.scenarios, run.special = [], ["growth"]
+    run.everything()
+    assert run.failures == ["growth, gantrymq: no disk"]
+    assert run.report.figures.of("growth")[0].values == {"java": [4.0]}
+    assert run.report.notes == ["left out: 20 GiB would need more disk"]
+
+
+def test_nothing_measured_writes_nothing(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run.failures.append("the broker is not there")
+    run.tell()
+    assert list(tmp_path.iterdir()) == []
+    assert "ended early, this is what was measured so far: the broker is not there" in capsys.readouterr().err
