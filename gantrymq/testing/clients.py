@@ -48,6 +48,10 @@ class Received(msgspec.Struct, rename="camel"):
     size: int
     sha256: str
     properties: dict[str, str]
+    born: int = 0
+    stored: int = 0
+    received: int = 0
+    """When it was made, stored and received, in ms since 1970."""
 
     @property
     def index(self) -> int:

@@ -46,6 +46,9 @@ final class Lines {
             "msgId", message.getMsgId(),
             "flag", message.getFlag(),
             "reconsumeTimes", message.getReconsumeTimes(),
+            "born", message.getBornTimestamp(),
+            "stored", message.getStoreTimestamp(),
+            "received", System.currentTimeMillis(),
             "size", body.length,
             "sha256", hex(MessageDigest.getInstance("SHA-256").digest(body)),
             "properties", new TreeMap<>(message.getProperties()));

@@ -26,6 +26,9 @@ public final class Main {
             case "push":
                 PushConsume.run(options);
                 break;
+            case "retry-push":
+                RetryConsume.run(options);
+                break;
             case "lite-pull":
                 LitePullConsume.run(options);
                 break;

@@ -8,7 +8,10 @@ import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.Message;
 
-/** DefaultMQProducer: {@code count} messages in each of {@code modes} (sync, async, oneway, batch), one after another. */
+/**
+ * DefaultMQProducer: {@code count} messages in each of {@code modes} (sync, async, oneway, batch), one after another;
+ * those of sync with the delay level {@code delay}.
+ */
 final class Produce {
     private static final int IN_FLIGHT = 64;
     private static final int BATCH = 32;
@@ -16,12 +19,14 @@ final class Produce {
     private final DefaultMQProducer producer;
     private final String topic;
     private final int seed;
+    private final int delay;
     private int obeyed;
 
-    private Produce(DefaultMQProducer producer, String topic, int seed) {
+    private Produce(DefaultMQProducer producer, String topic, int seed, int delay) {
         this.producer = producer;
         this.topic = topic;
         this.seed = seed;
+        this.delay = delay;
     }
 
     static void run(Options options) throws Exception {
@@ -29,7 +34,8 @@ final class Produce {
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setSendMsgTimeout(options.number("timeout", 10_000));
         producer.start();
-        Produce produce = new Produce(producer, options.text("topic"), options.number("seed", 1));
+        Produce produce =
+            new Produce(producer, options.text("topic"), options.number("seed", 1), options.number("delay", 0));
         int count = options.number("count", 1);
         int index = options.number("first", 0);
         for (String mode : options.text("modes", "sync").split(",")) {
@@ -58,7 +64,11 @@ final class Produce {
         switch (mode) {
             case "sync":
                 for (int i = from; i < to; i++) {
-                    report(i, 1, producer.send(Content.message(topic, seed, i)));
+                    Message message = Content.message(topic, seed, i);
+                    if (delay > 0) {
+                        message.setDelayTimeLevel(delay);
+                    }
+                    report(i, 1, producer.send(message));
                 }
                 break;
             case "async":

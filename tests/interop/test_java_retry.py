@@ -1,0 +1,261 @@
+"""Delays, retries, dead letters, orderly and broadcasting consumers of RocketMQ's client: the same on both brokers.
+
+Each test runs against GantryMQ and against RocketMQ's own broker 4.9.7, both with the same short delay levels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from gantrymq.testing.clients import ADDED_PROPERTIES, Consumer, ForeignClient, Producer, Received, wait_until
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import Java, start_broker, start_nameserver
+from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Names = Callable[[str], str]
+Homes = Callable[[str], Path]
+
+LEVELS = "1s 2s 3s " + " ".join(["1s"] * 15)
+"""The first return of a message waits three seconds (level 3), each further one a second."""
+LATE_MS = 2_500
+"""How late a message may come on a busy machine."""
+
+
+@attrs.frozen
+class System:
+    """A nameserver with one broker."""
+
+    kind: str
+    nameserver: str
+
+
+@contextmanager
+def ours(homes: Homes, store: Path, levels: str) -> Iterator[System]:
+    """GantryMQ on a store; stopped in order at the end."""
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver]
+    with gantrymq_child([*serve, "--set", f"plugin.delay.levels={levels}"], homes("ours") / "serve.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield System("gantrymq", nameserver)
+        child.terminate()
+
+
+@contextmanager
+def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[System]:
+    """RocketMQ on a store; stopped in order at the end."""
+    nameserver = start_nameserver(java, homes("java-nameserver"))
+    try:
+        server = start_broker(
+            java, homes("java-broker"), nameserver.address, store=store, messageDelayLevel=levels,
+            flushDelayOffsetInterval="1000",
+        )  # fmt: skip
+        with server.child as child:
+            yield System("java", nameserver.address)
+            child.terminate(timeout=40)
+    finally:
+        nameserver.discard()
+
+
+@pytest.fixture(scope="module", params=["gantrymq", "java"])
+def pair(request: pytest.FixtureRequest, java: Java, homes: Homes) -> Iterator[System]:
+    """Each of the two, one after the other."""
+    store = homes("store")
+    running = ours(homes, store, LEVELS) if request.param == "gantrymq" else theirs(java, homes, store, LEVELS)
+    with running as system:
+        yield system
+
+
+def added(message: Received, *, without: Sequence[str] = ()) -> dict[str, str]:
+    """The properties that neither the producer nor the ordinary road put there."""
+    given = content(1, message.index).all_properties
+    assert {name: message.properties[name] for name in given} == given
+    names = set(message.properties) - set(given) - ADDED_PROPERTIES - set(without)
+    return {name: message.properties[name] for name in names}
+
+
+@contextmanager
+def retrying(client: ForeignClient, system: System, topic: str, group: str, **options: object) -> Iterator[Consumer]:
+    """A consumer that fails as the options say."""
+    with client.consumer(system.nameserver, topic, group, "retry-push", **options) as consumer:
+        yield consumer
+
+
+def make_retry_topic(client: ForeignClient, system: System, topic: str, group: str) -> None:
+    """Let the group have had a member: its retry topic comes with the first heartbeat.
+
+    A client that starts before asks for that topic's route only 20 s later, whoever the broker is.
+    """
+    client.produce(system.nameserver, topic, 1, first=100)
+    client.consume_all(system.nameserver, topic, group, 1, kind="retry-push")
+
+
+def gaps(messages: Sequence[Received]) -> list[int]:
+    """Milliseconds between the moments when they were received."""
+    return [later.received - earlier.received for earlier, later in pairwise(messages)]
+
+
+def test_a_delayed_message_comes_on_time_and_never_early(java4_client: ForeignClient, pair: System, names: Names):
+    topic = names("t")
+    java4_client.produce(pair.nameserver, topic, 4)
+    with retrying(java4_client, pair, topic, names("g")) as consumer:
+        consumer.wait(4)
+        for level, delay_ms in ((1, 1000), (2, 2000), (3, 3000)):
+            known = len(consumer.messages)
+            sent = java4_client.produce(pair.nameserver, topic, 3, first=level * 10, delay=level)
+            assert {answer.queue_id for answer in sent} <= {0, 1, 2, 3}, "the queue that was asked for"
+            consumer.wait(known + 3)
+            for message in consumer.messages[known:]:
+                assert delay_ms <= message.stored - message.born <= delay_ms + LATE_MS
+                assert delay_ms <= message.received - message.born <= delay_ms + 2 * LATE_MS
+                assert message.topic == topic
+                assert message.properties.pop("REAL_QID") == str(message.queue_id)
+                assert added(message) == {"DELAY": str(level), "REAL_TOPIC": topic}
+        assert Counter(message.index for message in consumer.close()).most_common(1)[0][1] == 1, "each once"
+
+
+def test_what_could_not_be_consumed_comes_again_until_it_can(java4_client: ForeignClient, pair: System, names: Names):
+    topic, group = names("t"), names("g")
+    make_retry_topic(java4_client, pair, topic, group)
+    (sent,) = java4_client.produce(pair.nameserver, topic, 1)
+    with retrying(java4_client, pair, topic, group, fail=3) as consumer:
+        consumer.wait(4)
+        consumer.poll(2)
+        messages = consumer.close()
+    assert [message.reconsume_times for message in messages] == [0, 1, 2, 3]
+    assert {message.topic for message in messages} == {topic}, "the client shows the topic where it began"
+    for gap, delay_ms in zip(gaps(messages), (3000, 1000, 1000), strict=True):
+        assert delay_ms <= gap <= delay_ms + 2 * LATE_MS
+    for message in messages[1:]:
+        assert added(message) == {
+            "DELAY": str(2 + message.reconsume_times), "REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0",
+            "RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": sent.offset_msg_id,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "attempts"), [({"max": 2}, 3), ({"level": -1}, 1)])
+def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_read(
+    java4_client: ForeignClient, pair: System, names: Names, options: dict[str, Any], attempts: int
+):
+    topic, group = names("t"), names("g")
+    make_retry_topic(java4_client, pair, topic, group)
+    sent = {answer.index: answer for answer in java4_client.produce(pair.nameserver, topic, 3)}
+    with retrying(java4_client, pair, topic, group, fail=99, **options) as consumer:
+        consumer.wait(3 * attempts)
+        dead = java4_client.consume_all(pair.nameserver, f"%DLQ%{group}", names("dead"), 3, kind="retry-push")
+        messages = consumer.close()
+    assert Counter(message.reconsume_times for message in messages) == dict.fromkeys(range(attempts), 3)
+    assert sorted(message.index for message in dead) == [0, 1, 2]
+    delayed = {"REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0"} if attempts > 1 else {}
+    for message in dead:
+        assert (message.topic, message.queue_id) == (f"%DLQ%{group}", 0)
+        assert message.reconsume_times == attempts
+        assert message.sha256 == content(1, message.index).sha256
+        assert added(message) == {
+            "DELAY": "0", "RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": sent[message.index].offset_msg_id, **delayed,
+        }  # fmt: skip
+
+
+def test_an_orderly_group_keeps_the_order_of_each_queue_when_members_come_and_go(
+    java4_client: ForeignClient, pair: System, names: Names
+):
+    topic, group = names("t"), names("g")
+    java4_client.produce(pair.nameserver, topic, 4)
+    arguments = (f"namesrv={pair.nameserver}", f"topic={topic}", "count=0", "first=4", "orders=true")
+    orderly: dict[str, Any] = {"orderly": "true", "pause": 20}
+    with (
+        java4_client.run("produce", *arguments) as maker,
+        retrying(java4_client, pair, topic, group, **orderly) as one,
+    ):
+        producer = Producer(maker)
+        one.wait(4)
+        total = 4
+        with retrying(java4_client, pair, topic, group, **orderly) as other:
+            for _ in range(60):  # the locks change hands within a rebalance or two
+                producer.send(20)
+                total += 20
+                count = total
+                wait_until(lambda count=count: len(one.messages) + len(other.messages) >= count, [one, other])
+                if len(one.messages) > 20 and len(other.messages) > 20:
+                    break
+            left = other.close()
+        assert left, "the second member got queues of its own"
+        producer.send(40)
+        total += 40
+        wait_until(lambda: len({m.place for m in one.messages + left}) >= total, [one], 60)
+        stayed = one.close()
+    queues: dict[int, list[Received]] = defaultdict(list)
+    for message in sorted(stayed + left, key=lambda message: message.received):
+        queues[message.queue_id].append(message)
+    assert sorted(queues) == [0, 1, 2, 3]
+    for messages in queues.values():
+        offsets = [message.queue_offset for message in messages]
+        assert offsets == sorted(offsets), "whoever had the queue"
+        assert sorted(set(offsets)) == list(range(len(set(offsets))))
+    assert len({message.place for message in stayed + left}) == total
+
+
+def test_an_orderly_consumer_that_fails_keeps_the_rest_of_the_queue_waiting(
+    java4_client: ForeignClient, pair: System, names: Names
+):
+    topic, group = names("t"), names("g")
+    java4_client.produce(pair.nameserver, topic, 8)
+    with retrying(java4_client, pair, topic, group, orderly="true", fail=2) as consumer:
+        consumer.wait(24)
+        messages = consumer.close()
+    for queue_id in range(4):
+        seen = [(m.queue_offset, m.reconsume_times) for m in messages if m.queue_id == queue_id]
+        assert seen == [(offset, times) for offset in (0, 1) for times in (0, 1, 2)]
+
+
+def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
+    java4_client: ForeignClient, pair: System, names: Names
+):
+    topic, group = names("t"), names("g")
+    java4_client.produce(pair.nameserver, topic, 4)
+    with (
+        retrying(java4_client, pair, topic, group, model="BROADCASTING", fail=99) as one,
+        retrying(java4_client, pair, topic, group, model="BROADCASTING", fail=99) as other,
+    ):
+        java4_client.produce(pair.nameserver, topic, 20, first=4)
+        wait_until(lambda: min(len(one.messages), len(other.messages)) >= 24, [one, other])
+        one.poll(4.5)
+        for consumer in (one, other):
+            assert Counter(message.index for message in consumer.close()) == dict.fromkeys(range(24), 1)
+
+
+@pytest.mark.parametrize("first", ["gantrymq", "java"])
+def test_what_waits_in_one_brokers_store_is_delivered_by_the_other_once_and_on_time(
+    java: Java, java4_client: ForeignClient, homes: Homes, names: Names, first: str
+):
+    topic, store = names("t"), homes("crossing")
+    levels, delay_ms = "1s 25s", 25_000
+
+    def running(kind: str):
+        return ours(homes, store, levels) if kind == "gantrymq" else theirs(java, homes, store, levels)
+
+    with running(first) as system:
+        java4_client.produce(system.nameserver, topic, 5, delay=1)
+        early = java4_client.consume_all(system.nameserver, topic, names("early"), 5, kind="retry-push")
+        java4_client.produce(system.nameserver, topic, 20, first=5, delay=2)
+    assert sorted(message.index for message in early) == list(range(5))
+    with running("java" if first == "gantrymq" else "gantrymq") as system:
+        messages: list[Received] = []
+        with retrying(java4_client, system, topic, names("late")) as consumer:
+            consumer.wait(25, timeout=90)
+            consumer.poll(2)
+            messages = consumer.close()
+        assert Counter(message.index for message in messages) == dict.fromkeys(range(25), 1)
+        for message in messages:
+            if message.index >= 5:
+                assert delay_ms <= message.stored - message.born <= delay_ms + LATE_MS
+        wait_for(lambda: (store / "config" / "delayOffset.json").exists())
