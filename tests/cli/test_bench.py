@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.testing.processes import gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -191,6 +194,68 @@ def test_a_broker_that_falls_silent_ends_the_run(answering: Callable[..., Answer
     result = run(Plan(loads=[load_of(broker.address)], seconds=30, timeout=0.3))
     assert result.outcomes[0].messages == 1
     assert result.ended == "no answer for 0.3 s"
+
+
+@pytest.mark.parametrize("kind", ["pull", "follow"])
+def test_a_pull_that_is_refused_lost_or_left_without_an_answer_is_told(
+    answering: Callable[..., Answering], kind: str
+) -> None:
+    def load(broker: Answering) -> Load:
+        return load_of(broker.address, kind=kind)
+
+    refused = run(Plan(loads=[load(answering(ResponseCode.NO_PERMISSION, None))], seconds=30))
+    assert refused.outcomes[0].failures["16 NO_PERMISSION"].count == 1
+    assert "all connections were lost" in refused.ended
+    assert refused.outcomes[0].failures["lost"].count == 1
+    silent = run(Plan(loads=[load(answering(-1))], seconds=30, timeout=0.3))
+    assert (silent.outcomes[0].messages, silent.ended) == (0, "no answer for 0.3 s")
+
+
+@pytest.mark.parametrize("kind", ["produce", "latency", "consume", "e2e"])
+def test_a_nameserver_that_is_not_there_is_one_line_whatever_is_measured(cli: Cli, kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        host, port = free.getsockname()
+    outcome = cli("bench", kind, "--nameserver", f"{host}:{port}")
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert len(outcome.err.splitlines()) == 1
+    assert f"{host}:{port}" in outcome.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["produce", "latency", "consume", "e2e"])
+def test_a_broker_that_is_killed_leaves_what_was_measured_whatever_that_is(kind: str, tmp_path: Path) -> None:
+    serve = [
+        "serve",
+        "--data",
+        str(tmp_path / "store"),
+        "--listen",
+        "127.0.0.1:0",
+        "--nameserver-listen",
+        "127.0.0.1:0",
+    ]
+    with gantrymq_child([*serve, "--set", "plugin.flush.mode=async"], tmp_path / "log") as broker:
+        line = broker.wait_line(lambda text: text.startswith("ready"))
+        nameserver = dict(word.partition("=")[::2] for word in line.split()[1:])["nameserver"]
+        command = [sys.executable, "-m", "gantrymq.cli", "bench", kind, "--nameserver", nameserver]
+        filling = [*command[:4], "produce", "--count", "100", "--nameserver", nameserver]
+        subprocess.run(filling, check=True, capture_output=True, timeout=30)
+        before = cpu_seconds(broker.pid)
+        with subprocess.Popen(
+            [*command, "--seconds", "50", "--warm-up", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            wait_for(lambda: cpu_seconds(broker.pid) > before + 0.3)
+            broker.kill()
+            out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "ended early, this is what was measured so far: all connections were lost" in err
+    assert "Traceback" not in err
+    assert re.search(r"(sent|pulled|received) +[1-9][\d,]* messages in", out)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_broker_that_is_not_there_is_one_line() -> None:
