@@ -144,6 +144,10 @@ class ConsumeQueue:
                 start += len(part)
         return b"".join((*parts, tail))
 
+    def peek(self, offset: int, count: int) -> bytes | bytearray | None:
+        """As :meth:`entries`; None when they would have to come from the disk."""
+        return self.entries(offset, count)
+
     def _entry(self, offset: int) -> tuple[int, int, int]:
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
         return entry

@@ -53,8 +53,11 @@ class File(Protocol):
     def pread(self, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
 
-    def view(self, offset: int, size: int) -> memoryview | bytes:
-        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later."""
+    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
+        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later.
+
+        Unless all of it will be read, ``touched`` says how many bytes of views were, since it was said last.
+        """
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         """Start and end of the parts from ``offset`` on that may have bytes other than zero."""
@@ -181,7 +184,7 @@ class SystemFile:
             data += more
         return data
 
-    def view(self, offset: int, size: int) -> memoryview | bytes:
+    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
         if self._map is None or offset + size > len(self._mapped):
             length = self.size()
             if length == 0:
@@ -189,7 +192,7 @@ class SystemFile:
             # The old map lives on as long as someone has a view of it.
             self._map = mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
             self._mapped = memoryview(self._map)
-        self._viewed += size
+        self._viewed += size if touched is None else touched
         if self._viewed > _VIEWED_MAX_BYTES:
             # Else all of a file that is read through counts as this process's memory. The views stay valid, the page
             # cache keeps the pages.

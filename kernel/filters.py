@@ -18,6 +18,16 @@ class MessageFilter(Protocol):
         """Whether an entry with this tag code may be wanted; the client tests the exact tag again."""
 
 
+class CodeFilter(ABC):
+    """A compiled expression that looks at nothing but whether the tag code is one of ``codes``; none: all pass.
+
+    The compiled twin asks no such filter, it compares the codes itself.
+    """
+
+    __slots__ = ()
+    codes: frozenset[int]
+
+
 class RecordFilter(ABC):
     """A compiled expression that has to see the messages' properties: what passes the entries' test is read first.
 

@@ -100,7 +100,7 @@ class MemoryFile:
         self._env.check()
         return bytes(self._inode.data[offset : offset + size])
 
-    def view(self, offset: int, size: int) -> memoryview | bytes:
+    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
         return self.pread(size, offset)
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, Stop
+from gantrymq.kernel.fast.plain_pulls import PullDesk, PullTerms, pull_form
 from gantrymq.kernel.fast.plain_requests import reply_form
 
 _STALE = (
@@ -20,11 +21,13 @@ _STALE = (
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
     from gantrymq.kernel.fast import plain_flusher as flusher
+    from gantrymq.kernel.fast import plain_pulls as pulls
     from gantrymq.kernel.fast import plain_requests as requests
 else:
     try:
         from gantrymq.kernel.fast import _flusher as flusher
         from gantrymq.kernel.fast import _records as records
+        from gantrymq.kernel.fast import _requests as pulls
         from gantrymq.kernel.fast import _requests as requests
     except ImportError as error:
         if error.name != __name__ and not str(error.name).startswith(f"{__name__}._"):
@@ -32,6 +35,7 @@ else:
             raise ImportError(_STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher
+        from gantrymq.kernel.fast import plain_pulls as pulls
         from gantrymq.kernel.fast import plain_requests as requests
     except AttributeError as error:
         raise ImportError(_STALE.format(error)) from error
@@ -45,6 +49,7 @@ try:
     scan = records.scan
     tag_code = records.tag_code
     tag_codes = records.tag_codes
+    PullAnswers = pulls.PullAnswers
     add_sends = requests.add_sends
     answer_sends = requests.answer_sends
     gather = requests.gather
@@ -54,6 +59,7 @@ except AttributeError as error:
     raise ImportError(_STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "Flusher", "Layout", "Stop", "add_sends", "answer_sends", "encode_rows", "gather", "next_entries",
-    "read_pull_header", "read_requests", "reply_form", "rows_by_queue", "scan", "tag_code", "tag_codes",
+    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullTerms", "Stop", "add_sends", "answer_sends",
+    "encode_rows", "gather", "next_entries", "pull_form", "read_pull_header", "read_requests", "reply_form",
+    "rows_by_queue", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ cdef extern from *:
     static int gantry_can_fold(void) { return 0; }
     #endif
 
-    static void gantry_crc_prepare(void) {
+    static inline void gantry_crc_prepare(void) {
         for (uint32_t number = 0; number < 256; number++) {
             uint32_t value = number;
             for (int bit = 0; bit < 8; bit++) value = value & 1 ? value >> 1 ^ 0xEDB88320u : value >> 1;
@@ -95,7 +95,7 @@ cdef extern from *:
         gantry_crc_folds = gantry_can_fold();
     }
 
-    static uint32_t gantry_crc32_by(int folds, const uint8_t *at, Py_ssize_t size) {
+    static inline uint32_t gantry_crc32_by(int folds, const uint8_t *at, Py_ssize_t size) {
         uint32_t crc = 0xFFFFFFFFu;
         if (folds && size >= 16) {
             Py_ssize_t whole = size & ~(Py_ssize_t)15;

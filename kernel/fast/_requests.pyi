@@ -1,8 +1,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Pull
 from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.fast.plain_pulls import PullDesk
 from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.headers import PullMessageHeader
@@ -28,3 +29,8 @@ def gather(
     window: Window,
     damaged: Callable[[int, int], None],
 ) -> tuple[list[bytes | memoryview], int, bool, int]: ...
+
+class PullAnswers:
+    def __init__(self, desk: PullDesk) -> None: ...
+    def answer(self, requests: list[Request], first: int, budget: int, other: Callable[[Request], int]) -> int: ...
+    def resume(self, pull: Pull, codes: frozenset[int]) -> int: ...

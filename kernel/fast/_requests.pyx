@@ -94,6 +94,7 @@ cdef class HotRequest:
 include "_sends.pxi"
 include "_replies.pxi"
 include "_pulls.pxi"
+include "_answers.pxi"
 
 
 cdef HotRequest read_hot(const uint8_t* header, Py_ssize_t size, int kind):

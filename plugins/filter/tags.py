@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.filters import MessageFilter
+from gantrymq.kernel.filters import CodeFilter, MessageFilter
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
@@ -17,7 +17,7 @@ EXPRESSION_MAX_BYTES = 4096
 
 
 @attrs.frozen
-class TagFilter:
+class TagFilter(CodeFilter):
     """Passes entries whose tag code is one of ``codes``; all when there are none."""
 
     codes: frozenset[int]

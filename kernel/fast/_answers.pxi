@@ -1,0 +1,345 @@
+# Answers to pulls, from the log's map straight to the bytes that are sent. A part of _requests.pyx.
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.object cimport PyObject
+
+cdef extern from "Python.h":
+    int _PyBytes_Resize(PyObject** text, Py_ssize_t size) except -1
+    PyObject* new_bytes "PyBytes_FromStringAndSize"(const char* text, Py_ssize_t size) except NULL
+    void release "Py_XDECREF"(PyObject* thing)
+
+cdef enum:
+    COMMIT_OFFSET = 1
+    WHICH_FILTER = 12  # the bits of a pull's sys flag by which its filter is chosen
+    WINDOWS = 8
+    CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
+    SEND_BYTES = 1 << 17  # frames for one peer go to its connection when they are so many: it may be congested by then
+
+
+@cython.final
+cdef class Frames:
+    """Frames for one connection, written into the bytes object that is sent."""
+
+    cdef PyObject* data
+    cdef Py_ssize_t size
+    cdef Py_ssize_t room
+
+    def __dealloc__(self):
+        release(self.data)
+
+    cdef uint8_t* reserve(self, Py_ssize_t more) except NULL:
+        """Where the next ``more`` bytes go."""
+        if self.data == NULL:
+            self.data = new_bytes(NULL, more)
+            self.room = more
+        elif self.size + more > self.room:
+            self.room = 2 * (self.size + more)
+            _PyBytes_Resize(&self.data, self.room)
+        return <uint8_t*>PyBytes_AS_STRING(<object>self.data) + self.size
+
+    cdef object take(self):
+        cdef object taken
+        _PyBytes_Resize(&self.data, self.size)
+        taken = <object>self.data
+        release(self.data)
+        self.data = NULL
+        self.size = 0
+        return taken
+
+
+@cython.final
+cdef class Form:
+    """The pieces of one kind of answer; see :class:`gantrymq.kernel.fast.plain_pulls.PullForm`."""
+
+    cdef bytes first, second, third, fourth, last, fixed, remark, fields
+    cdef Py_ssize_t most
+
+    def __cinit__(self, form):
+        (self.first, self.second, self.third, self.fourth, self.last), self.fixed, self.remark, self.fields = form
+        self.most = 8 + sum(map(len, form.json)) + sum(map(len, form[1:])) + 256
+
+    cdef uint8_t* write(self, uint8_t* start, HotRequest request, int64_t following, int64_t low, int64_t high,
+                        int64_t body) noexcept:
+        """Write the frame up to its body at ``start``; returns where that goes."""
+        cdef uint8_t* at = start + 8
+        cdef uint8_t* fields
+        if request.kind:
+            at = put_bytes(at, self.fixed)
+            put32(start + 8 + 5, <uint32_t>request.opaque)
+            put32(at, <uint32_t>PyBytes_GET_SIZE(self.remark))
+            at = put_bytes(at + 4, self.remark)
+            fields = at + 4
+            at = put_bytes(fields, self.fields)
+            at = put_field_number(at, b"nextBeginOffset", 15, following)
+            at = put_field_number(at, b"minOffset", 9, low)
+            at = put_field_number(at, b"maxOffset", 9, high)
+            put32(fields - 4, <uint32_t>(at - fields))
+        else:
+            at = put_bytes(put_number(put_bytes(at, self.first), following), self.second)
+            at = put_bytes(put_number(at, low), self.third)
+            at = put_bytes(put_number(at, high), self.fourth)
+            at = put_bytes(put_number(at, request.opaque), self.last)
+        put32(start, <uint32_t>(at - start - 4 + body))
+        put32(start + 4, <uint32_t>request.kind << 24 | <uint32_t>(at - start - 8))
+        return at
+
+
+cdef struct Window:
+    int64_t start
+    int64_t end
+    const uint8_t* data
+
+
+@cython.final
+cdef class PullAnswers:
+    """See :class:`gantrymq.kernel.fast.plain_pulls.PullAnswers`."""
+
+    cdef object terms, find_queue, commit, pulled, log
+    cdef int64_t max_messages, max_bytes, scan_entries
+    cdef Form found, unmatched
+    cdef Frames frames
+    cdef object connection
+    cdef object codes
+    cdef int64_t* code_list
+    cdef Py_ssize_t code_count
+    cdef Run* runs
+    cdef Py_ssize_t run_count
+    cdef Py_ssize_t found_count
+    cdef Window windows[WINDOWS]
+    cdef Py_buffer buffers[WINDOWS]
+    cdef int window_count
+    cdef int64_t oldest
+    cdef int64_t touched
+
+    def __cinit__(self, desk):
+        self.terms, self.find_queue, self.commit, self.log = desk.terms, desk.find_queue, desk.commit, desk.log
+        self.pulled = desk.pulled
+        self.max_messages, self.max_bytes, self.scan_entries = desk.max_messages, desk.max_bytes, desk.scan_entries
+        self.found, self.unmatched = Form(desk.found), Form(desk.unmatched)
+        self.frames = Frames()
+        self.runs = <Run*>PyMem_Malloc(self.max_messages * sizeof(Run))
+        if self.runs == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        self.close_windows()
+        PyMem_Free(self.runs)
+        PyMem_Free(self.code_list)
+
+    # ----------------------------------------------------------------------------------------------- what is read
+
+    cdef void close_windows(self) noexcept:
+        while self.window_count:
+            self.window_count -= 1
+            PyBuffer_Release(&self.buffers[self.window_count])
+
+    cdef const uint8_t* bytes_at(self, int64_t at, int64_t size) except? NULL:
+        """The log's bytes there; NULL where only the plain road can tell what they are, or wait for them."""
+        cdef int number
+        cdef int64_t start
+        cdef Window* window
+        for number in range(self.window_count):
+            window = &self.windows[number]
+            if window.start <= at and at + size <= window.end:
+                return window.data + (at - window.start)
+        touched, self.touched = self.touched, 0
+        span = self.log.span(at, size, touched)
+        if span is None:
+            return NULL
+        start, data = span
+        if self.window_count == WINDOWS:
+            self.close_windows()
+        number = self.window_count
+        PyObject_GetBuffer(data, &self.buffers[number], PyBUF_SIMPLE)
+        self.window_count += 1
+        window = &self.windows[number]
+        window.start, window.end = start, start + self.buffers[number].len
+        window.data = <const uint8_t*>self.buffers[number].buf
+        return window.data + (at - start)
+
+    cdef int take_codes(self, object codes) except -1:
+        """Make ``codes`` the ones that are wanted."""
+        cdef int64_t* room
+        if codes is self.codes:
+            return 0
+        room = <int64_t*>PyMem_Realloc(self.code_list, max(1, len(codes)) * sizeof(int64_t))
+        if room == NULL:
+            raise MemoryError
+        self.code_list = room
+        self.code_count = 0
+        self.codes = None
+        for code in sorted(codes):
+            self.code_list[self.code_count] = code
+            self.code_count += 1
+        self.codes = codes
+        return 0
+
+    cdef bint is_wanted(self, int64_t code) noexcept nogil:
+        cdef Py_ssize_t low = 0, high = self.code_count, middle
+        if high < CODES_SORTED:
+            for low in range(high):
+                if self.code_list[low] == code:
+                    return True
+            return high == 0
+        while low < high:
+            middle = (low + high) // 2
+            if self.code_list[middle] < code:
+                low = middle + 1
+            else:
+                high = middle
+        return low < self.code_count and self.code_list[low] == code
+
+    cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, int64_t limit, Py_ssize_t* scanned) except -2:
+        """Find the records of these entries, as :func:`gather` does; the bytes they have, -1 when one is unusual."""
+        cdef Py_ssize_t number, found = 0, runs = 0
+        cdef int64_t at, size, total = 0, first = -1, last = 0
+        cdef const uint8_t* record
+        scanned[0] = 0
+        for number in range(count):
+            at = <int64_t>get64(entry)
+            size = <int32_t>get32(entry + 8)
+            if found >= limit or (found and total + size > self.max_bytes):
+                break
+            scanned[0] += 1
+            if size == FILLER_SIZE or (at >= self.oldest and not self.is_wanted(<int64_t>get64(entry + 12))):
+                entry += 20
+                continue
+            if at < self.oldest or size < 88:
+                return -1
+            record = self.bytes_at(at, size)
+            if record == NULL or not is_record(record, size, at):
+                return -1
+            if runs and self.runs[runs - 1].at + self.runs[runs - 1].size == record:
+                self.runs[runs - 1].size += size
+            else:
+                self.runs[runs].at = record
+                self.runs[runs].size = size
+                runs += 1
+            if first < 0:
+                first = at
+            last = at + size
+            found += 1
+            total += size
+            entry += 20
+        self.run_count = runs
+        self.found_count = found
+        self.touched += max(0, last - first)
+        return total
+
+    # ------------------------------------------------------------------------------------------------- what is sent
+
+    cdef int send(self) except -1:
+        """Hand what was written to its connection."""
+        if self.frames.size:
+            self.connection.send_bytes(self.frames.take())
+        self.connection = None
+        return 0
+
+    cdef int finish(self) except -1:
+        self.close_windows()
+        self.send()
+        return 0
+
+    cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
+                      int64_t limit, object codes, int64_t* commit_offset) except -2:
+        """Answer with what is in the queue, and commit, unless that is NULL; the body's size, -1: nothing done."""
+        cdef object queue = self.find_queue(topic, queue_id), entries
+        cdef int64_t low, high, total
+        cdef Py_ssize_t scanned = 0, number, size
+        cdef const uint8_t* entry
+        cdef uint8_t* at
+        cdef Form form
+        if queue is None:
+            return -1
+        low, high = queue.min_offset, queue.max_offset
+        if not low <= offset < high:
+            return -1
+        if request.connection is not self.connection:
+            self.send()
+            if request.connection.is_congested():
+                return -1
+            self.connection = request.connection
+        self.take_codes(codes)
+        entries = queue.peek(offset, max(limit, self.scan_entries) if self.code_count else limit)
+        if type(entries) is bytes:
+            entry, size = <const uint8_t*>PyBytes_AS_STRING(entries), PyBytes_GET_SIZE(entries)
+        elif type(entries) is bytearray:
+            entry, size = <const uint8_t*>PyByteArray_AS_STRING(entries), PyByteArray_GET_SIZE(entries)
+        else:
+            return -1
+        if size < 20:
+            return -1
+        total = self.collect(entry, size // 20, limit, &scanned)
+        if total < 0:
+            return -1
+        if commit_offset != NULL:
+            self.commit(group, topic, queue_id, commit_offset[0])
+        if self.pulled is not None:
+            self.pulled(group, topic, queue_id, self.found_count, total)
+        request.answered = True
+        form = self.found if self.run_count else self.unmatched
+        at = form.write(self.frames.reserve(form.most + total), request, offset + scanned, low, high, total)
+        for number in range(self.run_count):
+            memcpy(at, self.runs[number].at, self.runs[number].size)
+            at += self.runs[number].size
+        self.frames.size = at - <uint8_t*>PyBytes_AS_STRING(<object>self.frames.data)
+        if self.frames.size >= SEND_BYTES:
+            self.send()
+        return total
+
+    cdef int64_t pull(self, PullRequest pull, dict known) except -2:
+        """Answer a pull as it came; the body's size, -1: nothing done."""
+        cdef int64_t which = pull.numbers[3] & WHICH_FILTER, queue_id = pull.numbers[0]
+        cdef object key = (
+            pull.group, pull.topic, pull.subscription, pull.expression_type, 0 if which else pull.numbers[6], which
+        )
+        cdef object terms = known.get(key, known)
+        if terms is known:
+            terms = known[key] = self.terms(*key)
+        if terms is None or pull.answered or pull.flag & ONEWAY:
+            return -1
+        queues, codes = terms
+        if not 0 <= queue_id < queues:
+            return -1
+        return self.give(
+            pull, pull.group, pull.topic, queue_id, pull.numbers[1],
+            max(1, min(pull.numbers[2], self.max_messages)), codes,
+            &pull.numbers[4] if pull.numbers[3] & COMMIT_OFFSET else NULL,
+        )
+
+    def answer(self, list requests, Py_ssize_t first, int64_t budget, other):
+        """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.answer`."""
+        cdef dict known = {}
+        cdef int64_t given
+        self.oldest = self.log.min_offset
+        try:
+            while first < len(requests) and budget > 0:
+                request = requests[first]
+                first += 1
+                given = self.pull(<PullRequest>request, known) if type(request) is PullRequest else -1
+                if given < 0:
+                    # What it finds out, or what it brings about, may change all that was known.
+                    self.finish()
+                    known.clear()
+                    given = other(request)
+                budget -= given
+        finally:
+            self.finish()
+        return first
+
+    def resume(self, pull, codes):
+        """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.resume`."""
+        cdef HotRequest request
+        if not isinstance(pull.request, HotRequest):
+            return -1
+        request = pull.request
+        if request.answered or request.flag & ONEWAY:
+            return -1
+        self.oldest = self.log.min_offset
+        try:
+            return self.give(
+                request, pull.group, pull.topic, pull.queue_id, pull.offset, pull.limit, codes, NULL
+            )
+        finally:
+            self.finish()

@@ -1,0 +1,227 @@
+"""The compiled twin answers pulls as the plain road does: the same frames, commits and held pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gantrymq.kernel.batch import AppendBatch, PullBatch
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.fast import plain_pulls, plain_requests
+from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.plugins.consume import pull as pull_module
+from gantrymq.plugins.filter.tags import compile_tags
+from gantrymq.remoting.bodies import SubscriptionData
+from gantrymq.remoting.codes import ONEWAY_FLAG, PERM_READ, PERM_WRITE
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.testing.tinystore import commit
+
+compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+
+TINY = StoreConfig(commit_log_file_bytes=8192, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=300)
+DAMAGED = 17
+"""Of queue 0 of ``T``, the entry whose record has a flipped bit."""
+
+
+class Peer:
+    """A connection that keeps what is sent to it."""
+
+    def __init__(self, congested: bool) -> None:
+        self.host = b"\x7f\0\0\x01\0\0\x2a\x9f"
+        self.frames: list[bytes] = []
+        self.congested = congested
+        self.closed = False
+
+    def is_congested(self) -> bool:
+        return self.congested
+
+    def send(self, command: Command) -> None:
+        self.send_bytes(encode(command))
+
+    def send_bytes(self, data: bytes) -> None:
+        assert type(data) is bytes
+        start = 0
+        for frame in cut_frames(data)[0]:
+            end = start + 8 + len(frame.header) + len(frame.body)
+            self.frames.append(data[start:end])
+            start = end
+        assert start == len(data)
+
+
+class Tables:
+    """All services that the processor asks for."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[str, str, int, int]] = []
+        self.counted: list[tuple[str, str, int, int, int]] = []
+
+    def find(self, group: str) -> Any:
+        enabled = {"g": True, "off": False, "heard": True, "gone": True}.get(group)
+        return enabled if enabled is None else SimpleNamespace(consume_enable=enabled, consume_broadcast_enable=False)
+
+    def get(self, topic: str) -> Any:
+        perm = {"T": PERM_READ | PERM_WRITE, "secret": PERM_WRITE}.get(topic)
+        return perm if perm is None else SimpleNamespace(perm=perm, read_queue_nums=4)
+
+    def message_model(self, group: str) -> str | None:
+        return "CLUSTERING" if group == "heard" else None
+
+    def subscription(self, group: str, topic: str) -> SubscriptionData:
+        return SubscriptionData.for_tags(topic, "B", 5)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self.commits.append((group, topic, queue_id, offset))
+
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+        self.counted.append((group, topic, queue_id, messages, size))
+
+
+class Run:
+    """The real processor with either twin over a store."""
+
+    def __init__(self, store: Store, twin: Any, answers: Any, max_bytes: int) -> None:
+        self.twin, self.tables, self.held = twin, Tables(), []  # type: ignore[var-annotated]
+        services = SimpleNamespace(get=lambda kind: self.tables, find=lambda kind: self.tables)
+        hook = SimpleNamespace(hold_pulls=self.hold)
+        broker: Any = SimpleNamespace(
+            services=services, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
+            filters={"TAG": compile_tags}, env=SimpleNamespace(monotonic=lambda: 5.0),
+        )  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pull_module, "PullAnswers", answers)
+            self.processor = pull_module.PullProcessor(broker, 16, max_bytes, 24)
+
+    def hold(self, batch: PullBatch) -> bool:
+        self.held += [
+            (one.group, one.topic, one.queue_id, one.offset, one.limit, one.deadline, one.request.command.opaque)
+            for one in batch.rows
+        ]
+        batch.resume(batch.rows)
+        return True
+
+    def outcome(self, data: bytes) -> Any:
+        peers: list[Any] = [Peer(False), Peer(True), Peer(False)]
+        requests = []
+        for peer in peers:
+            requests += self.twin.read_requests(peer, data, 1 << 20)[0]
+        self.processor.handle(requests)
+        tables = self.tables
+        answered = [one.answered for one in requests]
+        return [peer.frames for peer in peers], tables.commits, tables.counted, self.held, answered
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Queue 0: many messages in several files, the first ones deleted; 1: large ones; 2: in memory only; 3: none."""
+    store = Store(SystemEnv(), str(tmp_path_factory.mktemp("answers") / "store"), TINY)
+    store.open()
+    store.recover(lambda batch: None)
+    for number in range(60):
+        batch = AppendBatch()
+        batch.add("T", 0, b"a" * (number * 7 % 300), b"TAGS\x01A" if number % 3 else b"TAGS\x01B")
+        batch.add("T", 0, b"b" * number, b"K\x01v", born_host=bytes(20))
+        if number % 4 == 0:
+            batch.add("T", 1, b"c" * 1500, b"TAGS\x01C")
+        store.append(batch)
+    commit(store)
+    store.flush_queues()
+    last = AppendBatch()
+    for number in range(4):
+        last.add("T", 2, b"d" * number, b"")
+        last.add("T", 0, b"e" * number, b"TAGS\x01B")
+    store.append(last)
+    commit(store)
+    store.log.segments.delete_before(10_000)
+    store.queues.correct_min(store.log.min_offset)
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    entry = queue.entries(queue.min_offset + DAMAGED, 1)
+    at = int.from_bytes(entry[:8], "big") + 90
+    store.log.segments.write(at, bytes([store.log.view(at, 1)[0] ^ 4]))
+    yield store
+    store.close()
+
+
+PULL = {
+    "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "7", "maxMsgNums": "32", "sysFlag": "4",
+    "commitOffset": "5", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "1", "expressionType": "TAG",
+}  # fmt: skip
+
+
+@st.composite
+def pulls(draw: st.DrawFn) -> Command:
+    usual = {**PULL, "queueId": str(draw(st.integers(0, 2))), "queueOffset": str(draw(st.integers(0, 130)))}
+    odd = draw(
+        st.dictionaries(
+            st.sampled_from([*PULL]),
+            st.sampled_from(
+                ["0", "-1", "1", "3", "4", "5", "2", "14", "99", "x", "B", "A || C", "", "Z", "SQL92", "T"]
+            ),
+            max_size=2,
+        )
+    )
+    named = draw(
+        st.sampled_from(
+            [{}, {}, {"consumerGroup": "off"}, {"consumerGroup": "none"}, {"topic": "secret"}, {"topic": "none"},
+             {"consumerGroup": "heard", "sysFlag": "0"}, {"consumerGroup": "heard", "sysFlag": "1", "subVersion": "6"},
+             {"consumerGroup": "gone", "sysFlag": "0"}, {"sysFlag": "5", "commitOffset": "3"}, {"subscription": "B"},
+             {"sysFlag": "6", "suspendTimeoutMillis": "1000", "queueOffset": "128"}, {"subscription": "B||C"}]
+        )
+    )  # fmt: skip
+    return Command(
+        draw(st.sampled_from([11, 361])),
+        {**usual, **odd, **named},
+        opaque=draw(st.integers(-(2**31), 2**31 - 1)),
+        flag=draw(st.sampled_from([0, 0, 0, 0, ONEWAY_FLAG])),
+        kind=draw(st.sampled_from([0, 1])),
+    )
+
+
+@given(some=st.lists(pulls(), max_size=6), max_bytes=st.sampled_from([1 << 20, 2000, 10]))
+def test_pulls_are_answered_alike(store: Store, some: list[Command], max_bytes: int) -> None:
+    data = b"".join(map(encode, some))
+    store.log.quarantine = []
+    expected = Run(store, plain_requests, plain_pulls.PullAnswers, max_bytes).outcome(data)
+    store.log.quarantine = []
+    assert Run(store, compiled, compiled.PullAnswers, max_bytes).outcome(data) == expected
+
+
+def test_a_usual_pull_never_leaves_the_compiled_road(store: Store) -> None:
+    run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
+    peers: list[Any] = [Peer(False), Peer(False)]
+    others: list[Any] = []
+
+    def other(request: Any) -> int:
+        others.append(request)
+        return 0
+
+    wanted = ["*", "B", "||".join(f"t{number}" for number in range(40)) + "||A", "Z"]
+    for kind in (0, 1):
+        requests = []
+        for peer in peers:
+            for tags in wanted:
+                ext = {**PULL, "queueOffset": "80", "subscription": tags}
+                requests += compiled.read_requests(peer, encode(Command(11, ext, kind=kind)), 1 << 20)[0]
+        done = run.processor._answers.answer(requests, 0, 1 << 40, other)
+        assert (done, others) == (len(requests), [])
+    for peer in peers:
+        found = [decode(frame) for frame in cut_frames(b"".join(peer.frames))[0]]
+        assert [bool(one.body) for one in found] == [True, True, True, False] * 2
+        assert [one.kind for one in found] == [0] * 4 + [1] * 4
+
+
+def test_no_more_is_given_than_may_be(store: Store) -> None:
+    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+        run = Run(store, twin, answers, 1 << 20)
+        peer: Any = Peer(False)
+        requests = twin.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "80"})) * 5, 1 << 20)[0]
+        taken: list[Any] = []
+        assert run.processor._answers.answer(requests, 1, 3000, partial(run.processor._take, taken)) == 3
+        assert len(peer.frames) == 2
