@@ -13,7 +13,8 @@ from typing import Literal
 import attrs
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.properties_file import read_properties, translate
+from gantrymq.kernel.properties_file import translate
+from gantrymq.remoting.javaproperties import read_properties
 
 Origin = Literal["default", "file", "environment", "flag"]
 ENVIRONMENT_PREFIX = "GANTRYMQ_"
