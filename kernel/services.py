@@ -5,7 +5,7 @@ A plugin never imports a sibling: it asks for a protocol of this module, and who
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import attrs
@@ -45,6 +45,9 @@ class TopicTable(Protocol):
 
     def names(self) -> list[str]:
         """The topics that there are."""
+
+    def set_ordered(self, topics: Collection[str]) -> None:
+        """These are the ordered topics, and no others: ``order`` in their configurations."""
 
 
 class GroupTable(Protocol):
@@ -142,6 +145,9 @@ class MessageIndex(Protocol):
         """Wait until no message is missing that was dispatched before."""
 
 
+S = TypeVar("S")
+
+
 class Statistics(Protocol):
     """What is counted (plugin ``stats``). Names and keys are RocketMQ's: ``Stats``, ``BrokerStatsManager``."""
 
@@ -155,14 +161,21 @@ class Statistics(Protocol):
         """Messages a second that the group got of the topic, over the last minute."""
 
 
+class LiveSettings(Protocol):
+    """What administrators may change while the broker runs (plugin ``admin``)."""
+
+    def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:
+        """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).
+
+        A change is checked like one in the file; ``change`` then puts the section's new values in force.
+        """
+
+
 class Retention(Protocol):
     """Who deletes what is too old."""
 
     def delete_expired(self) -> None:
         """Delete now what would be deleted at the hour set for it."""
-
-
-S = TypeVar("S")
 
 
 class Services:

@@ -20,5 +20,7 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.flowcontrol:FlowControlPlugin",
     "gantrymq.plugins.retention:RetentionPlugin",
     "gantrymq.plugins.register:RegisterPlugin",
+    "gantrymq.plugins.admin:AdminPlugin",
+    "gantrymq.plugins.stats:StatsPlugin",
     "gantrymq.plugins.spark:SparkPlugin",
 )

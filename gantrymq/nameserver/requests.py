@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 901 and 904 from 5.3.3.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import structlog
@@ -26,6 +26,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.javaproperties import read_properties, write_properties
 from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 STRICT_JSON_VERSION: Final = 401
@@ -33,6 +34,9 @@ STRICT_JSON_VERSION: Final = 401
 FILTER_SERVER_VERSION: Final = 37
 """Brokers before 3.0.11 register their topics without the wrapping body."""
 ZLIB_FIRST_BYTE: Final = 0x78
+
+ORDER_SETTING: Final = "orderMessageEnable"
+PATH_SETTINGS: Final = frozenset({"kvConfigPath", "configStorePath"})
 
 log = structlog.get_logger()
 
@@ -42,10 +46,18 @@ Handler = Callable[[Command, object], Awaitable[Command]]
 class Requests:
     """Answers requests from ``routes`` and ``kv``. ``order_topics``: routes carry the KV config's order of a topic."""
 
-    def __init__(self, routes: Routes, kv: KVConfig, order_topics: bool = False) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        kv: KVConfig,
+        order_topics: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """``settings``: what administrators are told beside that, by RocketMQ's names; none of it can be changed."""
         self._routes = routes
         self._kv = kv
         self._order_topics = order_topics
+        self._settings = dict(settings or {})
         self._kv_turn = trio.Lock()
         self.handlers: dict[int, Handler] = {
             RequestCode.PUT_KV_CONFIG: self._put_kv,
@@ -68,6 +80,8 @@ class Requests:
             RequestCode.GET_UNIT_TOPIC_LIST: self._unit_topics,
             RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: self._unit_sub_topics,
             RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._unit_sub_topics_of_no_unit,
+            RequestCode.GET_NAMESRV_CONFIG: self._get_config,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
         }
 
     async def answer(self, request: Command, connection: object) -> Command:
@@ -191,6 +205,32 @@ class Requests:
         count = self._routes.add_write_perm(name)
         log.info("write permission added", broker=name, topics=count)
         return _success(request, headers.AddWritePermResponse(add_topic_count=count))
+
+    # ---- configuration
+
+    async def _get_config(self, request: Command, connection: object) -> Command:
+        settings = {**self._settings, ORDER_SETTING: "true" if self._order_topics else "false"}
+        return request.answer(ResponseCode.SUCCESS, body=write_properties(settings))
+
+    async def _update_config(self, request: Command, connection: object) -> Command:
+        """An allow list of one key; a change lasts until the nameserver ends. All of a request is taken or nothing."""
+        try:
+            given = read_properties(request.body)
+        except ValueError as error:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
+        if given.keys() & PATH_SETTINGS:
+            raise RemoteFault(ResponseCode.NO_PERMISSION, "Can not update config path")
+        for name, value in given.items():
+            if name != ORDER_SETTING:
+                raise RemoteFault(
+                    ResponseCode.SYSTEM_ERROR, f"{name[:100]!r} cannot be changed; this can: {ORDER_SETTING}"
+                )
+            if value.strip() not in ("true", "false"):
+                raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{name} = {value[:100]!r}; allowed: true or false")
+        if given:
+            self._order_topics = given[ORDER_SETTING].strip() == "true"
+            log.info("configuration changed", order_topics=self._order_topics)
+        return _success(request)
 
     # ---- KV config
 

@@ -73,7 +73,9 @@ class NameServer:
         """Reads the KV config's file: :class:`ValueError` or OSError when that fails."""
         self.config = config or NameServerConfig()
         self.routes = Routes(trio.current_time, self.config.expiry_seconds)
-        self.requests = Requests(self.routes, KVConfig(self.config.kv_path), self.config.order_topics)
+        self.requests = Requests(
+            self.routes, KVConfig(self.config.kv_path), self.config.order_topics, _told(self.config)
+        )
         self.connections: set[Connection] = set()
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
@@ -197,3 +199,13 @@ class NameServer:
             if wait.cancelled_caught:
                 return False
         return True
+
+
+def _told(config: NameServerConfig) -> dict[str, str]:
+    """The settings that have a counterpart in RocketMQ, by its names (``NamesrvConfig``, ``NettyServerConfig``)."""
+    return {
+        "bindAddress": config.host,
+        "listenPort": str(config.port),
+        "kvConfigPath": "" if config.kv_path is None else str(config.kv_path),
+        "serverChannelMaxIdleTimeSeconds": f"{config.idle_seconds:.0f}",
+    }

@@ -1,7 +1,7 @@
 """The JSON bodies of administrators' requests.
 
-Source: RocketMQ 4.9.7 ``common/protocol/body``, ``common/admin``. Maps with queues for keys are written with raw objects
-as keys, which is fastjson's way; missing keys take the Java field's default.
+Source: RocketMQ 4.9.7 ``common/protocol/body``, ``common/admin``. Maps with queues for keys are written with raw
+objects as keys, which is fastjson's way; missing keys take the Java field's default.
 """
 
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
@@ -189,6 +189,11 @@ class ClientStatus(Body):
     """A client's answer to 221: where it goes on, by queue. An empty map comes as a dict."""
 
     message_queue_table: list[tuple[MessageQueue, Int64]] | dict[str, Any] = []
+
+    @property
+    def queues(self) -> list[tuple[MessageQueue, int]]:
+        """The table; what has texts for keys is none."""
+        return self.message_queue_table if isinstance(self.message_queue_table, list) else []
 
 
 class ConsumerStatus(Body):

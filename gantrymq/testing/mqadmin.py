@@ -14,6 +14,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from gantrymq.remoting.admin_bodies import StatsData
+from gantrymq.remoting.admin_headers import StatsHeader
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import OffsetResponse, QueryConsumerOffsetHeader, read_header
@@ -33,7 +35,8 @@ KINDS = (
     (re.compile(r"\b\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d[:,.]?\d*"), "<time>"),
     (re.compile(r"\b1[6-9]\d{11}\b"), "<ms>"),
     (re.compile(r"\b[0-9A-F]{32}\b"), "<id>"),
-    (re.compile(r"\bname=[^,\]]*@\d+\b"), "<object>"),
+    (re.compile(r"@[0-9a-f]{5,8}\b|0x[0-9a-f]{8,16}\b"), "<object>"),
+    (re.compile(r"\b20\d{12,15}\b"), "<time>"),
     # a trace names what the tool did, its first line says why; links lead to the same page by several ways
     (re.compile(r"(?m)^\s+at .*\n?|^\s*\.\.\. \d+ more\n?|^(See|For more information).*http.*\n?"), ""),
 )
@@ -137,6 +140,7 @@ def stage(java: Java, home: Path, sites: Sequence[Site]) -> Iterator[Sequence[Ma
         for site in sites:
             wait_for(lambda site=site: _consumed(site) == MESSAGES, 60)  # type: ignore[misc]
             wait_for(lambda site=site: _knows_producer(site), 60)  # type: ignore[misc]
+            wait_for(lambda site=site: _has_counted(site), 60)  # type: ignore[misc]
         yield clients
 
 
@@ -152,7 +156,14 @@ def _consumed(site: Site) -> int:
 
 def _knows_producer(site: Site) -> bool:
     command = Command(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": PRODUCERS})
-    return ask(site.broker, command).code in (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+    return ask(site.broker, command).code == ResponseCode.SUCCESS
+
+
+def _has_counted(site: Site) -> bool:
+    """Whether what was consumed is in the statistics, which are brought up to date each ten seconds."""
+    header = StatsHeader(stats_name="GROUP_GET_NUMS", stats_key=f"{TOPIC}@{CONSUMERS}")
+    answer = ask(site.broker, Command(RequestCode.VIEW_BROKER_STATS_DATA, header.to_ext()))
+    return answer.code == ResponseCode.SUCCESS and StatsData.from_bytes(answer.body).stats_minute.sum == MESSAGES
 
 
 def arguments_of(case: Case, site: Site, values: Mapping[str, str]) -> list[str]:

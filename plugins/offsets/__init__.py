@@ -4,7 +4,7 @@ Slot: none; essential. Hooks: config_section, configure, register_processors, pe
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
 Services: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
-AdminBrokerProcessor: codes 14, 15, 29, 30, 31.
+AdminBrokerProcessor: codes 14, 15, 29 to 32, 43, 308, 314, 343.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
@@ -51,9 +52,10 @@ class OffsetsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """14 and 15 of consumers, 29 to 31 of anybody."""
+        """14 and 15 of consumers, 29 to 31 of anybody, the rest of administrators."""
         assert self._offsets is not None  # configure has run
-        return dict(OffsetRequests(broker, self._offsets, self._config).processors())
+        requests = OffsetRequests(broker, self._offsets, self._config)
+        return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

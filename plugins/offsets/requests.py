@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.reading import stored_at
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.table import Offsets
@@ -86,7 +85,11 @@ class OffsetRequests:
         """29: the offset of the message that was stored nearest to a moment; 0 in a queue without messages."""
         header = read_header(SearchOffsetHeader, request.command.ext)
         queues = self._broker.queues
-        return _answer(request, queues.offset_by_time(header.topic, header.queue_id, header.timestamp, self._stored_at))
+        commit_log = self._broker.log
+        found = queues.offset_by_time(
+            header.topic, header.queue_id, header.timestamp, lambda at: stored_at(commit_log, at)
+        )
+        return _answer(request, found)
 
     def max_offset(self, request: Request) -> Command:
         """30: the offset that the next message gets once it can be read; 0 for a queue that is not there."""
@@ -121,12 +124,6 @@ class OffsetRequests:
             raise _fault(f"commitOffset is {header.commit_offset}, an offset is not negative")
         if self._offsets.is_full(header.consumer_group, header.topic):
             raise _fault("the offset is not stored: there are too many of topic and group (plugin.offsets.max_entries)")
-
-    def _stored_at(self, offset: int) -> int | None:
-        try:
-            return self._broker.log.read_record(offset).store_timestamp
-        except (OutOfLog, CorruptRange, BadRecord, OSError):
-            return None
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:

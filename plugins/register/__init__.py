@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import Registration, RouteChanges, Service
+from gantrymq.kernel.services import Registration, RouteChanges, Service, TopicTable
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.registrar import Registrar
@@ -44,6 +44,9 @@ class RegisterPlugin:
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
         """The task that keeps this broker registered."""
+        topics = broker.services.find(TopicTable)
+        if topics is not None:
+            self._registrar.tell_ordered(topics.set_ordered)
         return [Service("register", self._registrar.run)]
 
     @hookimpl

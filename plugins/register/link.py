@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
+from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
@@ -31,6 +33,8 @@ class Link:
         self.registered = False
         self.tried = trio.Event()
         """The first attempt is over, one way or the other."""
+        self.ordered: Callable[[Collection[str]], None] | None = None
+        """Who wants to know which topics are ordered, if this nameserver is the one to tell."""
         self._announcement = announcement
         self._interval = interval
         self._timeout = timeout
@@ -82,7 +86,8 @@ class Link:
                 log.info("nameserver_unregistered", address=self.address)
                 return
             self._news = trio.Event()
-            await self._call(channel, self._announcement.register())
+            answer = await self._call(channel, self._announcement.register())
+            self._take_order(answer)
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True
@@ -105,10 +110,20 @@ class Link:
                 await trio.sleep(DEBOUNCE_S)
                 nursery.cancel_scope.cancel()
 
-    async def _call(self, channel: Channel, command: Command) -> None:
+    async def _call(self, channel: Channel, command: Command) -> Command:
         answer = await channel.call(command, self._timeout)
         if answer.code != ResponseCode.SUCCESS:
             raise RemoteFault(answer.code, answer.remark or "no remark")
+        return answer
+
+    def _take_order(self, answer: Command) -> None:
+        """The nameserver knows which topics are ordered (KV namespace ORDER_TOPIC_CONFIG)."""
+        if self.ordered is None or not answer.body:
+            return
+        try:
+            self.ordered(KVTable.from_bytes(answer.body).table.keys())
+        except RemoteFault as fault:
+            log.warning("ordered_topics_unreadable", address=self.address, reason=fault.remark)
 
     async def _say_farewell(self) -> None:
         # the old connection ended with the cancellation

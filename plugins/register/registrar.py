@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import trio
 
@@ -19,6 +19,11 @@ class Registrar:
             Link(address, announcement, config.interval, config.timeout) for address in dict.fromkeys(addresses)
         ]
         self._open = trio.Event()
+
+    def tell_ordered(self, ordered: Callable[[Collection[str]], None]) -> None:
+        """Let ``ordered`` have the topics that the first nameserver calls ordered; two could contradict each other."""
+        for link in self._links[:1]:
+            link.ordered = ordered
 
     def begin(self) -> None:
         """The broker can be reached: the first registration goes out."""

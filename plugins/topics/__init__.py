@@ -4,7 +4,7 @@ Slot: none; essential. Hooks: config_section, configure, register_processors, be
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
 Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
-and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215.
+and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
 can still be consumed after a crash.
@@ -19,7 +19,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import GroupTable, RouteChanges, TopicTable
+from gantrymq.kernel.services import GroupTable, LiveSettings, RouteChanges, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
@@ -29,6 +29,9 @@ from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+
+LIVE_KEYS = ("auto_create", "auto_create_groups", "default_queues")
+"""What administrators may change while the broker runs."""
 
 log = structlog.get_logger("gantrymq.topics")
 
@@ -71,6 +74,9 @@ class TopicsPlugin:
         routes = broker.services.find(RouteChanges)
         if routes is not None:
             self._topics.changed = routes.topic_changed
+        live = broker.services.find(LiveSettings)
+        if live is not None:
+            live.allow("plugin.topics", self._config, LIVE_KEYS, self._reconfigure)
         admin = TopicAdmin(broker, self._topics, self._groups, self._config)
         return dict(admin.processors())
 
@@ -100,3 +106,10 @@ class TopicsPlugin:
         if self._topics is not None and self._groups is not None:
             self._topics.table.save()
             self._groups.table.save()
+
+    def _reconfigure(self, config: TopicsConfig) -> None:
+        assert self._topics is not None
+        assert self._groups is not None
+        self._config = config
+        self._topics.reconfigure(config)
+        self._groups.reconfigure(config)

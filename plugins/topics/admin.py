@@ -1,4 +1,4 @@
-"""Requests that list and change topics and groups: 17, 21, 200, 201, 207, 215.
+"""Requests that list and change topics and groups: 17, 21, 200, 201, 207, 215, 351, 352.
 
 Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``. It stores queue numbers and permissions as given; here what could never
 work is refused.
@@ -14,6 +14,7 @@ from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
 from gantrymq.plugins.topics.table import Topics
+from gantrymq.remoting.admin_headers import GroupHeader
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -50,6 +51,8 @@ class TopicAdmin:
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.set_group,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_TOPIC_CONFIG: self.one_topic,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one_group,
         }
 
     def set_topic(self, request: Request) -> Command:
@@ -118,6 +121,24 @@ class TopicAdmin:
         if (header.remove_offset or header.clean_offset) and self._offsets is not None:
             self._offsets.forget_group(header.group_name)
         return self._saved(request, self._groups.table)
+
+    def one_topic(self, request: Request) -> Command:
+        """351. Code 17 for a topic that is not there."""
+        name = read_header(TopicHeader, request.command.ext).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name[:127]}")
+        return request.command.answer(ResponseCode.SUCCESS, body=topic.to_bytes())
+
+    def one_group(self, request: Request) -> Command:
+        """352. Code 26 for a group that is not there; none is created for the asking."""
+        name = read_header(GroupHeader, request.command.ext).group
+        group = self._groups.table.entries.get(name)
+        if group is None:
+            raise RemoteFault(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:255]}"
+            )
+        return request.command.answer(ResponseCode.SUCCESS, body=group.to_bytes())
 
     def _saved(self, request: Request, table: StateTable[TopicConfig] | StateTable[SubscriptionGroupConfig]) -> Command:
         try:

@@ -45,6 +45,10 @@ class Groups:
         config = self.table.entries.get(group)
         return config if config is not None else self._create(group)
 
+    def reconfigure(self, config: TopicsConfig) -> None:
+        """Go by other settings from now on."""
+        self._config = config
+
     def names(self) -> list[str]:
         """The groups that there are."""
         return list(self.table.entries)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from gantrymq.kernel.statefile import load_state
@@ -76,6 +77,22 @@ class Topics:
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this topic."""
         return topic in UNSENDABLE_TOPICS
+
+    def reconfigure(self, config: TopicsConfig) -> None:
+        """Go by other settings from now on; TBW102 comes, goes or changes with them."""
+        self._config = config
+        default = next((topic for topic in boot_topics(config, "", "") if topic.topic_name == AUTO_CREATE_TOPIC), None)
+        if default is None:
+            self.table.remove(AUTO_CREATE_TOPIC)
+        else:
+            self.table.put(AUTO_CREATE_TOPIC, default)
+        self.changed(AUTO_CREATE_TOPIC)
+
+    def set_ordered(self, topics: Collection[str]) -> None:
+        """These are the ordered topics, and no others."""
+        for name, config in list(self.table.entries.items()):
+            if config.order != (name in topics):
+                self.set(msgspec.structs.replace(config, order=name in topics))
 
     def names(self) -> list[str]:
         """The topics that there are."""

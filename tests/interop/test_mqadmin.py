@@ -37,6 +37,7 @@ def sites(java: Java, homes: Callable[[str], Path]) -> Iterator[tuple[Site, Site
         stack.callback(broker.discard)
         ours, our_nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
         serve = ("serve", "--data", str(home / "data"), "--listen", ours, "--nameserver-listen", our_nameserver)
+        serve = (*serve, "--set", "plugin.flush.mode=async")  # RocketMQ's default
         child = stack.enter_context(gantrymq_child(serve, home / "gantry.err"))
         child.wait_line(lambda line: line.startswith("ready"))
         for name in ("java", "ours"):

@@ -9,6 +9,7 @@ import pytest
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting import headers
+from gantrymq.remoting.admin_headers import ADMIN_REQUESTS
 from gantrymq.remoting.bodies import (
     BrokerMemberGroupBody,
     ClusterInfo,
@@ -54,7 +55,8 @@ async def topic_list(peer: Any, code: int, header: Any = None) -> list[str]:
 
 
 async def test_every_nameserver_code_of_the_table_has_a_handler(server: NameServer) -> None:
-    assert set(server.requests.handlers) == {code for code, spec in REQUESTS.items() if spec.server == "nameserver"}
+    table = REQUESTS | ADMIN_REQUESTS
+    assert set(server.requests.handlers) == {code for code, spec in table.items() if spec.server == "nameserver"}
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -237,7 +239,7 @@ class TestWithOrderedTopics:
         assert TopicRouteData.from_bytes((await route(peer, "U")).body).order_topic_conf is None
 
 
-@pytest.mark.parametrize("code", [0, 10, 318, 9999, -1, 2**31 - 1])
+@pytest.mark.parametrize("code", [0, 10, 320, 9999, -1, 2**31 - 1])
 async def test_an_unknown_code_is_answered_with_3(peer: Any, code: int) -> None:
     answer = await peer.ask(code)
     assert (answer.code, answer.remark) == (3, f" request type {code} not supported")

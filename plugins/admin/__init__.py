@@ -1,0 +1,58 @@
+"""Requests of administrators that need several tables: what topics hold, how far groups are, what clients say.
+
+Slot: none. Hooks: config_section, configure, register_processors.
+Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries. Files: none.
+Services: LiveSettings. Answers for RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the
+table: codes 25, 26, 28, 202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309
+towards clients. ``docs/howto/mqadmin.md`` has the commands that send them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.services import LiveSettings
+from gantrymq.plugins.admin.brokers import BrokerAdmin
+from gantrymq.plugins.admin.clients import ClientAdmin
+from gantrymq.plugins.admin.config import AdminConfig
+from gantrymq.plugins.admin.consumers import ConsumerAdmin
+from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.admin.topics import TopicAdmin
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class AdminPlugin:
+    """Puts the four families of requests together."""
+
+    name = "admin"
+    _settings: ChangeableSettings  # from configure on
+
+    def __init__(self) -> None:
+        self._config = AdminConfig()
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.admin]``."""
+        return "admin", AdminConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Offer the list of what may change while the broker runs."""
+        self._config = config.section(AdminConfig)
+        self._settings = ChangeableSettings(broker)
+        broker.services.provide(LiveSettings, self._settings)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """The four families."""
+        return {
+            **TopicAdmin(broker, self._config).processors(),
+            **ConsumerAdmin(broker).processors(),
+            **ClientAdmin(broker, self._config).processors(),
+            **BrokerAdmin(broker, self._settings).processors(),
+        }

@@ -1,0 +1,196 @@
+"""Requests that go on to a group's clients: go on there (222), where are you (223), how are you (307), consume (309).
+
+Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``; the error texts are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.reading import stored_at
+from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
+from gantrymq.plugins.admin.config import AdminConfig
+from gantrymq.remoting.admin_bodies import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
+from gantrymq.remoting.admin_headers import (
+    ConsumeDirectlyHeader,
+    ConsumerStatusHeader,
+    ResetOffsetHeader,
+    RunningInfoHeader,
+)
+from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
+from gantrymq.remoting.headers import read_header
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+RESET_VERSION = 28
+"""3.0.7-SNAPSHOT: the first client library that can be told to go on elsewhere, and asked where it is."""
+FORWARD_VERSION = 62
+"""3.1.8-SNAPSHOT: the first that tells what it does."""
+MESSAGE_ID_CHARACTERS = (32, 56)
+"""A broker's message id in hexadecimal: address, port and log offset; the longer one with an IPv6 address."""
+END = -1
+"""As a timestamp: the queue's end."""
+
+log = structlog.get_logger("gantrymq.admin")
+
+
+class ClientAdmin:
+    """Handlers of the four codes."""
+
+    def __init__(self, broker: Broker, config: AdminConfig) -> None:
+        self._broker = broker
+        self._config = config
+        self._topics = broker.services.get(TopicTable)
+        self._groups = broker.services.get(ConsumerGroups)
+        self._offsets = broker.services.get(ConsumerOffsets)
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume,
+        }
+
+    def reset(self, request: Request) -> Command:
+        """222: tell the group's members (220) where to go on; the answer has the same table.
+
+        Without ``isForce`` a queue is only ever set back. A group that never committed, of which nobody is here, or
+        with a member that cannot be told, is left alone.
+        """
+        header = read_header(ResetOffsetHeader, request.command.ext)
+        table = self._targets(header)
+        members = self._groups.members_of(header.group)
+        if not members:
+            raise RemoteFault(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic} "
+                f"Timestamp: {header.timestamp}",
+            )
+        _check_versions(members, RESET_VERSION)
+        body = ResetOffsets(table).to_bytes()
+        if request.command.language == "CPP":
+            queues = [QueueOffset(queue.topic, queue.broker_name, queue.queue_id, at) for queue, at in table.items()]
+            told = ResetOffsetList(queues).to_bytes()
+        else:
+            told = body
+        ext = ResetOffsetHeader(topic=header.topic, group=header.group, timestamp=header.timestamp).to_ext()
+        for member in members:
+            member.connection.send(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(ext), told, flag=ONEWAY_FLAG))
+        log.info("offsets_reset", group=header.group, topic=header.topic, timestamp=header.timestamp, told=len(members))
+        return request.command.answer(ResponseCode.SUCCESS, body=body)
+
+    async def status(self, request: Request) -> Command:
+        """223: ask all members, or one, at once (221); who does not answer in time is missing from the answer."""
+        header = read_header(ConsumerStatusHeader, request.command.ext)
+        members = self._groups.members_of(header.group)
+        if not members:
+            raise _fault(f"No Any Consumer online in the consumer group: [{header.group}]")
+        _check_versions(members, RESET_VERSION)
+        wanted = (header.client_addr or "").strip()
+        asked = [member for member in members if not wanted or member.client_id == wanted]
+        asked = asked[: 1 if wanted else self._config.max_clients]
+        table: dict[str, dict[MessageQueue, int]] = {}
+        ext = ConsumerStatusHeader(topic=header.topic, group=header.group).to_ext()
+
+        async def ask(member: GroupMember) -> None:
+            try:
+                command = Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, dict(ext))
+                answer = await member.connection.ask(command, self._config.status_timeout)
+                if answer.code == ResponseCode.SUCCESS and answer.body:
+                    table[member.client_id] = dict(ClientStatus.from_bytes(answer.body).queues)
+            except (ConnectError, RemoteFault) as error:
+                log.warning("client_did_not_tell", group=header.group, client_id=member.client_id, error=str(error))
+
+        async with trio.open_nursery() as nursery:
+            for member in asked:
+                nursery.start_soon(ask, member)
+        return request.command.answer(ResponseCode.SUCCESS, body=ConsumerStatus(table).to_bytes())
+
+    async def running_info(self, request: Request) -> Command:
+        """307: what one client tells of itself, as it says it."""
+        header = read_header(RunningInfoHeader, request.command.ext)
+        return await self._forward(request, header.consumer_group, header.client_id, request.command.body)
+
+    async def consume(self, request: Request) -> Command:
+        """309: let one client consume a stored message now; its verdict is the answer."""
+        header = read_header(ConsumeDirectlyHeader, request.command.ext)
+        record = self._record(header.msg_id or "")
+        return await self._forward(
+            request, header.consumer_group, header.client_id or "", record, {"brokerName": self._broker.name}
+        )
+
+    async def _forward(
+        self, request: Request, group: str, client_id: str, body: bytes, extra: dict[str, str] | None = None
+    ) -> Command:
+        member = next((one for one in self._groups.members_of(group) if one.client_id == client_id), None)
+        if member is None:
+            raise _fault(f"The Consumer <{group}> <{client_id}> not online")
+        _check_versions([member], FORWARD_VERSION)
+        command = Command(request.command.code, {**(request.command.ext or {}), **(extra or {})}, body)
+        try:
+            answer = await member.connection.ask(command, self._config.client_timeout)
+        except CallTimeout as error:
+            remark = f"consumer <{group}> <{client_id}> Timeout: {error}"
+            raise RemoteFault(ResponseCode.CONSUME_MSG_TIMEOUT, remark) from error
+        except ConnectError as error:
+            raise _fault(f"invoke consumer <{group}> <{client_id}> Exception: {error}") from error
+        return request.command.answer(answer.code, answer.remark, answer.ext, answer.body)
+
+    def _targets(self, header: ResetOffsetHeader) -> dict[MessageQueue, int]:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise _fault(f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}")
+        consumed = self._offsets.queues_of(header.group, header.topic)
+        table = {}
+        for queue_id in range(topic.write_queue_nums):
+            current = consumed.get(queue_id)
+            if current is None:
+                raise _fault(f"THe consumer group <{header.group}> not exist")
+            target = self._at(header.topic, queue_id, header.timestamp)
+            queue = MessageQueue(header.topic, self._broker.name, queue_id)
+            table[queue] = target if header.is_force else min(target, current)
+        return table
+
+    def _at(self, topic: str, queue_id: int, timestamp: int) -> int:
+        queues, commit_log = self._broker.queues, self._broker.log
+        if timestamp == END:
+            queue = queues.get(topic, queue_id)
+            return 0 if queue is None else queue.max_offset
+        return max(0, queues.offset_by_time(topic, queue_id, timestamp, lambda at: stored_at(commit_log, at)))
+
+    def _record(self, message_id: str) -> bytes:
+        try:
+            if len(message_id) not in MESSAGE_ID_CHARACTERS:
+                raise ValueError("its length is wrong")
+            at = int.from_bytes(bytes.fromhex(message_id)[-8:], "big")
+            self._broker.log.read_record(at)
+            size = int.from_bytes(self._broker.log.view(at, 4), "big")
+            return bytes(self._broker.log.view(at, size))
+        except (ValueError, OutOfLog, CorruptRange, BadRecord, OSError) as error:
+            raise _fault(f"there is no message {message_id[:64]!r}: {error}") from None
+
+
+def _check_versions(members: Sequence[GroupMember], needed: int) -> None:
+    for member in members:
+        if member.version < needed:
+            raise _fault(
+                f"the client {member.client_id} does not support this feature: its version is {member.version}, "
+                f"{needed} is needed"
+            )
+
+
+def _fault(remark: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)

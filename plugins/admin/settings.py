@@ -1,0 +1,169 @@
+"""The configuration as administrators see and change it: RocketMQ's names where a setting has one, else our own.
+
+What may change while the broker runs is an allow list: the keys that plugins put on it (``LiveSettings.allow``). A
+change is checked like one in the file, all of a request or none is in force, and it lasts until the broker stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+import attrs
+import structlog
+
+from gantrymq.kernel.fields import coerce
+from gantrymq.remoting.bodies import DataVersion
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.javaproperties import read_properties, write_properties
+from gantrymq.remoting.names import TRACE_TOPIC
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX = 65_536
+"""A change names a few keys."""
+UNIT_BYTES = 20
+CONSTANTS = {
+    "clientCallbackExecutorThreads": "1",
+    "brokerRole": "ASYNC_MASTER",
+    "brokerPermission": "6",
+    "fileReservedTime": "72",
+    "filterServerNums": "0",
+    "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+    "msgTraceTopicName": TRACE_TOPIC,
+    "slaveReadEnable": "false",
+    "traceOn": "true",
+    "traceTopicEnable": "false",
+    "useTLS": "false",
+}
+"""What tools look for and this broker is, whether or not a plugin has a setting for it."""
+
+log = structlog.get_logger("gantrymq.admin")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ";".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
+    ("broker", "name"): ("brokerName", _plain),
+    ("broker", "cluster"): ("brokerClusterName", _plain),
+    ("broker", "id"): ("brokerId", _plain),
+    ("broker", "nameservers"): ("namesrvAddr", _plain),
+    ("broker", "data"): ("storePathRootDir", _plain),
+    ("store", "commit_log_file_bytes"): ("mappedFileSizeCommitLog", _plain),
+    ("store", "queue_file_units"): ("mappedFileSizeConsumeQueue", lambda units: str(units * UNIT_BYTES)),
+    ("store", "max_message_bytes"): ("maxMessageSize", _plain),
+    ("plugin.flush", "mode"): ("flushDiskType", lambda mode: "SYNC_FLUSH" if mode == "sync" else "ASYNC_FLUSH"),
+    ("plugin.topics", "auto_create"): ("autoCreateTopicEnable", _plain),
+    ("plugin.topics", "auto_create_groups"): ("autoCreateSubscriptionGroup", _plain),
+    ("plugin.topics", "default_queues"): ("defaultTopicQueueNums", _plain),
+    ("plugin.clients", "notify"): ("notifyConsumerIdsChangedEnable", _plain),
+    ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
+}
+"""Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
+
+
+@attrs.define
+class _Live:
+    """A section of which some keys may change: its values now, and who is told."""
+
+    current: Any
+    keys: Collection[str]
+    change: Callable[[Any], None]
+
+
+class ChangeableSettings:
+    """The service ``LiveSettings``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._live: dict[str, _Live] = {}
+        self.version = DataVersion()
+
+    def allow(self, section: str, current: T, keys: Collection[str], change: Callable[[T], None]) -> None:
+        """Put ``keys`` of ``section`` (``plugin.topics``) on the list; ``change`` gets the section's new values."""
+        self._live[section] = _Live(current, frozenset(keys), change)
+
+    def text(self) -> bytes:
+        """All settings as properties: by RocketMQ's names and, with their section, by our own."""
+        table = dict(CONSTANTS)
+        sections = self._sections()
+        for row in self._broker.config.explain():
+            live = self._live.get(row.section)
+            shown = getattr(live.current, row.key) if live is not None and row.key in live.keys else row.value
+            table[f"{row.section}.{row.key}"] = _plain(shown)
+            if (row.section, row.key) in NAMES:
+                name, write = NAMES[row.section, row.key]
+                table[name] = write(getattr(sections[row.section], row.key))
+        return write_properties(table)
+
+    def update(self, body: bytes) -> list[str]:
+        """Put what ``body`` (properties) says in force; returns the changed keys by our names.
+
+        :class:`RemoteFault` (code 1) names the key that is not on the list, or the value that is not allowed; then
+        nothing has changed.
+        """
+        if len(body) > BODY_BYTES_MAX:
+            raise _fault(f"a configuration of {len(body)} bytes, {BODY_BYTES_MAX} are taken")
+        try:
+            given = read_properties(body)
+        except ValueError as error:
+            raise _fault(f"string2Properties error: {error}") from None
+        changes: dict[str, dict[str, object]] = {}
+        for name, value in given.items():
+            section, key = self._place(name)
+            changes.setdefault(section, {})[key] = self._read(section, key, name, value)
+        for section, values in changes.items():
+            live = self._live[section]
+            live.current = attrs.evolve(live.current, **values)
+            live.change(live.current)
+        names = sorted(f"{section}.{key}" for section, values in changes.items() for key in values)
+        if names:
+            self.version = self.version.next(self._broker.env.wall_ms())
+            log.info("settings_changed", keys=names)
+        return names
+
+    def _sections(self) -> dict[str, Any]:
+        """The typed values of all sections, as they are now."""
+        config = self._broker.config
+        sections: dict[str, Any] = {"broker": config.broker, "store": config.store, "limits": config.limits}
+        for _, (name, kind) in self._broker.manager.by_plugin("config_section", tuple):
+            sections[f"plugin.{name}"] = config.section(kind)
+        return sections | {name: live.current for name, live in self._live.items()}
+
+    def _place(self, name: str) -> tuple[str, str]:
+        section, _, key = name.rpartition(".")
+        place = next((place for place, (theirs, _) in NAMES.items() if theirs == name), (section, key))
+        if place[0] not in self._live or place[1] not in self._live[place[0]].keys:
+            raise _fault(f"{name[:100]!r} cannot be changed while the broker runs; {self._allowed()}")
+        return place
+
+    def _read(self, section: str, key: str, name: str, value: str) -> object:
+        live = self._live[section]
+        kind = type(live.current)
+        field: attrs.Attribute[Any] = getattr(attrs.fields(kind), key)
+        try:
+            found = coerce(value.strip(), get_type_hints(kind)[key], field, True)
+            attrs.evolve(live.current, **{key: found})  # converters and ranges speak here
+        except ValueError as error:
+            raise _fault(f"{name} = {value[:100]!r}: {error.args[0] if error.args else error}") from None
+        return found
+
+    def _allowed(self) -> str:
+        names = sorted(
+            NAMES[section, key][0] if (section, key) in NAMES else f"{section}.{key}"
+            for section, live in self._live.items()
+            for key in live.keys
+        )
+        return f"these can: {', '.join(names) or 'none'}"
+
+
+def _fault(remark: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)

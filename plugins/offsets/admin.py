@@ -1,0 +1,104 @@
+"""Administrators' requests about offsets: all of them (43), the first (32), compare (308), clone (314), where (343).
+
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, ``ConsumerOffsetManager``; 5.3.3 for 343.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.reading import message_stored_at
+from gantrymq.kernel.services import ConsumerGroups, GroupTable, TopicTable
+from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.remoting.admin_bodies import CorrectionOffsets
+from gantrymq.remoting.admin_headers import CloneGroupHeader, CorrectionOffsetHeader, GroupHeader, TimestampResponse
+from gantrymq.remoting.bodies import TopicList
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import QueueHeader, read_header
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+LARGEST = 2**63 - 1
+"""RocketMQ's word for a queue in which the compared group is behind the others."""
+
+log = structlog.get_logger("gantrymq.offsets")
+
+
+class OffsetAdmin:
+    """Handlers of the five codes."""
+
+    def __init__(self, broker: Broker, offsets: Offsets) -> None:
+        self._broker = broker
+        self._offsets = offsets
+        self._topics = broker.services.get(TopicTable)
+        self._groups = broker.services.get(GroupTable)
+        self._live = broker.services.find(ConsumerGroups)
+
+    def processors(self) -> dict[int, Handler]:
+        """Request code to handler."""
+        return {
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.corrections,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics,
+        }
+
+    def earliest(self, request: Request) -> Command:
+        """32: when the queue's first message was stored (ms); -1 for a queue without messages."""
+        header = read_header(QueueHeader, request.command.ext)
+        queue = self._broker.queues.get(header.topic, header.queue_id)
+        first = -1 if queue is None else message_stored_at(self._broker.log, queue, queue.min_offset)
+        return request.command.answer(ResponseCode.SUCCESS, ext=TimestampResponse(timestamp=first).to_ext())
+
+    def all_offsets(self, request: Request) -> Command:
+        """43: the text of ``consumerOffset.json``."""
+        return request.command.answer(ResponseCode.SUCCESS, body=self._offsets.encode())
+
+    def corrections(self, request: Request) -> Command:
+        """308: by queue the lowest offset of all groups but some; where the compared group is behind it, 2^63-1."""
+        header = read_header(CorrectionOffsetHeader, request.command.ext)
+        left_out = set((header.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(header.topic):
+            if group not in left_out:
+                for queue_id, offset in self._offsets.queues_of(group, header.topic).items():
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in self._offsets.queues_of(header.compare_group, header.topic).items():
+            if lowest.get(queue_id, LARGEST) > offset:
+                lowest[queue_id] = LARGEST
+        return request.command.answer(ResponseCode.SUCCESS, body=CorrectionOffsets(lowest).to_bytes())
+
+    def clone(self, request: Request) -> Command:
+        """314: let a group go on where another one is, in one topic or in all of the other's.
+
+        Unless ``offline``, a topic is passed over that the source's live members do not subscribe to.
+        """
+        header = read_header(CloneGroupHeader, request.command.ext)
+        source, target = header.src_group, header.dest_group
+        if self._groups.find(target) is None:
+            raise RemoteFault(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {target[:255]}"
+            )
+        wishes = {} if header.offline or self._live is None else self._live.subscriptions_of(source)
+        topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(source)
+        for topic in topics:
+            if self._topics.get(topic) is None or (wishes and topic not in wishes):
+                log.warning("offsets_not_cloned", topic=topic[:127], source=source[:255], target=target)
+                continue
+            for queue_id, offset in dict(self._offsets.queues_of(source, topic)).items():
+                self._offsets.commit(target, topic, queue_id, offset)
+            log.info("offsets_cloned", topic=topic, source=source, target=target)
+        return request.command.answer(ResponseCode.SUCCESS)
+
+    def topics(self, request: Request) -> Command:
+        """343: the topics in which a group has committed."""
+        group = read_header(GroupHeader, request.command.ext).group
+        body = TopicList(sorted(self._offsets.topics_of(group)))
+        return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())

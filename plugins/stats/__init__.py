@@ -1,0 +1,113 @@
+"""Statistics: what topics, queues and groups put and got, how fast, and how long it took.
+
+Slot: none.
+Hooks: before_append, config_section, configure, register_processors, register_services, runtime_info, started.
+Config ``[plugin.stats]``: by_queue, max_items. Files: none: everything counts from the start, as in RocketMQ.
+Services: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
+part of code 28.
+
+On the hot path there is one look at the clock before and one after a batch. Messages are counted each ten seconds by
+how far the consume queues have come (``table``), pulls by who answers them (``Statistics.pulled``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.processors import Processor, Request
+from gantrymq.kernel.services import Service, Statistics
+from gantrymq.plugins.stats.config import StatsConfig
+from gantrymq.plugins.stats.items import PERIODS
+from gantrymq.plugins.stats.measuring import Measuring
+from gantrymq.plugins.stats.table import Table
+from gantrymq.remoting.admin_headers import StatsHeader
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import read_header
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+SECONDS = 1.0
+LOOK_TICKS = PERIODS[0].every // 1000
+MINUTE_TICKS = 60
+
+
+class StatsPlugin:
+    """Counts, samples, and tells."""
+
+    name = "stats"
+    _table: Table  # from configure on
+    _measuring: Measuring
+
+    def __init__(self) -> None:
+        self._config = StatsConfig()
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.stats]``."""
+        return "stats", StatsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Offer the counters to other plugins."""
+        self._config = config.section(StatsConfig)
+        self._table = Table(broker, self._config)
+        self._measuring = Measuring(broker, self._table)
+        broker.services.provide(Statistics, self._table)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """315."""
+        return {RequestCode.VIEW_BROKER_STATS_DATA: self._view}
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """One looks at the clock."""
+        return [Service("stats.sample", self._sample)]
+
+    @hookimpl
+    def started(self, broker: Broker) -> None:
+        """What the store has is not of this life."""
+        self._measuring.begin()
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        """Note when the batch came; when all its rows have their status the time is known."""
+        self._measuring.watch(batch)
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """Totals, rates and times."""
+        return self._measuring.told()
+
+    def _view(self, request: Request) -> Command:
+        header = read_header(StatsHeader, request.command.ext)
+        item = self._table.find(header.stats_name, header.stats_key)
+        if item is None:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
+            )
+        return request.command.answer(ResponseCode.SUCCESS, body=item.data().to_bytes())
+
+    async def _sample(self) -> None:
+        ticks = 0
+        while True:
+            await trio.sleep(SECONDS)
+            ticks += 1
+            self._measuring.take_second()
+            if ticks % LOOK_TICKS == 0:
+                for _ in self._table.look():
+                    await trio.lowlevel.checkpoint()
+            if ticks % MINUTE_TICKS == 0:
+                self._measuring.latency.turn()
+            for number, period in enumerate(PERIODS):
+                # an item without a snapshot gets its first one with the next look: its hour and day begin there
+                if ticks % LOOK_TICKS == 0:
+                    self._table.sample(self._measuring.now(), number, due=ticks % (period.every // 1000) == 0)

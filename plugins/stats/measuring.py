@@ -1,0 +1,95 @@
+"""Puts as they go through, totals by the second, and what the broker says of both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.plugins.stats.latency import Latency
+from gantrymq.plugins.stats.rates import Rates, Totals
+from gantrymq.plugins.stats.table import Table
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+
+class Measuring:
+    """``begin`` when the broker has started; ``watch`` each batch, ``take_second`` each second."""
+
+    def __init__(self, broker: Broker, table: Table) -> None:
+        self._broker = broker
+        self._table = table
+        self._units = 0
+        self._puts = 0
+        self._failed = 0
+        self._booted = self.now()
+        self._rates = Rates(Totals(self._booted, 0, 0, 0, 0))
+        self.latency = Latency()
+
+    def now(self) -> int:
+        """Milliseconds of the wall clock."""
+        return self._broker.env.wall_ms()
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._units = self._broker.queues.units
+        self._table.begin()
+
+    def watch(self, batch: AppendBatch) -> None:
+        """Measure until ``batch`` is done."""
+        begun, done = self._broker.env.monotonic(), batch.done
+
+        def measured(finished: AppendBatch) -> None:
+            self.latency.add(self._broker.env.monotonic() - begun, len(finished) - finished.refused)
+            self._failed += finished.refused
+            if done is not None:
+                done(finished)
+
+        batch.done = measured
+
+    def take_second(self) -> None:
+        """The totals of now."""
+        table = self._table
+        self._count_puts()
+        self._rates.take(Totals(self.now(), self._puts, table.pulls_found, table.pulls_missed, table.messages_pulled))
+
+    def told(self) -> dict[str, str]:
+        """Everything by RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
+        self._count_puts()
+        for _ in self._table.look():
+            pass  # an administrator wants the bytes of now
+        table, rates, latency = self._table, self._rates, self.latency
+        return {
+            "bootTimestamp": str(self._booted),
+            "runtime": _duration(self.now() - self._booted),
+            "putMessageEntireTimeMax": str(latency.longest),
+            "putMessageTimesTotal": str(max(self._puts, 1)),  # RocketMQ says 1 for none
+            "putMessageFailedTimes": str(self._failed),
+            "putMessageSizeTotal": str(table.bytes_put),
+            "putMessageDistributeTime": latency.distribution(),
+            "putMessageAverageSize": str(table.bytes_put / max(table.messages_put, 1)),
+            "putLatency99": f"{latency.percentile(0.99):.2f}",
+            "putLatency999": f"{latency.percentile(0.999):.2f}",
+            "dispatchMaxBuffer": "0",
+            "getMessageEntireTimeMax": "0",
+            "msgPutTotalYesterdayMorning": str(rates.puts_yesterday),
+            "msgPutTotalTodayMorning": str(rates.puts_today),
+            "msgPutTotalTodayNow": str(self._puts),
+            "msgGetTotalYesterdayMorning": str(rates.gets_yesterday),
+            "msgGetTotalTodayMorning": str(rates.gets_today),
+            "msgGetTotalTodayNow": str(table.messages_pulled),
+            **rates.told(),
+        }
+
+    def _count_puts(self) -> None:
+        # the number of all entries falls when a topic is deleted
+        units = self._broker.queues.units
+        self._puts += max(0, units - self._units)
+        self._units = units
+
+
+def _duration(milliseconds: int) -> str:
+    minutes, seconds = divmod(milliseconds // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

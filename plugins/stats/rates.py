@@ -1,0 +1,72 @@
+"""Totals and rates of puts and pulls, and the totals of the mornings.
+
+Source: RocketMQ 4.9.7 ``StoreStatsService`` (a snapshot a second, rates over 10 s, a minute and ten minutes) and
+``BrokerStats`` (what the totals were at midnight).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime
+
+import attrs
+
+SPANS = (10, 60, 600)
+"""Seconds over which rates are told."""
+
+
+@attrs.frozen
+class Totals:
+    """Since the start: messages put, pulls that found and that did not, messages pulled; and when (ms)."""
+
+    at: int
+    puts: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class Rates:
+    """``take`` totals once a second; a rate over a span is told once the span is over."""
+
+    def __init__(self, first: Totals) -> None:
+        self._kept: deque[Totals] = deque([first], maxlen=SPANS[-1] + 1)
+        self._day = _day(first.at)
+        self.puts_today = self.puts_yesterday = 0
+        self.gets_today = self.gets_yesterday = 0
+
+    def take(self, totals: Totals) -> None:
+        """The totals of now. When a day has begun its totals are noted."""
+        self._kept.append(totals)
+        day = _day(totals.at)
+        if day != self._day:
+            self._day = day
+            self.puts_yesterday, self.puts_today = self.puts_today, totals.puts
+            self.gets_yesterday, self.gets_today = self.gets_today, totals.transferred
+
+    def told(self) -> dict[str, str]:
+        """The rates by RocketMQ's names: three numbers each, nothing for a span that is not over."""
+        return {
+            "putTps": self._text("puts"),
+            "getFoundTps": self._text("found"),
+            "getMissTps": self._text("missed"),
+            "getTotalTps": " ".join(
+                str((self._rate("found", n) or 0.0) + (self._rate("missed", n) or 0.0)) for n in SPANS
+            ),
+            "getTransferedTps": self._text("transferred"),
+        }
+
+    def _text(self, name: str) -> str:
+        rates = (self._rate(name, span) for span in SPANS)
+        return " ".join("" if rate is None else str(rate) for rate in rates)
+
+    def _rate(self, name: str, span: int) -> float | None:
+        if len(self._kept) <= span:
+            return None
+        first, last = self._kept[-span - 1], self._kept[-1]
+        passed = last.at - first.at
+        return (getattr(last, name) - getattr(first, name)) * 1000 / passed if passed > 0 else 0.0
+
+
+def _day(milliseconds: int) -> int:
+    return datetime.fromtimestamp(milliseconds / 1000).toordinal()

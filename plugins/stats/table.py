@@ -1,0 +1,188 @@
+"""All counters by statistic and key, and what fills them: pulls as they are answered, puts by looking at the queues.
+
+Nothing is counted while messages are on their way in: a consume queue knows how many messages it got, and its entries
+how large they are. Each ten seconds the difference to the last look is counted; the entries are summed in bulk.
+
+Source of names and keys: RocketMQ 4.9.7 ``Stats``, ``BrokerStatsManager``.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.consumequeue import FILLER_SIZE, ConsumeQueue
+from gantrymq.plugins.stats.config import StatsConfig
+from gantrymq.plugins.stats.items import Item
+from gantrymq.remoting.names import is_retry_topic
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+TOPIC_PUT_NUMS, TOPIC_PUT_SIZE = "TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"
+QUEUE_PUT_NUMS, QUEUE_PUT_SIZE = "QUEUE_PUT_NUMS", "QUEUE_PUT_SIZE"
+GROUP_GET_NUMS, GROUP_GET_SIZE = "GROUP_GET_NUMS", "GROUP_GET_SIZE"
+QUEUE_GET_NUMS, QUEUE_GET_SIZE = "QUEUE_GET_NUMS", "QUEUE_GET_SIZE"
+BROKER_PUT_NUMS, BROKER_GET_NUMS = "BROKER_PUT_NUMS", "BROKER_GET_NUMS"
+SNDBCK_PUT_NUMS = "SNDBCK_PUT_NUMS"
+STATISTICS = (
+    TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE, QUEUE_GET_NUMS,
+    QUEUE_GET_SIZE, BROKER_PUT_NUMS, BROKER_GET_NUMS, SNDBCK_PUT_NUMS,
+)  # fmt: skip
+"""What is counted. RocketMQ's others (fall behind, disk reads, latencies of pulls, commercial ones) are not."""
+
+ENTRIES_AT_ONCE = 16_384
+WORDS = 5
+"""32-bit words of a queue entry; the third one is the size."""
+
+log = structlog.get_logger("gantrymq.stats")
+
+
+class _Pulled:
+    """Pulls of one group from one queue since the last look."""
+
+    __slots__ = ("messages", "size", "times")
+
+    def __init__(self) -> None:
+        self.messages = self.size = self.times = 0
+
+
+class Table:
+    """The service ``Statistics``."""
+
+    def __init__(self, broker: Broker, config: StatsConfig) -> None:
+        self._broker = broker
+        self._config = config
+        self._items: dict[str, dict[str, Item]] = {name: {} for name in STATISTICS}
+        self._count = 0
+        self._warned = False
+        self._seen: dict[tuple[str, int], int] = {}
+        self._pulled: dict[tuple[str, str, int], _Pulled] = {}
+        self.pulls_found = 0
+        self.pulls_missed = 0
+        self.messages_pulled = 0
+        self.bytes_put = 0
+        self.messages_put = 0
+
+    # ---------------------------------------------------------------------------------------------------- service
+
+    def add(self, name: str, key: str, value: int, times: int = 1) -> None:
+        """See ``Statistics``. An unknown statistic is a ValueError."""
+        items = self._items.get(name)
+        if items is None:
+            raise ValueError(f"there is no statistic {name!r}")
+        item = items.get(key)
+        if item is None:
+            if self._count >= self._config.max_items:
+                if not self._warned:
+                    self._warned = True
+                    log.warning("not_counted", statistic=name, key=key[:300], limit=self._config.max_items)
+                return
+            item = items[key] = Item()
+            self._count += 1
+        item.add(value, times)
+
+    def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
+        """See ``Statistics``."""
+        if not messages:
+            self.pulls_missed += 1
+            return
+        key = (group, topic, queue_id)
+        pulled = self._pulled.get(key)
+        if pulled is None:
+            if len(self._pulled) >= self._config.max_items:
+                return
+            pulled = self._pulled[key] = _Pulled()
+        pulled.times += 1
+        pulled.messages += messages
+        pulled.size += size
+        self.pulls_found += 1
+        self.messages_pulled += messages
+
+    def consume_tps(self, group: str, topic: str) -> float:
+        """See ``Statistics``."""
+        item = self.find(GROUP_GET_NUMS, f"{topic}@{group}")
+        return 0.0 if item is None else item.tps
+
+    # --------------------------------------------------------------------------------------------------- sampling
+
+    def find(self, name: str, key: str) -> Item | None:
+        """The counter, or None when nothing was counted under this key, or the statistic is unknown."""
+        return self._items.get(name, {}).get(key)
+
+    def begin(self) -> None:
+        """What is in the queues now was put before: count from here."""
+        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in self._broker.queues}
+
+    def look(self) -> Iterator[None]:
+        """Count what came since the last look; yields now and then, so that others get their turn."""
+        for key, pulled in self._take_pulled().items():
+            self._count_pulled(key, pulled)
+        for queue in list(self._broker.queues):
+            seen = self._seen.get((queue.topic, queue.queue_id), 0)
+            end = queue.max_offset
+            if end != seen:
+                self._seen[queue.topic, queue.queue_id] = end
+                if end > seen:
+                    yield from self._count_puts(queue, max(seen, queue.min_offset), end)
+        if len(self._seen) > 2 * len(list(self._broker.queues)) + 1000:
+            self.begin()  # topics have been deleted
+
+    def sample(self, now: int, period: int, due: bool) -> None:
+        """Snapshots of all counters for the period of this number, if ``due``; else of those that have none yet.
+
+        Counters to which nothing came for a day go.
+        """
+        for items in self._items.values():
+            for key, item in list(items.items()):
+                if due or item.is_new(period):
+                    item.sample(now, period)
+                if item.is_idle:
+                    del items[key]
+                    self._count -= 1
+
+    def _take_pulled(self) -> dict[tuple[str, str, int], _Pulled]:
+        taken, self._pulled = self._pulled, {}
+        return taken
+
+    def _count_pulled(self, key: tuple[str, str, int], pulled: _Pulled) -> None:
+        group, topic, queue_id = key
+        self.add(GROUP_GET_NUMS, f"{topic}@{group}", pulled.messages, pulled.times)
+        self.add(GROUP_GET_SIZE, f"{topic}@{group}", pulled.size, pulled.times)
+        self.add(BROKER_GET_NUMS, self._broker.cluster, pulled.messages, pulled.times)
+        if self._config.by_queue:
+            self.add(QUEUE_GET_NUMS, f"{topic}@{queue_id}@{group}", pulled.messages, pulled.times)
+            self.add(QUEUE_GET_SIZE, f"{topic}@{queue_id}@{group}", pulled.size, pulled.times)
+
+    def _count_puts(self, queue: ConsumeQueue, start: int, end: int) -> Iterator[None]:
+        topic, messages, size = queue.topic, 0, 0
+        while start < end:
+            data = queue.entries(start, min(ENTRIES_AT_ONCE, end - start))
+            if not data:
+                break
+            count, total = measure(data)
+            messages += count
+            size += total
+            start += len(data) // (4 * WORDS)
+            yield
+        self.messages_put += messages
+        self.bytes_put += size
+        self.add(TOPIC_PUT_NUMS, topic, messages, messages)
+        self.add(TOPIC_PUT_SIZE, topic, size, messages)
+        self.add(BROKER_PUT_NUMS, self._broker.cluster, messages, messages)
+        if self._config.by_queue and not is_retry_topic(topic):
+            self.add(QUEUE_PUT_NUMS, f"{topic}@{queue.queue_id}", messages, messages)
+            self.add(QUEUE_PUT_SIZE, f"{topic}@{queue.queue_id}", size, messages)
+
+
+def measure(entries: bytes) -> tuple[int, int]:
+    """How many messages these consume queue entries stand for, and their bytes, without looking at each in turn."""
+    words = array("i", entries)[2::WORDS]
+    if sys.byteorder == "little":
+        words.byteswap()
+    fillers = words.count(FILLER_SIZE)
+    return len(words) - fillers, sum(words) - fillers * FILLER_SIZE
