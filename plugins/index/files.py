@@ -43,6 +43,8 @@ class IndexFiles:
         self.shape = shape
         self.files: list[IndexFile] = []
         self.position = 0
+        self.keys_done = 0
+        """How many keys of the message at ``position`` are in already: a file may end between two."""
         self.failed = False
         self.settled_timestamp = 0
         """End timestamp of the newest full file that is on the disk with all its slots (``indexMsgTimestamp``)."""
@@ -69,9 +71,10 @@ class IndexFiles:
         if batch.start != self.position:
             raise ValueError(f"the index goes on at {self.position}, not at {batch.start}")
         with self._lock:
-            row = key = 0
+            row, key, self.keys_done = 0, self.keys_done, 0
             if not self.files or self.files[-1].is_full:
                 row = first_with_keys(batch.properties)
+                key = key if row == 0 else 0
             rows = len(batch)
             while 0 <= row < rows:
                 if not self.files or self.files[-1].is_full:
@@ -82,7 +85,8 @@ class IndexFiles:
     def skip_to(self, offset: int) -> None:
         """There is nothing to put before ``offset``."""
         with self._lock:
-            self.position = max(self.position, offset)
+            if offset > self.position:
+                self.position, self.keys_done = offset, 0
 
     def _add(self) -> None:
         last = self.files[-1] if self.files else None

@@ -88,6 +88,13 @@ class IndexFile:
         self._is_zero_on_disk = False
         return used == self.header.slots_used and (number == 1 or offset == self.header.end_offset)
 
+    def last_keys(self) -> tuple[int, bool]:
+        """How many of the last entries are of one message, and whether all of the file's are."""
+        number = self.header.count - 1
+        while number > 0 and ENTRY.unpack(self._entry(number))[1] == self.header.end_offset:
+            number -= 1
+        return self.header.count - 1 - number, number == 0
+
     # -------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch, row: int, key: int) -> tuple[int, int]:

@@ -117,6 +117,19 @@ class Trust:
         if last < start:
             return start
         if kept[-1].is_full:
-            # Its last message may have more keys, in the next file.
+            # Its last message may have more keys, for the next file.
+            self._index.keys_done = _keys_done(kept, last)
             return last
         return last + int.from_bytes(self._log.view(last, 4), "big")
+
+
+def _keys_done(files: list[IndexFile], offset: int) -> int:
+    done = 0
+    for file in reversed(files):
+        if file.header.end_offset != offset:
+            break
+        count, whole = file.last_keys()
+        done += count
+        if not whole:
+            break
+    return done

@@ -155,6 +155,23 @@ def test_without_readable_marks_after_a_crash_only_what_the_checkpoint_vouches_f
     assert again.check_whole() == 12
 
 
+def test_a_file_that_ends_between_two_keys_is_followed_by_the_other_keys(open_indexed: Callable) -> None:
+    env = MemoryEnv()
+    shape = Shape(slots=5, entries=6)
+    indexed = open_indexed(env, shape)
+    indexed.send(["a", "b", "c"], ["d", "e", "f"], [f"k{number}" for number in range(12)], ["z"])
+    stop(indexed)
+    whole = [env.read_bytes(f"store/index/{name}") for name in env.listdir("store/index")]
+    assert len(whole) == 4
+    for kept in range(4):
+        for name in env.listdir("store/index")[kept:]:
+            env.unlink(f"store/index/{name}")
+        again = open_indexed(env, shape)
+        again.level()
+        stop(again)
+        assert [env.read_bytes(f"store/index/{name}") for name in env.listdir("store/index")] == whole
+
+
 def test_entries_that_contradict_each_other_are_built_again(open_indexed: Callable) -> None:
     env = MemoryEnv()
     indexed = open_indexed(env, Shape(slots=5, entries=50))
