@@ -65,11 +65,11 @@ def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Pat
 
 def test_rocketmqs_file_is_read_and_its_other_keys_are_told(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\nfileReservedTime=48\n")
+    path.write_text("brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\ntransientStorePoolSize=5\n")
     outcome = cli("print-config", "--config", str(path), "--json")
     rows = {(row["section"], row["key"]): row["value"] for row in json.loads(outcome.out)}
     assert (rows["plugin.topics", "auto_create"], rows["plugin.topics", "default_queues"]) == (False, 6)
-    assert outcome.err == f"gantrymq: {path}: fileReservedTime has no counterpart here and is ignored\n"
+    assert outcome.err == f"gantrymq: {path}: transientStorePoolSize has no counterpart here and is ignored\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "broker", "check-config", "plugins list"])

@@ -107,7 +107,7 @@ def test_the_keys_of_the_page_exist() -> None:
     known = {
         f"{row.section}.{row.key}" for row in build_config(read_settings(), load_plugins(DEFAULT_PLUGINS)).explain()
     }
-    assert set(re.findall(r"^\| `([a-z.]+\.[a-z_]+)` \| `", text, re.MULTILINE)) == known
+    assert set(re.findall(r"^\| `([a-z.]+\.[a-z0-9_]+)` \| `", text, re.MULTILINE)) == known
 
 
 def test_commands_on_the_pages_exist() -> None:
