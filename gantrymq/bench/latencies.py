@@ -23,6 +23,12 @@ class Latencies:
         if len(self._new) >= NEW_MAX:
             self._take()
 
+    def add_one(self, microseconds: int) -> None:
+        """Count one more."""
+        self._new.append(microseconds)
+        if len(self._new) >= NEW_MAX:
+            self._take()
+
     def merge(self, counts: Mapping[int, int]) -> None:
         """Add another one's counts."""
         for microseconds, count in counts.items():

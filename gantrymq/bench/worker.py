@@ -128,18 +128,21 @@ class Worker:
         return targets[each.connection.number % len(targets)]
 
     def _turn(self, wait: float) -> None:
+        clock = time.perf_counter_ns
         for fd, events in self._epoll.poll(wait):
             if fd == self._control:
                 self._ended = "stopped"
                 return
             each = self._open[fd]
+            connection = each.connection
             try:
-                if events & select.EPOLLOUT and each.connection.flush():
+                if events & select.EPOLLOUT and connection.flush():
                     self._epoll.modify(fd, select.EPOLLIN)
-                if events & ~select.EPOLLOUT and (data := each.connection.receive()):
-                    self._last_answer = now = time.perf_counter_ns()
-                    if more := each.load.answers(each.connection, data, now):
-                        self._send(each, more)
+                if events & ~select.EPOLLOUT and (data := connection.receive()):
+                    self._last_answer = now = clock()
+                    more = each.load.answers(connection, data, now)
+                    if more and not connection.send(more):
+                        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
             except (OSError, GantryError, FatalRemoteFault) as error:
                 self._lose(each, error)
 

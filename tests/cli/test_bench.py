@@ -181,6 +181,13 @@ def test_failures_are_told_by_their_codes_and_not_counted(answering: Callable[..
     assert not result.ended
 
 
+def test_one_request_at_a_time_counts_failures_among_successes(answering: Callable[..., Answering]) -> None:
+    broker = answering(0, 0, ResponseCode.SYSTEM_BUSY, 0, None)
+    (outcome,) = run(Plan(loads=[load_of(broker.address)], seconds=30)).outcomes
+    assert (outcome.messages, outcome.requests) == (3, 4)
+    assert {what: failure.count for what, failure in outcome.failures.items()} == {"2 SYSTEM_BUSY": 1, "lost": 1}
+
+
 def test_a_broker_that_dies_half_way_leaves_what_was_measured(answering: Callable[..., Answering]) -> None:
     broker = answering(0, 0, None)
     result = run(Plan(loads=[load_of(broker.address)], seconds=30))
