@@ -24,8 +24,8 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import find_property
 
-EXPRESSION_MAX = 16384
-"""Characters: it is parsed while other connections wait, a millisecond for a few hundred of them."""
+EXPRESSION_MAX = 4096
+"""Characters: it is parsed while other connections wait, a millisecond for each few hundred of them."""
 
 GRAMMAR = r"""
     start: _or

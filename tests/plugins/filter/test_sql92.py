@@ -86,10 +86,10 @@ def test_the_refusal_says_where_it_could_not_go_on() -> None:
         compile_sql92("a = 1 LIKE 'x'")
 
 
-def test_a_thousand_alternatives_are_one_list() -> None:
-    expression = " OR ".join(f"a = {number}" for number in range(1000))
-    assert wanted(expression, a="999")
-    assert not wanted(expression, a="1000")
+def test_many_alternatives_are_one_list() -> None:
+    expression = " OR ".join(f"a = {number}" for number in range(300))
+    assert wanted(expression, a="299")
+    assert not wanted(expression, a="300")
 
 
 _TEXT = "a b NOT AND OR BETWEEN IN IS NULL TRUE 1 -1 2.5 'x' '' ( ) , = <> < <= > >= + - -- /* */ ' é 9999999999"
