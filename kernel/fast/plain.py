@@ -93,7 +93,6 @@ def encode_rows(
     crc32, lengths, topic_parts = zlib.crc32, _lengths, _topic_parts
     limit = offset + room - BLANK_BYTES
     parts: list[bytes] = []
-    add = parts.append
     index = first - 1
     for row, topic, queue_id, body, properties, flag, sys_flag, born, born_host, times, prepared in _rows(
         batch, rows, first
@@ -129,11 +128,8 @@ def encode_rows(
             continue
         if not sys_flag & PREPARED_BIT:
             next_offsets[key] = queue_offset + 1
-        add(head)
-        add(body)
-        add(topic_part)
-        add(lengths[properties_size] if properties_size < 1024 else _U16.pack(properties_size))
-        add(properties)
+        length = lengths[properties_size] if properties_size < 1024 else _U16.pack(properties_size)
+        parts += (head, body, topic_part, length, properties)
         offsets[row] = offset
         sizes[row] = size
         queue_offsets[row] = queue_offset
@@ -244,7 +240,7 @@ def tag_code(properties: bytes) -> int:
 
 def tag_codes(properties: Iterable[bytes]) -> list[int]:
     """:func:`tag_code` of each."""
-    return [tag_code(one) for one in properties]
+    return [tag_code(one) if _TAGS in one else 0 for one in properties]
 
 
 def scan(

@@ -7,17 +7,19 @@ Their compiled twins know the hot requests in their usual forms and hand everyth
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import is_intact
+from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
@@ -36,6 +38,10 @@ __all__ = [
 
 _PREFIX = struct.Struct(">iI")
 _LENGTH = struct.Struct(">i")
+_PROOF = struct.Struct(">iII16xqI44xi")
+"""Of a record with hosts of IPv4: size, magic, CRC, log offset, sys flag, body length."""
+_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+_V4_HEAD_SIZE: Final = HEADS[0].size
 
 
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]:
@@ -96,13 +102,14 @@ def gather(
 
     ``window(offset, size)`` gives the log from that offset on, the record at least, or None when it cannot be read.
     What is no record (see :func:`is_intact`) is told to ``damaged(offset, size)`` and left out.
-    Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and how many records
-    there are.
+    Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
+    records in the body.
     """
     parts: list[bytes | memoryview] = []
-    total = 0
-    scanned = 0
+    total = scanned = base = end = 0
     removed = False
+    data: bytes | memoryview = b""
+    unpack, crc32 = _PROOF.unpack_from, zlib.crc32
     for at, size, code in ENTRY.iter_unpack(entries):
         if len(parts) >= limit or (parts and total + size > max_bytes):
             break
@@ -112,13 +119,31 @@ def gather(
         if at < oldest:
             removed = True
         elif matches is None or matches(code):
-            data = window(at, size)
-            if data is None:
-                continue
-            data = data[:size]
-            if is_intact(data, at):
-                parts.append(data)
+            if at < base or at + size > end or size < 0:
+                found = window(at, size)
+                if found is None:
+                    continue
+                data, base, end = found, at, at + len(found)
+            start = at - base
+            record = data[start : start + size]
+            if size >= _V4_HEAD_SIZE:
+                told, magic, crc, place, bits, length = unpack(record)
+                if (
+                    told == size
+                    and place == at
+                    and not bits & HOST_V6_BITS
+                    and 0 <= length < size - _V4_HEAD_SIZE
+                    and magic in _MAGICS
+                    and crc32(record[_V4_HEAD_SIZE : _V4_HEAD_SIZE + length]) & CRC_MASK == crc
+                ):
+                    parts.append(record)
+                    total += size
+                    continue
+            if is_intact(record, at):
+                parts.append(record)
                 total += size
             else:
                 damaged(at, size)
+                # What was just quarantined is not to be read through the window of before.
+                base = end = 0
     return parts, scanned, removed, len(parts)
