@@ -19,6 +19,7 @@ from gantrymq.client import admin, client, consumer, producer
 from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
+from gantrymq.client.lookup import FOREVER
 from gantrymq.client.options import Start
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, QueueChoice
 from gantrymq.message import DeliveredRecord, Delivery, Message, MessageQueue, SendResult
@@ -234,6 +235,20 @@ class Admin:
     def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
         """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
         return self._loop.call(self._inner.consumer_offset, group, queue)
+
+    def find(
+        self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
+    ) -> list[DeliveredRecord]:
+        """The newest messages with ``key``, oldest first, stored from ``begin`` to ``end`` (ms since 1970)."""
+        return self._loop.call(partial(self._inner.find, limit=limit, begin=begin, end=end), topic, key)
+
+    def find_by_id(self, topic: str, message_id: str) -> list[DeliveredRecord]:
+        """The messages with this id, the producer's or the broker's."""
+        return self._loop.call(self._inner.find_by_id, topic, message_id)
+
+    def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
+        """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
+        return self._loop.call(self._inner.message_at, queue, offset)
 
     def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Let ``group`` go on at ``offset`` of ``queue``."""

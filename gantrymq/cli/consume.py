@@ -15,7 +15,7 @@ from gantrymq.cli.connecting import nameserver_option, with_client
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
-    from gantrymq.message import ReceivedMessage
+    from gantrymq.message import DeliveredRecord
 
 
 @attrs.frozen
@@ -98,7 +98,7 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
     return count
 
 
-def render(message: ReceivedMessage, as_json: bool) -> bytes:
+def render(message: DeliveredRecord, as_json: bool) -> bytes:
     """The line to print, without its newline. A body that is no UTF-8 is told as ``bodyBase64``."""
     if not as_json:
         return message.body

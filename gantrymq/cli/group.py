@@ -19,6 +19,7 @@ COMMANDS = {
     "topic": "gantrymq.cli.topics:topic",
     "produce": "gantrymq.cli.produce:produce",
     "consume": "gantrymq.cli.consume:consume",
+    "query": "gantrymq.cli.query:query",
     "plugins": "gantrymq.cli.plugins:plugins",
     "bench": "gantrymq.cli.bench:bench",
     "doctor": "gantrymq.cli.doctor:doctor",

@@ -10,7 +10,9 @@ from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import BrokerError, NoRoute
+from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, message_at
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
+from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies import ClusterInfo, MessageQueue, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -150,6 +152,28 @@ class Admin:
         )
         channel = await self._cluster.broker(await self._master(queue))
         await call(channel, Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext()))
+
+    async def find(
+        self, topic: str, key: str, *, limit: int = 32, begin: int = 0, end: int = FOREVER
+    ) -> list[DeliveredRecord]:
+        """The newest messages with ``key``, oldest first, stored from ``begin`` to ``end`` (ms since 1970).
+
+        A broker answers up to 64 at once.
+        """
+        self._cluster.ensure_open()
+        check_topic(topic)
+        return await find_by_key(self._cluster, topic, key, limit, begin, end)
+
+    async def find_by_id(self, topic: str, message_id: str) -> list[DeliveredRecord]:
+        """The messages with this id, the producer's or the broker's; several when a send was repeated."""
+        self._cluster.ensure_open()
+        check_topic(topic)
+        return await find_by_id(self._cluster, topic, message_id)
+
+    async def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
+        """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
+        self._cluster.ensure_open()
+        return await message_at(self._cluster, queue, offset, await self._master(queue))
 
     async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         self._cluster.ensure_open()

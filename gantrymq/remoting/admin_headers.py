@@ -8,7 +8,6 @@ from __future__ import annotations
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers import ConsumerGroupHeader, Header, Int32, Int64, QueueHeader, RequestSpec, TopicHeader
 
-
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 """A field of 12 that says ``true`` when the key is a client's unique id (``MixAll.UNIQUE_MSG_QUERY_FLAG``)."""
 

@@ -1,0 +1,104 @@
+"""Look for single messages, as ``mqadmin queryMsgBy...`` does: by key, by id, by place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.connections import call, reading
+from gantrymq.client.errors import BrokerError
+from gantrymq.client.routes import MASTER_ID
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.admin_headers import UNIQUE_KEY_QUERY, QueryMessageHeader, ViewMessageHeader
+from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import PullMessageHeader
+from gantrymq.remoting.records import decode_records
+
+FOREVER: Final = 2**63 - 1
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+"""The group of RocketMQ's tools: every broker has it."""
+_SUBSCRIPTION: Final = 4
+_NOTHING_THERE: Final = frozenset(
+    {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
+)
+
+
+async def find_by_key(
+    cluster: Cluster, topic: str, key: str, limit: int, begin: int, end: int, *, unique: bool = False
+) -> list[DeliveredRecord]:
+    """The newest messages with ``key`` (or that unique id) of each broker that has ``topic``, by store time."""
+    header = QueryMessageHeader(topic=topic, key=key, max_num=limit, begin_timestamp=begin, end_timestamp=end)
+    ext = {**header.to_ext(), UNIQUE_KEY_QUERY: "true" if unique else "false"}
+    found: list[DeliveredRecord] = []
+    for data in (await cluster.routes.get(topic)).broker_datas:
+        address = data.broker_addrs.get(MASTER_ID) or next(iter(data.broker_addrs.values()))
+        try:
+            answer = await call(await cluster.broker(address), Command(RequestCode.QUERY_MESSAGE, dict(ext)))
+        except BrokerError as error:
+            if error.code == ResponseCode.QUERY_NOT_FOUND:
+                continue
+            raise
+        with reading(address):
+            records = decode_records(answer.body, DeliveredRecord)
+        for record in records:
+            record.broker_name = data.broker_name
+            # RocketMQ's broker compares hashes only.
+            if record.topic == topic and (record.message_id == key if unique else key in record.keys):
+                found.append(record)
+    return sorted(found, key=lambda record: record.store_timestamp)[-limit:] if limit > 0 else []
+
+
+async def find_by_id(cluster: Cluster, topic: str, message_id: str) -> list[DeliveredRecord]:
+    """The messages with a producer's id (a repeated send has several); else the one whose broker's id it is."""
+    found = await find_by_key(cluster, topic, message_id, 32, 0, FOREVER, unique=True)
+    return found or await _view(cluster, topic, message_id)
+
+
+async def _view(cluster: Cluster, topic: str, message_id: str) -> list[DeliveredRecord]:
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        return []
+    if len(raw) != 16:
+        return []
+    address = format_address(".".join(str(part) for part in raw[:4]), int.from_bytes(raw[4:8], "big"))
+    brokers = {data.broker_name: data.broker_addrs.values() for data in (await cluster.routes.get(topic)).broker_datas}
+    name = next((name for name, addresses in brokers.items() if address in addresses), None)
+    if name is None:
+        return []  # an id says what it likes: no broker of this topic is there
+    header = ViewMessageHeader(offset=int.from_bytes(raw[8:], "big", signed=True))
+    try:
+        answer = await call(await cluster.broker(address), Command(RequestCode.VIEW_MESSAGE_BY_ID, header.to_ext()))
+    except BrokerError as error:
+        if error.code == ResponseCode.SYSTEM_ERROR:
+            return []
+        raise
+    with reading(address):
+        records = decode_records(answer.body, DeliveredRecord)
+    for record in records:
+        record.broker_name = name
+    return records
+
+
+async def message_at(cluster: Cluster, queue: MessageQueue, offset: int, address: str) -> DeliveredRecord | None:
+    """The message at a queue offset, None when there is none; ``address`` is the broker's."""
+    header = PullMessageHeader(
+        consumer_group=TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset, max_msg_nums=1,
+        sys_flag=_SUBSCRIPTION, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
+    )  # fmt: skip
+    try:
+        answer = await call(await cluster.broker(address), Command(RequestCode.PULL_MESSAGE, header.to_ext()))
+    except BrokerError as error:
+        if error.code in _NOTHING_THERE:
+            return None
+        raise
+    with reading(address):
+        records = decode_records(answer.body, DeliveredRecord)
+    for record in records:
+        record.broker_name = queue.broker_name
+        if record.queue_offset == offset:
+            return record
+    return None
