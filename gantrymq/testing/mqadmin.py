@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.admin_bodies import StatsData
 from gantrymq.remoting.admin_headers import StatsHeader
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -164,6 +165,25 @@ def _has_counted(site: Site) -> bool:
     header = StatsHeader(stats_name="GROUP_GET_NUMS", stats_key=f"{TOPIC}@{CONSUMERS}")
     answer = ask(site.broker, Command(RequestCode.VIEW_BROKER_STATS_DATA, header.to_ext()))
     return answer.code == ResponseCode.SUCCESS and StatsData.from_bytes(answer.body).stats_minute.sum == MESSAGES
+
+
+def ask_raw(site: Site, name: str, fields: Mapping[str, str]) -> str:
+    """The comparable text of the answer to the request of this name."""
+    answer = ask(site.broker, Command(RequestCode[name], dict(fields)))
+    # what the answer's maps and lists have in which order says nothing
+    value = _sorted(fastjson.loads(answer.body)) if answer.body else None
+    text = f"{answer.code} {answer.remark} {answer.ext or {}} {value}"
+    return normalised(Case(name, name, (r"(?<='delayTime', )\d+", r"(?<='tps', )[\d.]+")), text, site)
+
+
+def _sorted(value: object) -> object:
+    if isinstance(value, dict):
+        return sorted(((str(key), _sorted(item)) for key, item in value.items()), key=repr)
+    if isinstance(value, list):
+        return sorted((_sorted(item) for item in value), key=repr)
+    if isinstance(value, tuple):
+        return tuple(map(_sorted, value))
+    return value
 
 
 def arguments_of(case: Case, site: Site, values: Mapping[str, str]) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gantrymq.testing.foreign import Java, start_broker, start_nameserver
-from gantrymq.testing.mqadmin import Case, Site, fill, run_case, run_mqadmin, stage, unique_id
-from gantrymq.testing.mqadmin_cases import CASES, CHANGES, GAPS, PREPARE, READS
+from gantrymq.testing.mqadmin import Case, Site, ask_raw, fill, run_case, run_mqadmin, stage, unique_id
+from gantrymq.testing.mqadmin_cases import CASES, CHANGES, GAPS, NOT_RUN, PREPARE, RAW, READS
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -68,7 +68,11 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
                     msg_id=ids[number][MESSAGE], unique_id=unique_id(MESSAGE), consumer=clients[number]["consumer"]
                 )
             run(READS)
+            for name, fields in RAW.items():
+                theirs, ours = (ask_raw(site, name, fields) for site in sites)
+                found[name] = (theirs, ours)
             run(CHANGES)
+        found["help"] = (admin.run([]), "")
     return found
 
 
@@ -79,3 +83,14 @@ def test_the_tool_prints_the_same_of_both_brokers(case: Case, texts: Texts):
         assert ours != theirs, "this gap is closed: take it out of GAPS and of docs/howto/mqadmin.md"
         pytest.xfail(GAPS[case.name])
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_requests_without_a_command_are_answered_the_same(name: str, texts: Texts):
+    theirs, ours = texts[name]
+    assert ours == theirs
+
+
+def test_no_command_of_the_tool_is_forgotten(texts: Texts):
+    listed = {line.split()[0] for line in texts["help"][0].splitlines() if line.startswith("   ")}
+    assert listed == {case.command for case in CASES} | set(NOT_RUN)

@@ -1,0 +1,159 @@
+"""Requests that go on to clients: what they answer is the answer; what they do not answer ends in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.fastjson import loads
+
+pytestmark = pytest.mark.trio
+
+RESET = {"topic": "orders", "group": "readers", "timestamp": -1, "isForce": "true"}
+STATUS = b'{"messageQueueTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:%d}}'
+
+
+class Client:
+    """Keeps what the broker asks; answers with what it was told to, or never."""
+
+    def __init__(self, body: bytes | None = b"", code: int = 0) -> None:
+        self.asked: list[Command] = []
+        self.body = body
+        self.code = code
+        self.came = trio.Event()
+
+    async def __call__(self, command: Command) -> Command | None:
+        if command.code == 40:  # members come and go: not asked here
+            return None
+        self.asked.append(command)
+        self.came.set()
+        if command.is_oneway:
+            return None
+        if self.body is None:
+            await trio.sleep_forever()
+        return command.answer(self.code, "as told", body=self.body or b"")
+
+
+async def commit_both(bench: Any, offset: int) -> None:
+    await bench.commit(offset)
+    await bench.commit(0, queue_id=1)
+
+
+async def test_members_are_told_where_to_go_on(bench: Any) -> None:
+    client = Client()
+    await commit_both(bench, 1)
+    async with bench.client(client):
+        answer = await bench.ask(222, RESET)
+        with trio.fail_after(10):
+            await client.came.wait()
+    assert answer.code == 0
+    (told,) = client.asked
+    assert (told.code, told.is_oneway, told.body) == (220, True, answer.body)
+    assert told.ext == {"topic": "orders", "group": "readers", "timestamp": "-1", "isForce": "false"}
+    offsets = {key["queueId"]: offset for key, offset in loads(answer.body)["offsetTable"]}
+    assert offsets == {0: 4, 1: 0}
+
+
+async def test_without_force_a_group_is_only_set_back(bench: Any) -> None:
+    await commit_both(bench, 1)
+    async with bench.client(Client()):
+        ahead = await bench.ask(222, {**RESET, "isForce": "false"})
+        back = await bench.ask(222, {**RESET, "isForce": "false", "timestamp": 0})
+    assert [offset for key, offset in loads(ahead.body)["offsetTable"] if key["queueId"] == 0] == [1]
+    assert [offset for key, offset in loads(back.body)["offsetTable"] if key["queueId"] == 0] == [0]
+
+
+async def test_an_administrator_in_c_plus_plus_gets_its_clients_told_in_their_form(bench: Any) -> None:
+    client = Client()
+    await commit_both(bench, 1)
+    async with bench.client(client):
+        ext = {name: str(value) for name, value in RESET.items()}
+        assert (await bench.channel.call(Command(222, ext, language="CPP"))).code == 0
+        with trio.fail_after(10):
+            await client.came.wait()
+    rows = loads(client.asked[0].body)["offsetTable"]
+    assert rows[0] == {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "offset": 4}
+
+
+async def test_a_group_that_cannot_be_reset(bench: Any) -> None:
+    unknown = await bench.ask(222, {**RESET, "topic": "nothing"})
+    assert (unknown.code, "no topic in this broker" in unknown.remark) == (1, True)
+    never = await bench.ask(222, RESET)
+    assert (never.code, never.remark) == (1, "THe consumer group <readers> not exist")
+    await commit_both(bench, 1)
+    assert (await bench.ask(222, RESET)).code == 206
+    async with bench.client(Client(), version=27):
+        old = await bench.ask(222, RESET)
+        assert (old.code, "does not support this feature" in old.remark) == (1, True)
+
+
+async def test_clients_tell_where_they_are(bench: Any) -> None:
+    fields = {"topic": "orders", "group": "readers"}
+    assert (await bench.ask(223, fields)).code == 1
+    async with bench.client(Client(STATUS % 3)), bench.client(Client(STATUS % 4), "c2"):
+        all_of_them = loads((await bench.ask(223, fields)).body)["consumerTable"]
+        one = loads((await bench.ask(223, {**fields, "clientAddr": "c2"})).body)["consumerTable"]
+    assert {client: table[0][1] for client, table in all_of_them.items()} == {"c1": 3, "c2": 4}
+    assert list(one) == ["c2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"{", 0), (b"\xff", 0), (b'{"messageQueueTable":{"text":1}}', 0), (b"", 0), (STATUS % 1, 1)]
+)
+async def test_what_a_client_says_wrongly_is_left_out(bench: Any, body: bytes, code: int) -> None:
+    async with bench.client(Client(body, code)):
+        answer = await bench.ask(223, {"topic": "orders", "group": "readers"})
+    assert answer.code == 0
+    assert not loads(answer.body)["consumerTable"].get("c1")
+
+
+async def test_what_a_client_tells_of_itself_comes_back_as_it_is(bench: Any) -> None:
+    client = Client(b'{"anything": [1]}')
+    fields = {"consumerGroup": "readers", "clientId": "c1", "jstackEnable": "true"}
+    async with bench.client(client):
+        answer = await bench.ask(307, fields)
+    assert (answer.code, answer.remark, answer.body) == (0, "as told", b'{"anything": [1]}')
+    assert client.asked[0].ext == fields
+    gone = await bench.ask(307, fields)
+    assert (gone.code, gone.remark) == (1, "The Consumer <readers> <c1> not online")
+
+
+async def test_a_client_that_does_not_answer_costs_its_time_and_no_more(bench: Any) -> None:
+    fields = {"consumerGroup": "readers", "clientId": "c1"}
+    async with bench.client(Client(None)):
+        answer = await bench.ask(307, fields)
+    assert (answer.code, "Timeout" in answer.remark) == (207, True)
+
+
+async def test_an_old_client_is_not_asked(bench: Any) -> None:
+    async with bench.client(Client(), version=61):
+        answer = await bench.ask(307, {"consumerGroup": "readers", "clientId": "c1"})
+    assert (answer.code, "does not support this feature" in answer.remark) == (1, True)
+
+
+async def test_a_client_consumes_a_stored_message_on_order(bench: Any) -> None:
+    client = Client(b'{"consumeResult":"CR_SUCCESS"}')
+    fields = {"consumerGroup": "readers", "clientId": "c1", "msgId": bench.ids[2]}
+    async with bench.client(client):
+        answer = await bench.ask(309, fields)
+    assert answer.body == client.body
+    (asked,) = client.asked
+    assert asked.ext == {**fields, "brokerName": "broker-a"}
+    place = int(bench.ids[2][-16:], 16)
+    assert asked.body == bytes(bench.broker.log.view(place, len(asked.body)))
+    assert b"body 2" in asked.body
+
+
+@pytest.mark.parametrize(
+    "message_id", ["", "zz", "0" * 31, "G" * 32, "7F00000100002A9F00000000FFFFFFFF", "0" * 31 + "1"]
+)
+async def test_a_message_that_is_not_there_is_not_consumed(bench: Any, message_id: str) -> None:
+    client = Client()
+    fields = {"consumerGroup": "readers", "clientId": "c1", "msgId": message_id}
+    async with bench.client(client):
+        answer = await bench.ask(309, fields)
+    assert (answer.code, "there is no message" in answer.remark) == (1, True)
+    assert not client.asked

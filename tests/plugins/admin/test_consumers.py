@@ -1,0 +1,94 @@
+"""How far groups have consumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.fastjson import loads
+
+pytestmark = pytest.mark.trio
+
+
+async def stats(bench: Any, group: str, **more: str) -> dict[tuple[str, int], tuple[int, int]]:
+    answer = await bench.ask(208, {"consumerGroup": group, **more})
+    assert answer.code == 0
+    table = loads(answer.body)["offsetTable"]
+    return {
+        (key["topic"], key["queueId"]): (value["brokerOffset"], value["consumerOffset"])
+        for key, value in (table if isinstance(table, list) else [])
+    }
+
+
+async def test_offsets_of_a_group_by_queue(bench: Any) -> None:
+    await bench.commit(3)
+    expected = {("orders", 0): (4, 3), ("orders", 1): (0, 0)}
+    assert await stats(bench, "readers") == expected
+    assert await stats(bench, "readers", topic="orders") == expected
+    assert await stats(bench, "nobody") == {}
+    assert await stats(bench, "readers", topic="nothing") == {}
+
+
+async def test_a_topic_that_the_members_left_is_not_shown(bench: Any) -> None:
+    await bench.commit(3)
+    async with bench.client(None, topic="other"):
+        assert await stats(bench, "readers") == {}
+
+
+async def test_all_groups_and_what_waits(bench: Any) -> None:
+    await bench.commit(3)
+    body = loads((await bench.ask(317, {"isOrder": "false"})).body)
+    found = {group: len(entries) for row in body["consumeStatsList"] for group, entries in row.items() if entries}
+    assert (found, body["totalDiff"], body["brokerAddr"]) == ({"readers": 1}, 1, bench.broker.address)
+    ordered = loads((await bench.ask(317, {"isOrder": "true"})).body)
+    assert ordered["totalDiff"] == 0
+
+
+@pytest.mark.parametrize("code", [208, 317, 222, 223, 307, 309, 314, 308, 345])
+async def test_a_request_without_its_fields_is_refused(bench: Any, code: int) -> None:
+    assert (await bench.ask(code)).code == 1
+
+
+async def test_a_clone_goes_on_where_the_other_group_is(bench: Any) -> None:
+    await bench.commit(3)
+    fields = {"srcGroup": "readers", "destGroup": "clones", "topic": "orders", "offline": "true"}
+    assert (await bench.ask(314, fields)).code == 0
+    assert await stats(bench, "clones") == {("orders", 0): (4, 3), ("orders", 1): (0, 0)}
+    assert (await bench.ask(314, {**fields, "destGroup": "more", "topic": ""})).code == 0
+    assert (await stats(bench, "more"))["orders", 0] == (4, 3)
+
+
+async def test_a_clone_passes_over_what_the_source_does_not_subscribe_to(bench: Any) -> None:
+    await bench.commit(3)
+    fields = {"srcGroup": "readers", "destGroup": "clones", "topic": "orders", "offline": "false"}
+    async with bench.client(None, topic="other"):
+        assert (await bench.ask(314, fields)).code == 0
+        assert await stats(bench, "clones") == {}
+
+
+async def test_corrections_tell_the_lowest_of_other_groups(bench: Any) -> None:
+    for group, offset in (("a", 1), ("b", 2), ("left-out", 0), ("compared", 1)):
+        await bench.commit(offset, group)
+    fields = {"topic": "orders", "compareGroup": "compared", "filterGroups": "left-out,compared"}
+    body = (await bench.ask(308, fields)).body
+    assert body == b'{"correctionOffsets":{0:1}}'
+    await bench.commit(0, "compared")
+    assert (await bench.ask(308, fields)).body == b'{"correctionOffsets":{0:9223372036854775807}}'
+
+
+async def test_topics_of_a_group_and_the_first_message(bench: Any) -> None:
+    await bench.commit(1)
+    assert loads((await bench.ask(343, {"group": "readers"})).body)["topicList"] == ["orders"]
+    first = await bench.ask(32, {"topic": "orders", "queueId": 0})
+    assert int(first.ext["timestamp"]) == bench.broker.log.read_record(0).store_timestamp
+    assert (await bench.ask(32, {"topic": "orders", "queueId": 1})).ext == {"timestamp": "-1"}
+    assert b'"orders@readers":{0:1}' in (await bench.ask(43)).body
+
+
+async def test_one_topic_and_one_group(bench: Any) -> None:
+    assert loads((await bench.ask(351, {"topic": "orders"})).body)["topicName"] == "orders"
+    assert (await bench.ask(351, {"topic": "nothing"})).code == 17
+    await bench.commit(1)
+    assert loads((await bench.ask(352, {"group": "readers"})).body)["groupName"] == "readers"
+    assert (await bench.ask(352, {"group": "nobody"})).code == 26

@@ -1,0 +1,90 @@
+"""What administrators are told of topics, and what they clean away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.admin_bodies import ConsumeQueueBody, GroupList
+from gantrymq.remoting.bodies import TopicList
+from gantrymq.remoting.fastjson import loads
+
+pytestmark = pytest.mark.trio
+
+
+async def test_the_bounds_of_each_queue(bench: Any) -> None:
+    table = dict(loads((await bench.ask(202, {"topic": "orders"})).body))["offsetTable"]
+    offsets = {key["queueId"]: value for key, value in table}
+    assert (offsets[0]["minOffset"], offsets[0]["maxOffset"]) == (0, 4)
+    assert 0 < offsets[0]["lastUpdateTimestamp"] <= bench.broker.env.wall_ms()
+    assert offsets[1] == {"minOffset": 0, "maxOffset": 0, "lastUpdateTimestamp": 0}
+
+
+async def test_who_reads_a_topic(bench: Any) -> None:
+    await bench.commit(1, "past")
+    async with bench.client(None):
+        groups = GroupList.from_bytes((await bench.ask(300, {"topic": "orders"})).body).group_list
+    assert groups == ["past", "readers"]
+
+
+async def test_how_long_the_next_message_of_a_group_has_waited(bench: Any) -> None:
+    await bench.commit(3)
+    spans = loads((await bench.ask(303, {"topic": "orders", "group": "readers"})).body)["consumeTimeSpanSet"]
+    first, second = spans
+    assert first["minTimeStamp"] <= first["consumeTimeStamp"] <= first["maxTimeStamp"]
+    assert first["delayTime"] >= 0
+    assert (second["minTimeStamp"], second["maxTimeStamp"], second["delayTime"]) == (-1, -1, 0)
+    caught_up = loads((await bench.ask(303, {"topic": "orders", "group": "nobody"})).body)["consumeTimeSpanSet"]
+    assert caught_up[0]["consumeTimeStamp"] == caught_up[0]["minTimeStamp"]
+
+
+@pytest.mark.parametrize(("code", "more"), [(202, {}), (303, {"group": "g"})])
+async def test_a_topic_that_is_not_there(bench: Any, code: int, more: dict[str, str]) -> None:
+    answer = await bench.ask(code, {"topic": "nobody", **more})
+    assert (answer.code, answer.remark) == (17, "topic[nobody] not exist")
+
+
+async def test_system_topics_have_the_brokers_and_the_clusters_name(bench: Any) -> None:
+    topics = TopicList.from_bytes((await bench.ask(305)).body).topic_list
+    assert {"TBW102", "broker-a", "DefaultCluster"} <= set(topics)
+
+
+async def test_entries_of_a_queue(bench: Any) -> None:
+    fields = {"topic": "orders", "queueId": 0, "index": 1, "count": 2, "consumerGroup": "readers"}
+    body = ConsumeQueueBody.from_bytes((await bench.ask(321, fields)).body)
+    assert (body.min_queue_index, body.max_queue_index) == (0, 4)
+    assert body.filter_data == "readers@orders is not online!"
+    places = [entry.physic_offset for entry in body.queue_data]
+    assert places == [bench.broker.log.read_record(place).offset for place in places]
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "found"),
+    [
+        ({"queueId": 9}, 1, None), ({"queueId": -1}, 1, None), ({"index": 99}, 0, 0), ({"index": -5}, 0, 0),
+        ({"count": -1}, 0, 0), ({"count": 2**31 - 1}, 0, 4), ({"count": 2**31}, 1, None), ({"topic": "../../etc"}, 1, None),
+    ],
+)  # fmt: skip
+async def test_entries_that_cannot_be(bench: Any, changes: dict[str, object], code: int, found: int | None) -> None:
+    fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 4, **changes}
+    answer = await bench.ask(321, fields)
+    assert answer.code == code
+    if found is not None:
+        assert len(ConsumeQueueBody.from_bytes(answer.body).queue_data) == found
+
+
+async def test_cleaning_leaves_what_has_a_topic(bench: Any) -> None:
+    queues = bench.broker.queues
+    assert (await bench.ask(316)).code == 0
+    assert queues.get("orders", 0) is not None
+    table: Any = bench.broker.manager.plugins[0].plugin
+    table._topics.remove("orders")
+    assert (await bench.ask(316)).code == 0
+    assert queues.get("orders", 0) is None
+
+
+async def test_cleaning_what_is_expired_keeps_a_queues_offsets(bench: Any) -> None:
+    assert (await bench.ask(306)).code == 0
+    assert bench.broker.queues.get("orders", 0).max_offset == 4
