@@ -26,6 +26,8 @@ from gantrymq.testing.processes import Child, free_ports, wait_for
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
 BUILD_SECONDS = 600.0
+BOOT_SECONDS = 900.0
+"""How long a server may take to start; one that recovers gigabytes takes minutes, one that fails says so by its end."""
 
 _OPENED = tuple(
     f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
@@ -265,7 +267,7 @@ def ask(address: str, command: Command, timeout: float = 10.0) -> Command:
 
 def _ready(server: JavaServer) -> JavaServer:
     try:
-        server.child.wait_line(lambda line: "boot success" in line, timeout=60)
+        server.child.wait_line(lambda line: "boot success" in line, timeout=BOOT_SECONDS)
     except BaseException:
         server.child.stop()
         raise
