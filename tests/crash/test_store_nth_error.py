@@ -19,6 +19,8 @@ FAULTS = [
     pytest.param(errno.ENOSPC, False, "short", id="ENOSPC once"),
     pytest.param(errno.ENOSPC, True, "short", id="ENOSPC for good"),
     pytest.param(errno.ENOSPC, False, "tear", id="ENOSPC after a torn write"),
+    pytest.param(errno.EFBIG, True, "short", id="EFBIG for good"),
+    pytest.param(errno.EROFS, True, "", id="EROFS for good"),
 ]
 
 

@@ -1,0 +1,101 @@
+"""A disk that hangs, and one with a block that cannot be read, under a running broker: rows 8, 16, 22 and 23."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.kernel.env import File, SystemEnv
+from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import pull, send
+
+pytestmark = pytest.mark.trio
+
+
+class SickFile:
+    """A file whose syncs wait for the environment's event, and whose reads fail at some offsets."""
+
+    def __init__(self, env: SickEnv, path: str, file: File) -> None:
+        self._env = env
+        self._path = path
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def fileno(self) -> int:
+        return -1
+
+    def datasync(self) -> None:
+        self._env.healthy.wait(30)
+        self._file.datasync()
+
+    def pread(self, size: int, offset: int) -> bytes:
+        if self._path.endswith(self._env.unreadable or "/"):
+            raise OSError(errno.EIO, "Input/output error")
+        return self._file.pread(size, offset)
+
+
+class SickEnv(SystemEnv):
+    """The real disk with files that a test can make sick."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.healthy = threading.Event()
+        self.healthy.set()
+        self.unreadable = ""
+
+    def open(self, path: str, create: bool = False) -> File:
+        return SickFile(self, path, super().open(path, create))
+
+    def flusher(self) -> Flusher:
+        return Flusher()
+
+
+async def test_while_the_disk_hangs_senders_learn_of_it_and_readers_are_served(tmp_path: Path) -> None:
+    env = SickEnv()
+    settings = {"plugin.flush.timeout": "300ms", "plugin.flowcontrol.busy_after": "600ms"}
+    broker = make_broker(tmp_path, env=env, settings=settings)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        assert (await channel.call(send("T", b"before"))).code == ResponseCode.SUCCESS
+        env.healthy.clear()
+        try:
+            late = await channel.call(send("T", b"late"))
+            assert late.code == ResponseCode.FLUSH_DISK_TIMEOUT
+            assert late.remark is not None
+            found = await channel.call(pull("T"))
+            assert [record.body for record in decode_records(found.body)] == [b"before"], "and not what may be lost"
+        finally:
+            env.healthy.set()
+        with trio.fail_after(10):
+            while (await channel.call(send("T", b"after"))).code != ResponseCode.SUCCESS:
+                await trio.lowlevel.checkpoint()
+        found = await channel.call(pull("T"))
+        bodies = [record.body for record in decode_records(found.body)]
+        assert bodies[:2] == [b"before", b"late"], "stored, as its sender was told"
+
+
+async def test_a_block_that_cannot_be_read_costs_its_queue_and_no_other(tmp_path: Path) -> None:
+    settings = {"store.queue_file_units": "20"}
+    async with run_broker(make_broker(tmp_path, settings=settings)) as broker, open_channel(broker.address) as channel:
+        for queue_id in (0, 1):
+            for _ in range(30):
+                await channel.call(send("T", b"x", queue_id=queue_id, queues=2))
+    env = SickEnv()
+    broker = make_broker(tmp_path, env=env, settings=settings)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        env.unreadable = f"consumequeue/T/0/{0:020d}"
+        assert (await channel.call(pull("T", 0))).code == ResponseCode.SYSTEM_ERROR
+        assert (await channel.call(pull("T", 1))).code == ResponseCode.SUCCESS
+        assert (await channel.call(pull("T", 0, 25))).code == ResponseCode.SUCCESS, "another file of that queue"
+        env.unreadable = ""
+        assert (await channel.call(pull("T", 0))).code == ResponseCode.SUCCESS
