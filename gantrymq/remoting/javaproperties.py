@@ -32,7 +32,9 @@ def write_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def _escape(value: str) -> str:
-    value = value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    value = value.replace("\\", "\\\\")
+    for letter, character in _ESCAPES.items():
+        value = value.replace(character, f"\\{letter}")
     if value[:1] == " ":
         value = "\\" + value
     if value.isascii():

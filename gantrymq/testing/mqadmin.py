@@ -170,15 +170,21 @@ def _has_counted(site: Site) -> bool:
 def ask_raw(site: Site, name: str, fields: Mapping[str, str]) -> str:
     """The comparable text of the answer to the request of this name."""
     answer = ask(site.broker, Command(RequestCode[name], dict(fields)))
-    # what the answer's maps and lists have in which order says nothing
+    # the order of an answer's maps and lists says nothing, nor does what RocketMQ says before there is a code
     value = _sorted(fastjson.loads(answer.body)) if answer.body else None
-    text = f"{answer.code} {answer.remark} {answer.ext or {}} {value}"
-    return normalised(Case(name, name, (r"(?<='delayTime', )\d+", r"(?<='tps', )[\d.]+")), text, site)
+    remark = None if answer.remark == "not set any response code" else answer.remark
+    text = f"{answer.code} {remark} {answer.ext or {}} {value}"
+    masks = (r"(?<='delayTime', )\d+", r"(?<='tps', )[\d.]+", r"'statsDay'.*(?='statsMinute')")
+    return normalised(Case(name, name, masks), text, site)
 
 
 def _sorted(value: object) -> object:
     if isinstance(value, dict):
-        return sorted(((str(key), _sorted(item)) for key, item in value.items()), key=repr)
+        # Java adds times as texts to the times, and empty maps that are for the other direction
+        pairs = [
+            (str(key), _sorted(item)) for key, item in value.items() if not str(key).endswith("Str") and item != {}
+        ]
+        return sorted(pairs, key=repr)
     if isinstance(value, list):
         return sorted((_sorted(item) for item in value), key=repr)
     if isinstance(value, tuple):

@@ -85,7 +85,6 @@ READS = (
         f"consumerStatus -n {{ns}} -g {CONSUMERS} -i {{consumer}} -s",
         (MEASURED, r"(?s)#Consumer jstack.*"),
     ),
-    Case("consumer", f"consumer -n {{ns}} -g {CONSUMERS}"),
     Case("getConsumerConfig", f"getConsumerConfig -n {{ns}} -g {CONSUMERS}"),
     Case("getNamesrvConfig", "getNamesrvConfig -n {ns}", by_line=True),
     Case("queryCq", f"queryCq -n {{ns}} -t {TOPIC} -q 1 -i 2 -c 3 -b {{broker}}"),

@@ -66,6 +66,8 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.topics", "default_queues"): ("defaultTopicQueueNums", _plain),
     ("plugin.clients", "notify"): ("notifyConsumerIdsChangedEnable", _plain),
     ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
+    ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
+    ("plugin.retention", "at"): ("deleteWhen", _plain),
 }
 """Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
 

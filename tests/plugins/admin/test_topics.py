@@ -64,7 +64,8 @@ async def test_entries_of_a_queue(bench: Any) -> None:
     ("changes", "code", "found"),
     [
         ({"queueId": 9}, 1, None), ({"queueId": -1}, 1, None), ({"index": 99}, 0, 0), ({"index": -5}, 0, 0),
-        ({"count": -1}, 0, 0), ({"count": 2**31 - 1}, 0, 4), ({"count": 2**31}, 1, None), ({"topic": "../../etc"}, 1, None),
+        ({"count": -1}, 0, 0), ({"count": 2**31 - 1}, 0, 4), ({"count": 2**31}, 1, None),
+        ({"topic": "../../etc"}, 1, None),
     ],
 )  # fmt: skip
 async def test_entries_that_cannot_be(bench: Any, changes: dict[str, object], code: int, found: int | None) -> None:
