@@ -1,0 +1,184 @@
+"""``python benchmarks/indexing.py``: build the index of a log from nothing and query it, ours beside the Java broker's.
+
+Both brokers start on a copy of the same log, without queues, index and checkpoint, as after a crash that left the log
+alone. The clock runs from the start of the process until the last message is found by its key, so consume queues and
+the check of all records are in it on both sides. Then random keys are asked for, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import trio
+from systems import Setup, home_of, start
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.store import Store
+from gantrymq.plugins.index.build import KIND
+from gantrymq.plugins.index.files import IndexFiles
+from gantrymq.plugins.index.layout import Shape
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ToolMissing
+
+TOPIC = "Indexing"
+QUEUES = 8
+BATCH = 1000
+BODY = b"x" * 100
+SHAPE = Shape(5_000_000, 20_000_000)
+PATIENCE_S = 3600.0
+POLL_S = 0.05
+
+
+@attrs.frozen
+class Outcome:
+    """One broker: seconds from its start to the last key found, processor seconds until then, queries in a second
+    and their times in ms (median, 99 of 100)."""
+
+    system: str
+    built: float
+    processor: float
+    queries: float
+    median: float
+    late: float
+
+
+def key_of(number: int) -> str:
+    """The key of a message."""
+    return f"order-{number}"
+
+
+def unique_of(number: int) -> str:
+    """The client's id of a message, as long as RocketMQ's."""
+    return f"7F0000010D5418B4AAC2{number:012X}"
+
+
+def make_store(folder: Path, messages: int) -> None:
+    """A store with so many messages, each with a unique id and a key; its log alone is left."""
+    store = Store(SystemEnv(), str(folder))
+    store.open()
+    store.recover(lambda batch: None)
+    for first in range(0, messages, BATCH):
+        batch = AppendBatch()
+        for number in range(first, min(first + BATCH, messages)):
+            properties = f"KEYS\x01{key_of(number)}\x02UNIQ_KEY\x01{unique_of(number)}\x02WAIT\x01true"
+            batch.add(TOPIC, number % QUEUES, BODY, properties.encode())
+        store.append(batch)
+        for _ in store.dispatch(store.flush() if first % (64 * BATCH) == 0 else store.log.durable):
+            pass
+    store.close()
+    for path in folder.iterdir():
+        if path.name != "commitlog":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def build_alone(folder: Path) -> tuple[int, float, float]:
+    """Ours without a broker: messages, seconds of reading the log, and of these seconds those in the index."""
+    env = SystemEnv()
+    store = Store(env, str(folder))
+    store.open()
+    store.recover(lambda batch: None)
+    index = IndexFiles(env, str(folder), SHAPE)
+    count, within = 0, 0.0
+    began = time.perf_counter()
+    for batch in store.log.scan(0, store.log.end):
+        start_of_put = time.perf_counter()
+        index.put(batch)
+        if index.waiting_bytes > 16 * 2**20:
+            index.write()
+        within += time.perf_counter() - start_of_put
+        count += len(batch)
+    whole = time.perf_counter() - began
+    index.write()
+    index.close()
+    store.abandon()
+    return count, whole, within
+
+
+def measure(system: str, log: Path, messages: int, seconds: float) -> Outcome:
+    """Start ``system`` on a copy of ``log``, wait until it finds the last message, then query."""
+    with home_of(f"indexing-{system}") as home:
+        store = home / "store" if system == "gantrymq" else home / "broker" / "store"
+        store.mkdir(parents=True)
+        shutil.copytree(log, store / "commitlog")
+        (store / "abort").touch()
+        began = time.perf_counter()
+        with start(system, Setup(pre_touch=False), home) as running:
+            processor, numbers = trio.run(_ask, running.address, running.pid, messages, seconds, began)
+    built, *times = numbers
+    times.sort()
+    rate = len(times) / sum(times)
+    return Outcome(system, built, processor, rate, 1000 * times[len(times) // 2], 1000 * times[len(times) * 99 // 100])
+
+
+async def _ask(address: str, pid: int, messages: int, seconds: float, began: float) -> tuple[float, list[float]]:
+    """Processor seconds until the last message was found, then the seconds that took and those of each query."""
+    chance = random.Random(1)
+    async with open_channel(address) as channel:
+        with trio.fail_after(PATIENCE_S):
+            while not await _finds(channel, messages - 1):  # noqa: ASYNC110 - nobody tells when
+                await trio.sleep(POLL_S)
+        times = [time.perf_counter() - began]
+        processor = _processor_seconds(pid)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            number = chance.randrange(messages)
+            asked = time.perf_counter()
+            found = await _finds(channel, number)
+            times.append(time.perf_counter() - asked)
+            if not found:
+                raise RuntimeError(f"{key_of(number)} was not found")
+    return processor, times
+
+
+async def _finds(channel: Channel, number: int) -> bool:
+    key = key_of(number)
+    ext = {"topic": TOPIC, "key": key, "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}
+    answer = await channel.call(Command(RequestCode.QUERY_MESSAGE, ext), 30.0)
+    return answer.code == ResponseCode.SUCCESS and unique_of(number).encode() in answer.body
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--messages", type=int, default=100_000, help="default %(default)s")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of queries; default %(default)s")
+    parser.add_argument("--no-java", action="store_true")
+    given = parser.parse_args(arguments)
+    with home_of("indexing-log") as folder:
+        make_store(folder, given.messages)
+        count, whole, within = build_alone(folder)
+        print(f"{count} messages, {2 * count} keys; ours in one process ({KIND}): {within / count * 1e6:.2f} us a")
+        print(f"message in the index, {whole / count * 1e6:.2f} us with reading the log")
+        print("| system | from nothing to the last key | messages/s | processor | queries/s | median | p99 |")
+        print("|---|---|---|---|---|---|---|")
+        for system in ["gantrymq"] if given.no_java else ["gantrymq", "java"]:
+            try:
+                found = measure(system, folder / "commitlog", given.messages, given.seconds)
+            except ToolMissing as missing:
+                print(f"{system}: {missing}", file=sys.stderr)
+                return 1
+            print(
+                f"| {system} | {found.built:.1f} s | {given.messages / found.built:,.0f} | {found.processor:.1f} s "
+                f"| {found.queries:,.0f} | {found.median:.2f} ms | {found.late:.2f} ms |"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
