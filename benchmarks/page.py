@@ -64,7 +64,8 @@ def circumstances(report: Report) -> list[str]:
         f"GantryMQ {__version__}{_revision()}, hot path {KIND}, Python {platform.python_version()}",
         f"Apache RocketMQ {JAVA_VERSION}, {_java()}, {' '.join(java_memory())}",
         f"{_rounds(report.count(report.scenarios))} of the budget, one of the other sections; {timing.seconds:g} s "
-        f"each scenario after a warm-up of {timing.warm:g} s and {timing.settle:g} s for each",
+        f"each scenario after a warm-up of {timing.warm:g} s and {timing.settle:g} s for each; "
+        f"{report.took / 60:.0f} minutes in all",
     ]
     return [*lines, *report.versions.values()]
 

@@ -20,7 +20,8 @@ Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 @attrs.define
 class Report:
     """All that was measured. ``ceilings`` are messages a second by scenario, ``others`` the same of further systems by
-    their names, each with a line in ``versions``. ``notes`` say what was left out or failed."""
+    their names, each with a line in ``versions``. ``notes`` say what was left out or failed, ``took`` how many seconds
+    it all took."""
 
     scenarios: Sequence[Scenario]
     timing: Timing
@@ -32,6 +33,7 @@ class Report:
     versions: dict[str, str] = attrs.field(factory=dict)
     figures: Figures = attrs.field(factory=Figures)
     notes: list[str] = attrs.field(factory=list)
+    took: float = 0.0
 
     def rates(self, system: str, name: str) -> list[float]:
         """Messages a second of each round."""
@@ -132,6 +134,7 @@ class Report:
         return {
             "timing": attrs.asdict(self.timing),
             "load_before": self.load_before,
+            "took_seconds": self.took,
             "versions": self.versions,
             "notes": self.notes,
             "scenarios": [

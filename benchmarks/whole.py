@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 import kafka
@@ -38,6 +39,7 @@ class Run:
 
     def __init__(self, given: Arguments, scenarios: list[Scenario], special: list[str]) -> None:
         self.given = given
+        self.began = time.monotonic()
         self.special = special
         self.failures: list[str] = []
         self.systems = _systems(given.java)
@@ -66,6 +68,7 @@ class Run:
     def tell(self) -> None:
         """Print the tables; write the page, the pictures and the JSON. Nothing measured, nothing written."""
         report = self.report
+        report.took = time.monotonic() - self.began
         for failure in self.failures:
             say(f"ended early, this is what was measured so far: {failure}")
         if not report.rounds and not report.figures.found:
@@ -96,7 +99,7 @@ class Run:
         seconds = min(CEILING_SECONDS, self.given.timing.seconds)
         best = ceiling(scenario, seconds, usual)
         self.processes[scenario.name] = usual
-        if best and scenario.connections > usual:
+        if best and scenario.connections > usual and scenario.batch == 1:
             more = ceiling(scenario, seconds, usual * 2)
             if more > best * GAIN:
                 best, self.processes[scenario.name] = more, usual * 2
@@ -117,7 +120,7 @@ class Run:
                         measure(result, running, wanted, self.given.timing, self.processes, self.report.figures, say)
                 except (ChildFailed, GantryError, OSError, RuntimeError) as error:
                     raise Failed(f"round {number}, {flush} flush, {system}: {error}") from error
-                if system == "java" and budget:
+                if system == "java" and budget and flush == FLUSHES[0]:
                     result.first_message = start_seconds(system)
 
     def _others(self) -> None:
