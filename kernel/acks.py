@@ -37,7 +37,12 @@ class Acks:
 
     def committed(self, log_end: int) -> int:
         """The end of what every gate has passed; without gates, the log's end."""
-        return min((gate.watermark for gate in self._gates), default=log_end)
+        committed = log_end
+        for gate in self._gates:
+            watermark = gate.watermark
+            if watermark < committed:
+                committed = watermark
+        return committed
 
     def add(self, batch: AppendBatch, now: float) -> None:
         """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""

@@ -64,9 +64,8 @@ class Broker:
         self.filters: dict[str, FilterCompiler] = {}
         observe_connections = Observers(manager, "connections_changed")
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
-        self._hook = manager.hook
-        self._has_before_append = manager.has("before_append")
-        self._has_dispatch = manager.has("dispatch")
+        self._before_append = manager.on_batches("before_append")
+        self._on_dispatch = manager.on_batches("dispatch")
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -91,9 +90,9 @@ class Broker:
 
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
-        if self._has_before_append:
+        if self._before_append is not None:
             try:
-                self._hook.before_append(batch=batch)
+                self._before_append(batch)
             except Exception as error:
                 raise self._plugin_error("before_append", error) from error
         if batch.refused < len(batch):
@@ -245,9 +244,9 @@ class Broker:
         self._handlers.start_soon(function, request)
 
     def _dispatch(self, batch: DispatchBatch) -> None:
-        if self._has_dispatch:
+        if self._on_dispatch is not None:
             try:
-                self._hook.dispatch(batch=batch)
+                self._on_dispatch(batch)
             except Exception as error:
                 raise self._plugin_error("dispatch", error) from error
 

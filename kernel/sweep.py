@@ -35,7 +35,7 @@ CHECKED_AT_ONCE = 256
 DESCRIPTOR_SHARE = 2
 """Half of the process's descriptors are for the connections, the rest for the files of the store."""
 TURNS_WITHOUT_CHECKPOINT = 64
-STAY_S = 0.001
+STAY_S = 0.0015
 LINGER_S = 0.001
 """Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
 lingers where the next ones come: at most these two together pass until the other tasks run."""

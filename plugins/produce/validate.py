@@ -69,9 +69,9 @@ def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
         position = end
 
 
-def traits_of(properties: bytes) -> Trait:
+def traits_of(properties: bytes) -> int:
     """What the properties ask for beyond storing."""
-    traits = Trait(0)
+    traits = 0
     if b"DELAY\x01" in properties and find_property(properties, b"DELAY") not in (None, b"0"):
         traits |= Trait.DELAY
     if b"TRAN_MSG\x01" in properties and (find_property(properties, b"TRAN_MSG") or b"").lower() == b"true":

@@ -64,10 +64,40 @@ def test_plugins_are_called_in_the_order_given_with_bands_around() -> None:
     assert calls == ["start", "one", "two", "end"]
 
 
-def test_a_hook_without_implementation_is_known_to_be_empty() -> None:
-    built = manager(Dispatching("one"))
-    assert built.has("dispatch")
-    assert not built.has("before_append")
+class Taking(Base):
+    @hookimpl
+    def dispatch(self, batch: Any) -> str:
+        self.calls.append(f"{self.name} {batch}")
+        return "no answer is asked for"
+
+
+class Around(Base):
+    @hookimpl(wrapper=True)
+    def dispatch(self, batch: Any) -> Any:
+        self.calls.append(f"before {batch}")
+        answers = yield
+        self.calls.append(f"after {batch}")
+        return answers
+
+
+def test_a_hook_of_batches_without_implementation_is_known_to_be_empty() -> None:
+    assert manager(Dispatching("one")).on_batches("before_append") is None
+
+
+@pytest.mark.parametrize("odd", [[], [Dispatching], [Around], [First, Around]])
+def test_a_hook_of_batches_is_called_as_pluggy_calls_it(odd: list[type[Base]]) -> None:
+    ours: list[str] = []
+    theirs: list[str] = []
+    for calls, through_pluggy in ((ours, False), (theirs, True)):
+        built = manager(Taking("one", calls), Taking("two", calls), *[kind(f"odd{kind}", calls) for kind in odd])
+        if through_pluggy:
+            built.hook.dispatch(batch="b")
+        else:
+            call = built.on_batches("dispatch")
+            assert call is not None
+            call("b")
+    assert ours == theirs
+    assert {"one b", "two b"} <= set(ours)
 
 
 def test_a_hook_that_does_not_exist_refuses_the_start_with_a_hint() -> None:

@@ -371,7 +371,7 @@ def test_a_usual_send_never_becomes_a_command(twin: Any) -> None:
     batch = AppendBatch()
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
-    assert (batch.properties, batch.traits, others) == ([b"K\x01v\x02C\x01c"], Trait(0), [])
+    assert (batch.properties, batch.traits, others) == ([b"K\x01v\x02C\x01c"], 0, [])
 
 
 @pytest.mark.parametrize(("code", "ext"), [(11, PULL), (310, SEND)])
