@@ -84,6 +84,8 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "defaultTopicQueueNums": ("plugin.topics", "default_queues", _same),
     "messageDelayLevel": ("plugin.delay", "levels", _same),
     "enablePropertyFilter": ("plugin.filter", "sql92", _same),
+    "maxHashSlotNum": ("plugin.index", "slots", _same),
+    "maxIndexNum": ("plugin.index", "entries", _same),
     "fileReservedTime": ("plugin.retention", "keep", _hours),
     "deleteWhen": ("plugin.retention", "at", _same),
     "diskMaxUsedSpaceRatio": ("plugin.retention", "disk_reclaim", _same),
