@@ -6,8 +6,8 @@ Config ``[plugin.stats]``: by_queue, max_items. Files: none: everything counts f
 Services: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
 part of code 28.
 
-On the hot path there is one look at the clock before and one after a batch. Messages are counted each ten seconds by
-how far the consume queues have come (``table``), pulls by who answers them (``Statistics.pulled``).
+On the hot path there is one look at the clock before and one after a batch. Messages are counted each second by how far
+the consume queues have come (``table``), pulls by who answers them (``Statistics.pulled``).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class StatsPlugin:
     @hookimpl
     def started(self, broker: Broker) -> None:
         """What the store has is not of this life."""
-        self._measuring.begin()
+        self._table.begin()
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
@@ -101,10 +101,9 @@ class StatsPlugin:
         while True:
             await trio.sleep(SECONDS)
             ticks += 1
+            for _ in self._table.look():
+                await trio.lowlevel.checkpoint()
             self._measuring.take_second()
-            if ticks % LOOK_TICKS == 0:
-                for _ in self._table.look():
-                    await trio.lowlevel.checkpoint()
             if ticks % MINUTE_TICKS == 0:
                 self._measuring.latency.turn()
             for number, period in enumerate(PERIODS):

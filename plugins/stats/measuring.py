@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 
 class Measuring:
-    """``begin`` when the broker has started; ``watch`` each batch, ``take_second`` each second."""
+    """``watch`` each batch, ``take_second`` each second."""
 
     def __init__(self, broker: Broker, table: Table) -> None:
         self._broker = broker
         self._table = table
-        self._units = 0
-        self._puts = 0
         self._failed = 0
         self._booted = self.now()
         self._rates = Rates(Totals(self._booted, 0, 0, 0, 0))
@@ -29,11 +27,6 @@ class Measuring:
     def now(self) -> int:
         """Milliseconds of the wall clock."""
         return self._broker.env.wall_ms()
-
-    def begin(self) -> None:
-        """Count from here."""
-        self._units = self._broker.queues.units
-        self._table.begin()
 
     def watch(self, batch: AppendBatch) -> None:
         """Measure until ``batch`` is done."""
@@ -50,20 +43,20 @@ class Measuring:
     def take_second(self) -> None:
         """The totals of now."""
         table = self._table
-        self._count_puts()
-        self._rates.take(Totals(self.now(), self._puts, table.pulls_found, table.pulls_missed, table.messages_pulled))
+        self._rates.take(
+            Totals(self.now(), table.messages_put, table.pulls_found, table.pulls_missed, table.messages_pulled)
+        )
 
     def told(self) -> dict[str, str]:
         """Everything by RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
-        self._count_puts()
         for _ in self._table.look():
-            pass  # an administrator wants the bytes of now
+            pass  # an administrator wants to know of now
         table, rates, latency = self._table, self._rates, self.latency
         return {
             "bootTimestamp": str(self._booted),
             "runtime": _duration(self.now() - self._booted),
             "putMessageEntireTimeMax": str(latency.longest),
-            "putMessageTimesTotal": str(max(self._puts, 1)),  # RocketMQ says 1 for none
+            "putMessageTimesTotal": str(max(table.messages_put, 1)),  # RocketMQ says 1 for none
             "putMessageFailedTimes": str(self._failed),
             "putMessageSizeTotal": str(table.bytes_put),
             "putMessageDistributeTime": latency.distribution(),
@@ -74,18 +67,12 @@ class Measuring:
             "getMessageEntireTimeMax": "0",
             "msgPutTotalYesterdayMorning": str(rates.puts_yesterday),
             "msgPutTotalTodayMorning": str(rates.puts_today),
-            "msgPutTotalTodayNow": str(self._puts),
+            "msgPutTotalTodayNow": str(table.messages_put),
             "msgGetTotalYesterdayMorning": str(rates.gets_yesterday),
             "msgGetTotalTodayMorning": str(rates.gets_today),
             "msgGetTotalTodayNow": str(table.messages_pulled),
             **rates.told(),
         }
-
-    def _count_puts(self) -> None:
-        # the number of all entries falls when a topic is deleted
-        units = self._broker.queues.units
-        self._puts += max(0, units - self._units)
-        self._units = units
 
 
 def _duration(milliseconds: int) -> str:

@@ -1,7 +1,7 @@
 """All counters by statistic and key, and what fills them: pulls as they are answered, puts by looking at the queues.
 
 Nothing is counted while messages are on their way in: a consume queue knows how many messages it got, and its entries
-how large they are. Each ten seconds the difference to the last look is counted; the entries are summed in bulk.
+how large they are. Each second the difference to the last look is counted; the entries are summed in bulk.
 
 Source of names and keys: RocketMQ 4.9.7 ``Stats``, ``BrokerStatsManager``.
 """
@@ -60,6 +60,7 @@ class Table:
         self._items: dict[str, dict[str, Item]] = {name: {} for name in STATISTICS}
         self._count = 0
         self._warned = False
+        self._units = 0
         self._seen: dict[tuple[str, int], int] = {}
         self._pulled: dict[tuple[str, str, int], _Pulled] = {}
         self.pulls_found = 0
@@ -116,12 +117,17 @@ class Table:
 
     def begin(self) -> None:
         """What is in the queues now was put before: count from here."""
+        self._units = self._broker.queues.units
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in self._broker.queues}
 
     def look(self) -> Iterator[None]:
         """Count what came since the last look; yields now and then, so that others get their turn."""
         for key, pulled in self._take_pulled().items():
             self._count_pulled(key, pulled)
+        units = self._broker.queues.units
+        if units == self._units:
+            return
+        self._units = units
         for queue in list(self._broker.queues):
             seen = self._seen.get((queue.topic, queue.queue_id), 0)
             end = queue.max_offset
@@ -129,8 +135,8 @@ class Table:
                 self._seen[queue.topic, queue.queue_id] = end
                 if end > seen:
                     yield from self._count_puts(queue, max(seen, queue.min_offset), end)
-        if len(self._seen) > 2 * len(list(self._broker.queues)) + 1000:
-            self.begin()  # topics have been deleted
+        for key in [key for key in self._seen if self._broker.queues.get(*key) is None]:
+            del self._seen[key]
 
     def sample(self, now: int, period: int, due: bool) -> None:
         """Snapshots of all counters for the period of this number, if ``due``; else of those that have none yet.

@@ -1,0 +1,173 @@
+"""A broker counts what goes through it, by looking at its queues, and tells it as RocketMQ does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from gantrymq.kernel.consumequeue import ENTRY, FILLER
+from gantrymq.kernel.services import Statistics
+from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
+from gantrymq.remoting.admin_bodies import StatsData
+from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.command import Command
+from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.requests import pull, send
+
+pytestmark = pytest.mark.trio
+
+
+class Bench:
+    """A broker whose statistics take their samples when a test says so."""
+
+    def __init__(self, broker: Any, channel: Channel) -> None:
+        self.broker = broker
+        self.channel = channel
+        self.plugin = next(info.plugin for info in broker.manager.plugins if info.name == "stats")
+
+    def sample(self) -> None:
+        for _ in self.plugin._table.look():
+            pass
+        for number in range(3):
+            self.plugin._table.sample(self.broker.env.wall_ms(), number, due=True)
+
+    async def send(self, count: int, topic: str = "orders", queue_id: int = 0) -> int:
+        """Sends messages; returns their size in the log."""
+        before = self.broker.log.end
+        for _ in range(count):
+            assert (await self.channel.call(send(topic, b"x" * 10, queue_id=queue_id, queues=2))).code == 0
+        return self.broker.log.end - before
+
+    async def told(self, name: str, key: str) -> tuple[int, float] | str:
+        answer = await self.channel.call(Command(315, {"statsName": name, "statsKey": key}))
+        if answer.code:
+            return answer.remark or ""
+        minute = StatsData.from_bytes(answer.body).stats_minute
+        return minute.sum, minute.avgpt
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        yield Bench(broker, channel)
+
+
+async def test_puts_by_topic_queue_and_broker(bench: Bench) -> None:
+    size = await bench.send(3) + await bench.send(2, queue_id=1)
+    bench.sample()
+    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
+    assert await bench.told("TOPIC_PUT_SIZE", "orders") == (size, size / 5)
+    assert await bench.told("QUEUE_PUT_NUMS", "orders@1") == (2, 1.0)
+    assert await bench.told("BROKER_PUT_NUMS", "DefaultCluster") == (5, 1.0)
+    bench.sample()
+    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
+
+
+async def test_pulls_by_group_queue_and_broker(bench: Bench) -> None:
+    size = await bench.send(5)
+    for offset, limit in ((0, 3), (3, 32), (5, 32)):
+        await bench.channel.call(pull("orders", 0, offset, limit=limit))
+    bench.sample()
+    assert await bench.told("GROUP_GET_NUMS", "orders@consumers") == (5, 2.5)
+    assert await bench.told("GROUP_GET_SIZE", "orders@consumers") == (size, size / 2)
+    assert await bench.told("QUEUE_GET_NUMS", "orders@0@consumers") == (5, 2.5)
+    assert await bench.told("BROKER_GET_NUMS", "DefaultCluster") == (5, 2.5)
+    table = KVTable.from_bytes((await bench.channel.call(Command(28))).body).table
+    assert (table["msgGetTotalTodayNow"], table["putMessageSizeTotal"]) == ("5", str(size))
+    assert bench.plugin._table.pulls_missed == 1
+    assert bench.broker.services.get(Statistics).consume_tps("consumers", "orders") > 0
+
+
+async def test_pulls_through_a_filter_count_what_it_lets_through(bench: Bench) -> None:
+    for tag in ("red", "blue", "red"):
+        await bench.channel.call(send("orders", b"x", properties=f"TAGS\x01{tag}"))
+    await bench.channel.call(pull("orders", 0, 0, expression="red"))
+    bench.sample()
+    assert await bench.told("GROUP_GET_NUMS", "orders@consumers") == (2, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("TOPIC_PUT_NUMS", "nothing"), ("NO_SUCH", "orders"), ("GROUP_GET_LATENCY", "orders@g")]
+)
+async def test_a_statistic_of_which_nothing_is_known(bench: Bench, name: str, key: str) -> None:
+    assert await bench.told(name, key) == f"The stats <{name}> <{key}> not exist"
+
+
+async def test_a_request_without_its_fields_is_refused(bench: Bench) -> None:
+    assert (await bench.channel.call(Command(315, {"statsName": "TOPIC_PUT_NUMS"}))).code == 1
+
+
+async def test_other_plugins_count_too_but_nothing_that_has_no_name(bench: Bench) -> None:
+    statistics = bench.broker.services.get(Statistics)
+    statistics.add("SNDBCK_PUT_NUMS", "orders@consumers", 3, 2)
+    bench.sample()
+    assert await bench.told("SNDBCK_PUT_NUMS", "orders@consumers") == (3, 1.5)
+    with pytest.raises(ValueError, match="no statistic 'TYPO'"):
+        statistics.add("TYPO", "orders", 1)
+
+
+async def test_what_the_store_had_before_is_not_counted(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await Bench(broker, channel).send(4)
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        again = Bench(broker, channel)
+        await again.send(1)
+        again.sample()
+        assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
+        table = KVTable.from_bytes((await channel.call(Command(28))).body).table
+        assert table["msgPutTotalTodayNow"] == "1"
+
+
+async def test_a_deleted_topic_takes_nothing_back(bench: Bench) -> None:
+    await bench.send(3)
+    bench.sample()
+    assert (await bench.channel.call(Command(215, {"topic": "orders"}))).code == 0
+    bench.sample()
+    table = KVTable.from_bytes((await bench.channel.call(Command(28))).body).table
+    assert table["msgPutTotalTodayNow"] == "3"
+
+
+async def test_there_are_only_so_many_counters(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, plugin__stats__max_items="100") as (broker, _):
+        statistics = broker.services.get(Statistics)
+        for number in range(200):
+            statistics.add("TOPIC_PUT_NUMS", f"t{number}", 1)
+            statistics.pulled("g", "t", number, 1, 1)
+        table: Any = statistics
+        assert sum(map(len, table._items.values())) == 100
+        assert len(table._pulled) == 100
+
+
+async def test_refused_messages_are_failures(bench: Bench) -> None:
+    await bench.channel.call(send("orders", b"x", queue_id=99))
+    await bench.channel.call(send("orders", b"x" * 5_000_000))
+    await bench.send(2)
+    table = KVTable.from_bytes((await bench.channel.call(Command(28))).body).table
+    assert table["putMessageTimesTotal"] == "2"
+    assert sum(bench.plugin._measuring.latency._counts) == 2
+
+
+async def test_the_clock_brings_samples(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    async with broker_and_channel(tmp_path) as (broker, _):
+        statistics = broker.services.get(Statistics)
+        statistics.add("SNDBCK_PUT_NUMS", "t@g", 5)
+        table: Any = statistics
+        item = table.find("SNDBCK_PUT_NUMS", "t@g")
+        with trio.fail_after(60):
+            while item.data().stats_minute.sum == 0:  # noqa: ASYNC110 - nothing else tells of a sample
+                await trio.sleep(1)
+        assert 9 <= trio.current_time() <= 30
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, ENTRIES_AT_ONCE])
+async def test_entries_are_measured_in_bulk(count: int) -> None:
+    entries = b"".join(ENTRY.pack(1 << 40, 100 + number, -number) for number in range(count))
+    expected = sum(100 + number for number in range(count))
+    assert measure(entries) == (count, expected)
+    assert measure(entries + FILLER * 3) == (count, expected)
