@@ -13,12 +13,13 @@ BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.pyx k
 QUICK := not slow and not interop and not spark and not crash
 FILE ?=
 
-.PHONY: help install demo test check lint format bench bench-all docs clean
+.PHONY: help install demo test check fuzz lint format bench bench-all docs clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
+	@echo 'make fuzz              a million mutated inputs for each parser (about an hour)'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
 	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 GROUP=budget,idle'
@@ -59,6 +60,10 @@ test: lint
 
 check: lint
 	$(BIN)/python -m pytest -m '$(QUICK)'
+
+# a million mutated inputs for each parser; `make test` has ten thousand
+fuzz: $(VENV)/.test
+	GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-1000000} $(BIN)/python -m pytest tests/fuzz --timeout 7200
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
