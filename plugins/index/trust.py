@@ -98,10 +98,13 @@ class Trust:
             return None
         on_disk = mark.found if mark is not None and ours else (found,)
         file = IndexFile(self._env, path, index.shape, header, on_disk)
-        settled = file.is_settled and found == header.encode()
-        if settled and file.is_full:
-            return file
-        return file if (file.load_slots() if settled else file.rebuild()) else None
+        if ours and file.is_settled:
+            return file if file.is_full or file.load_slots() else None
+        if not file.rebuild():
+            return None
+        if file.is_full and file.is_settled:
+            file.forget_slots()
+        return file
 
     def _fits(self, header: Header, before: IndexFile | None) -> bool:
         follows = before is None or (before.is_full and before.header.end_offset <= header.begin_offset)
