@@ -23,6 +23,7 @@ from gantrymq.remoting.bodies import (
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER
 from gantrymq.remoting.headers import REQUESTS
+from gantrymq.remoting.javaproperties import read_properties
 from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 pytestmark = pytest.mark.trio
@@ -256,3 +257,35 @@ async def test_a_fault_of_ours_is_answered_and_the_nameserver_lives(
     assert (answer.code, answer.remark) == (1, "internal error: ZeroDivisionError")
     monkeypatch.undo()
     assert (await route(peer)).code == 17
+
+
+async def test_its_settings_by_rocketmqs_names(peer: Any, server: NameServer) -> None:
+    found = read_properties((await peer.ask(C.GET_NAMESRV_CONFIG)).body)
+    assert found["listenPort"] == str(server.config.port)
+    assert found["orderMessageEnable"] == "false"
+
+
+async def test_order_in_routes_may_be_switched_on_and_off(peer: Any) -> None:
+    await register(peer)
+    header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+    assert (await peer.ask(C.PUT_KV_CONFIG, header)).code == 0
+    for value, expected in ((b"true", True), (b"false", False)):
+        assert (await peer.ask(C.UPDATE_NAMESRV_CONFIG, None, b"orderMessageEnable=" + value)).code == 0
+        assert (b"orderTopicConf" in (await route(peer)).body) is expected
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (b"kvConfigPath=/etc/passwd", 16, "Can not update config path"),
+        (b"configStorePath=/etc/passwd\norderMessageEnable=true", 16, "Can not update config path"),
+        (b"rocketmqHome=/tmp", 1, "cannot be changed; this can: orderMessageEnable"),
+        (b"orderMessageEnable=true\nlistenPort=1", 1, "'listenPort' cannot be changed"),
+        (b"orderMessageEnable=maybe", 1, "allowed: true or false"),
+        (b"a=\\u1", 1, "string2Properties error"),
+    ],
+)
+async def test_no_other_setting_may_be_changed(peer: Any, body: bytes, code: int, said: str) -> None:
+    answer = await peer.ask(C.UPDATE_NAMESRV_CONFIG, None, body)
+    assert (answer.code, said in answer.remark) == (code, True)
+    assert read_properties((await peer.ask(C.GET_NAMESRV_CONFIG)).body)["orderMessageEnable"] == "false"

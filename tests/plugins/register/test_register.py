@@ -36,6 +36,7 @@ class FakeNameserver:
         self.away = False
         self.silent = False
         self.code = 0
+        self.body = b""
         self.calls: list[tuple[float, Command]] = []
         self.attempts: list[float] = []
         self._lost = trio.Event()
@@ -77,7 +78,8 @@ class FakeChannel:
             raise CallTimeout(self._nameserver.address, "silent")
         await trio.lowlevel.checkpoint()
         self._nameserver.calls.append((trio.current_time(), command))
-        return command.answer(self._nameserver.code, "broken" if self._nameserver.code else None)
+        remark = "broken" if self._nameserver.code else None
+        return command.answer(self._nameserver.code, remark, body=self._nameserver.body)
 
 
 @pytest.fixture
@@ -348,3 +350,36 @@ async def test_a_real_nameserver_knows_the_routes_from_start_to_end(make_broker:
                         await trio.lowlevel.checkpoint()
             assert (await route(channel, "TBW102")).code == 17
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_the_first_nameserver_tells_which_topics_are_ordered(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, FIRST, SECOND)
+    topics = broker.services.get(TopicTable)
+    for name in ("steady", "loose"):
+        topics.for_send(name, "TBW102", 4)
+    nameservers[FIRST].body = b'{"table":{"steady":"broker-a:4","unknown":"broker-a:4"}}'
+    nameservers[SECOND].body = b'{"table":{"loose":"broker-a:4"}}'
+    async with running(broker):
+        await trio.sleep(1)
+        assert (topics.get("steady").order, topics.get("loose").order) == (True, False)
+        calls = len(nameservers[FIRST].calls)
+        assert calls == 2, "the change is told, and then there is none"
+        nameservers[FIRST].body = b'{"table":{}}'
+        await trio.sleep(31)
+        assert not topics.get("steady").order
+
+
+@pytest.mark.trio
+async def test_an_order_that_cannot_be_read_changes_nothing(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker)
+    nameservers[FIRST].body = b"\xff{"
+    with structlog.testing.capture_logs() as logs:
+        async with running(broker):
+            await trio.sleep(1)
+            assert await broker.services.get(Registration).wait_first(0)
+    assert "ordered_topics_unreadable" in [entry["event"] for entry in logs]
