@@ -164,7 +164,7 @@ class Run:
 
     def _note(self, line: str) -> None:
         say(line)
-        if line.startswith(("left out", "fewer")):
+        if line.startswith(("left out", "fewer")) and line not in self.report.notes:
             self.report.notes.append(line)
 
     def _print(self) -> None:
