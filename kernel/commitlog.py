@@ -23,7 +23,6 @@ from gantrymq.remoting.codes import ResponseCode
 log = structlog.get_logger("gantrymq.commitlog")
 
 SCAN_ROWS = 4096
-SPAN_BYTES = 1024 * 1024
 _ZEROS = bytes(1024 * 1024)
 _ZERO_AHEAD_MAX_BYTES = 64 * len(_ZEROS)
 
@@ -311,32 +310,6 @@ class CommitLog:
         if len(data) != size:
             raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
         return data
-
-    def window(self, offset: int, size: int, stop: int) -> memoryview | bytes:
-        """As :meth:`view`, and what lies behind it up to the offset ``stop``, as far as it can be had at once."""
-        data = self.view(offset, size)
-        longer = min(stop, self._tail[0]) - offset
-        return data if self.quarantine or longer <= size else self.segments.view(offset, longer)
-
-    def span(self, offset: int, size: int, touched: int) -> tuple[int, memoryview | bytes] | None:
-        """Where a part of the log begins that holds these ``size`` bytes, and that part: as much as is at hand.
-
-        None when they lie outside the log, in a damaged range, or across the end of a file. Of the spans before,
-        ``touched`` bytes were read.
-        """
-        segment, end = self.segments.at(offset), self._tail[0]
-        if segment is None or offset + size > min(segment.end, end):
-            return None
-        start = max(segment.base, offset - offset % SPAN_BYTES)
-        stop = min(segment.end, end, start + max(SPAN_BYTES, offset + size - start))
-        for first, last in self.quarantine:
-            if last <= offset:
-                start = max(start, last)
-            elif first >= offset + size:
-                stop = min(stop, first)
-            else:
-                return None
-        return start, segment.file.view(start - segment.base, stop - start, touched)
 
     def mistrust(self, start: int, end: int) -> None:
         """Quarantine a range that turned out to be damaged, until the next start."""

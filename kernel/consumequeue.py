@@ -122,31 +122,35 @@ class ConsumeQueue:
 
     def entries(self, offset: int, count: int) -> bytes:
         """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has."""
-        with self._guard:
-            written = self._written
-            end = min((offset + count) * UNIT, written + len(self._tail))
-            start = offset * UNIT
-            if start >= written:
-                return bytes(self._tail[start - written : max(end - written, 0)])
-            tail = bytes(self._tail[: end - written]) if end > written else b""
-        segments = self._segments
-        if start < segments.start or end <= start:
+        return self._read(offset, count, self._segments.pread) or b""
+
+    def peek(self, offset: int, count: int) -> bytes | None:
+        """As :meth:`entries`; None instead of waiting for the disk."""
+        return self._read(offset, count, self._segments.peek)
+
+    def _read(self, offset: int, count: int, read: Callable[[int, int], bytes | None]) -> bytes | None:
+        start, end = offset * UNIT, (offset + count) * UNIT
+        tail = b""
+        if end > self._written:  # which only grows while the queue lives
+            with self._guard:
+                written = self._written
+                end = min(end, written + len(self._tail))
+                if start >= written:
+                    return bytes(self._tail[start - written : max(end - written, 0)])
+                tail = bytes(self._tail[: max(end - written, 0)])
+                end = min(end, written)
+        if start < self._segments.start or end <= start:
             return b""
-        end = min(end, written)
         parts = []
         self._open_files.use(self)
         with self._reading:
             while start < end:
-                part = segments.pread(start, end - start)
+                part = read(start, end - start)
                 if not part:
-                    return b""
+                    return part
                 parts.append(part)
                 start += len(part)
         return b"".join((*parts, tail))
-
-    def peek(self, offset: int, count: int) -> bytes | bytearray | None:
-        """As :meth:`entries`; None when they would have to come from the disk."""
-        return self.entries(offset, count)
 
     def _entry(self, offset: int) -> tuple[int, int, int]:
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))

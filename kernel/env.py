@@ -21,6 +21,7 @@ from gantrymq.kernel.diskerrors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StoreInU
 
 if TYPE_CHECKING:
     from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.files import File
 
 __all__ = [
     "NO_DESCRIPTORS", "NO_ROOM", "DiskUsage", "Env", "EventWaker", "File", "Lock", "NoRoom", "StoreInUse",
@@ -29,6 +30,8 @@ __all__ = [
 
 _VIEWED_MAX_BYTES = 32 * 1024 * 1024
 """How much of a file may be looked at through its map before the pages are given back."""
+_LOOK_BYTES = 32 * 1024
+"""Pages come into memory, and leave it, in runs: one byte in so many tells of them."""
 
 
 class DiskUsage(NamedTuple):
@@ -36,43 +39,6 @@ class DiskUsage(NamedTuple):
 
     total: int
     free: int
-
-
-class File(Protocol):
-    """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
-
-    def fileno(self) -> int:
-        """The system's descriptor, -1 for what is no file of the system."""
-
-    def size(self) -> int:
-        """The file's size."""
-
-    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``, or raise: then any part of it may have been written."""
-
-    def pread(self, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
-
-    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
-        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later.
-
-        Unless all of it will be read, ``touched`` says how many bytes of views were, since it was said last.
-        """
-
-    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
-        """Start and end of the parts from ``offset`` on that may have bytes other than zero."""
-
-    def datasync(self) -> None:
-        """Return when what was written, and the size, is on the disk. After a failure nothing can be relied upon."""
-
-    def truncate(self, size: int) -> None:
-        """Cut the file, or let it grow by a hole of zeros."""
-
-    def preallocate(self, size: int) -> None:
-        """Let the file grow to ``size`` bytes of zeros that have their room on the disk."""
-
-    def close(self) -> None:
-        """Close it. Views stay valid."""
 
 
 class Waker(Protocol):
@@ -158,6 +124,7 @@ class SystemFile:
         self._map: mmap.mmap | None = None
         self._mapped = memoryview(b"")
         self._viewed = 0
+        self._looked_at = bytearray(1)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -199,6 +166,31 @@ class SystemFile:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._viewed = 0
         return self._mapped[offset : offset + size]
+
+    def peek(self, size: int, offset: int) -> bytes | None:
+        data = bytearray(size)
+        try:
+            count = os.preadv(self._descriptor, [data], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            return self.pread(size, offset)
+        return bytes(data) if count == size else None
+
+    def is_cached(self, offset: int, size: int) -> bool:
+        last = offset + size - 1
+        try:
+            for at in (*range(offset, last, _LOOK_BYTES), last):
+                os.preadv(self._descriptor, [self._looked_at], at, os.RWF_NOWAIT)
+        except OSError as error:
+            # A file system that cannot tell is read as it always was.
+            return not isinstance(error, BlockingIOError)
+        return True
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.

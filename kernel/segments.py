@@ -139,6 +139,13 @@ class Segments:
             return b""
         return segment.file.pread(min(size, segment.end - offset), offset - segment.base)
 
+    def peek(self, offset: int, size: int) -> bytes | None:
+        """As :meth:`pread`; None instead of waiting for the disk."""
+        segment = self.at(offset)
+        if segment is None:
+            return b""
+        return segment.file.peek(min(size, segment.end - offset), offset - segment.base)
+
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write ``data``, which must lie within one existing file."""
         segment = self.at(offset)

@@ -103,6 +103,15 @@ class MemoryFile:
     def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
         return self.pread(size, offset)
 
+    def peek(self, size: int, offset: int) -> bytes | None:
+        return self.pread(size, offset)
+
+    def is_cached(self, offset: int, size: int) -> bool:
+        return True
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        pass
+
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, len(self._inode.data))] if offset < len(self._inode.data) else []
 

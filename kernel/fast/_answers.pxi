@@ -1,6 +1,5 @@
 # Answers to pulls, from the log's map straight to the bytes that are sent. A part of _requests.pyx.
 
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 
@@ -95,7 +94,7 @@ cdef struct Window:
 cdef class PullAnswers:
     """See :class:`gantrymq.kernel.fast.plain_pulls.PullAnswers`."""
 
-    cdef object terms, find_queue, commit, pulled, log
+    cdef object terms, find_queue, commit, pulled, reader
     cdef int64_t max_messages, max_bytes, scan_entries
     cdef Form found, unmatched
     cdef Frames frames
@@ -113,8 +112,8 @@ cdef class PullAnswers:
     cdef int64_t touched
 
     def __cinit__(self, desk):
-        self.terms, self.find_queue, self.commit, self.log = desk.terms, desk.find_queue, desk.commit, desk.log
-        self.pulled = desk.pulled
+        self.terms, self.find_queue, self.commit, self.pulled = desk.terms, desk.find_queue, desk.commit, desk.pulled
+        self.reader = desk.windows
         self.max_messages, self.max_bytes, self.scan_entries = desk.max_messages, desk.max_bytes, desk.scan_entries
         self.found, self.unmatched = Form(desk.found), Form(desk.unmatched)
         self.frames = Frames()
@@ -144,7 +143,7 @@ cdef class PullAnswers:
             if window.start <= at and at + size <= window.end:
                 return window.data + (at - window.start)
         touched, self.touched = self.touched, 0
-        span = self.log.span(at, size, touched)
+        span = self.reader.span(at, size, touched)
         if span is None:
             return NULL
         start, data = span
@@ -262,14 +261,9 @@ cdef class PullAnswers:
             self.connection = request.connection
         self.take_codes(codes)
         entries = queue.peek(offset, max(limit, self.scan_entries) if self.code_count else limit)
-        if type(entries) is bytes:
-            entry, size = <const uint8_t*>PyBytes_AS_STRING(entries), PyBytes_GET_SIZE(entries)
-        elif type(entries) is bytearray:
-            entry, size = <const uint8_t*>PyByteArray_AS_STRING(entries), PyByteArray_GET_SIZE(entries)
-        else:
+        if type(entries) is not bytes or PyBytes_GET_SIZE(entries) < 20:
             return -1
-        if size < 20:
-            return -1
+        entry, size = <const uint8_t*>PyBytes_AS_STRING(entries), PyBytes_GET_SIZE(entries)
         total = self.collect(entry, size // 20, limit, &scanned)
         if total < 0:
             return -1
@@ -312,7 +306,7 @@ cdef class PullAnswers:
         """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.answer`."""
         cdef dict known = {}
         cdef int64_t given
-        self.oldest = self.log.min_offset
+        self.oldest = self.reader.min_offset
         try:
             while first < len(requests) and budget > 0:
                 request = requests[first]
@@ -336,7 +330,7 @@ cdef class PullAnswers:
         request = pull.request
         if request.answered or request.flag & ONEWAY:
             return -1
-        self.oldest = self.log.min_offset
+        self.oldest = self.reader.min_offset
         try:
             return self.give(
                 request, pull.group, pull.topic, pull.queue_id, pull.offset, pull.limit, codes, NULL

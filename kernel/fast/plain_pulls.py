@@ -19,8 +19,8 @@ from gantrymq.remoting.frame import BINARY_HEADER
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
-    from gantrymq.kernel.commitlog import CommitLog
     from gantrymq.kernel.consumequeue import ConsumeQueue
+    from gantrymq.kernel.logwindows import LogWindows
 
 PullTerms = tuple[int, frozenset[int]]
 """The topic's number of queues, and the tag codes that are wanted; no codes: every message."""
@@ -68,7 +68,7 @@ class PullDesk:
     """Group, topic, queue id, offset: commits what rides on a pull."""
     pulled: Callable[[str, str, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: hears of each answer, if anybody counts."""
-    log: CommitLog
+    windows: LogWindows
     max_messages: int
     max_bytes: int
     scan_entries: int

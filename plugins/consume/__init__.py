@@ -1,10 +1,13 @@
 """Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
 Slot: none; essential.
-Hooks: config_section, configure, register_processors.
+Hooks: config_section, configure, register_processors, register_services.
 Config ``[plugin.consume]``: ``max_messages`` and ``max_bytes`` of one answer, ``scan_entries`` (queue entries looked at
 for one answer when a filter drops most).
 Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
+
+A pull is answered in the sweep in which it came, unless others have had much in it already, or its messages are on the
+disk only: those are fetched by a worker thread, so that who reads old messages holds up nobody who sends.
 
 A pull that finds nothing and may wait goes to the hook ``hold_pulls``; without a holder it is answered "not found".
 """
@@ -17,6 +20,7 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config import number, size
+from gantrymq.kernel.services import Service
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.remoting.codes import RequestCode
 
@@ -52,5 +56,9 @@ class ConsumePlugin:
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         config = self._config
-        processor = PullProcessor(broker, config.max_messages, config.max_bytes, config.scan_entries)
+        self._processor = processor = PullProcessor(broker, config.max_messages, config.max_bytes, config.scan_entries)
         return {RequestCode.PULL_MESSAGE: processor, RequestCode.LITE_PULL_MESSAGE: processor}
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        return [Service("consume", self._processor.postponed.run)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,10 @@ import structlog
 from gantrymq.kernel.batch import Pull, PullBatch
 from gantrymq.kernel.fast import PullAnswers, PullDesk, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
+from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, read_queue
 from gantrymq.plugins.consume.subscriptions import Subscriptions
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
@@ -25,7 +28,6 @@ log = structlog.get_logger("gantrymq.consume")
 
 _COMMIT_OFFSET = 1
 _MAY_SUSPEND = 2
-_EVERYTHING = 1 << 62
 
 FIELDS = {"suggestWhichBrokerId": "0"}
 """The header fields that are the same in every answer."""
@@ -45,6 +47,9 @@ class PullProcessor:
         self._hold = broker.manager.hook.hold_pulls
         self._statistics = broker.services.find(Statistics)
         self._subscriptions = Subscriptions(broker)
+        self._windows = LogWindows(broker.env, broker.log)
+        self.postponed = Postponed(self._again)
+        """The pulls that wait for their turn or for the disk; somebody has to run it."""
         found, unmatched = (
             pull_form(CODES[status], status.name, FIELDS)
             for status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
@@ -55,7 +60,7 @@ class PullProcessor:
                 find_queue=broker.queues.get,
                 commit=self._offsets.commit,
                 pulled=None if self._statistics is None else self._statistics.pulled,
-                log=broker.log,
+                windows=self._windows,
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 scan_entries=scan_entries,
@@ -67,33 +72,54 @@ class PullProcessor:
     def handle(self, requests: list[Request]) -> None:
         """Answer each pull, or offer it to the holders."""
         waiting: list[Pull] = []
-        self._answers.answer(requests, 0, _EVERYTHING, partial(self._take, waiting))
+        done = 0
+        while done < len(requests):
+            done = self._answers.answer(requests, done, TURN_BYTES, partial(self._take, waiting, self._run))
+            while done < len(requests) and not self.postponed.is_full:
+                # Read at once but for the messages: what it commits must not come behind what is committed later.
+                self._take(waiting, self._postpone, requests[done])
+                done += 1
+        self._offer(waiting)
+
+    def _offer(self, waiting: list[Pull]) -> None:
         if waiting and self._hold(batch=PullBatch(waiting, self._resume)) is None:
             self._resume(waiting)
 
-    def _take(self, waiting: list[Pull], request: Request) -> int:
-        """Answer one pull that is not usual; the bytes of its body. One that may be held goes to ``waiting``."""
+    def _take(self, waiting: list[Pull], run: Callable[[Pull], int | None], request: Request) -> int:
+        """Let ``run`` answer one pull; the bytes of its body. One that may be held goes to ``waiting``."""
         try:
             pull = self._parse(request)
         except RemoteFault as fault:
             request.answer(fault.code, fault.remark)
             return 0
-        given = self._run(pull)
+        given = run(pull)
         if given is None:
             # What it came with was read; it may wait for a minute, and a hundred thousand like it.
             request.forget()
             waiting.append(pull)
         return given or 0
 
+    def _postpone(self, pull: Pull) -> int:
+        pull.request.forget()
+        self.postponed.until_next_turn(pull)
+        return 0
+
+    def _again(self, pull: Pull, wait: bool) -> int:
+        """Answer a pull that was postponed, or hold it; the bytes of its body."""
+        wanted = pull.filter
+        given = self._answers.resume(pull, wanted.codes) if isinstance(wanted, CodeFilter) else -1
+        if given >= 0:
+            return given
+        left = self._run(pull, wait)
+        if left is None:
+            self._offer([pull])
+        return left or 0
+
     def _resume(self, pulls: list[Pull]) -> None:
         for pull in pulls:
             pull.may_hold = False
-            if not pull.request.connection.closed and not self._resume_usual(pull):
-                self._run(pull)
-
-    def _resume_usual(self, pull: Pull) -> bool:
-        wanted = pull.filter
-        return isinstance(wanted, CodeFilter) and self._answers.resume(pull, wanted.codes) >= 0
+            if not pull.request.connection.closed:
+                self._again(pull, wait=False)
 
     def _parse(self, request: Request) -> Pull:
         header = read_pull_header(request)
@@ -156,8 +182,11 @@ class PullProcessor:
                 f"topicConfig.readQueueNums:[{topic.read_queue_nums}]",
             )
 
-    def _run(self, pull: Pull) -> int | None:
-        """Answer ``pull``; the bytes of the body, or None when it found nothing and may be held."""
+    def _run(self, pull: Pull, wait: bool = False) -> int | None:
+        """Answer ``pull``; the bytes of the body, or None when it found nothing and may be held.
+
+        One whose messages are on the disk only is postponed, unless it shall ``wait`` for them.
+        """
         broker = self._broker
         queue = broker.queues.get(pull.topic, pull.queue_id)
         if queue is not None and pull.offset < queue.max_offset and pull.request.connection.is_congested():
@@ -167,8 +196,19 @@ class PullProcessor:
             return 0
         try:
             result = read_queue(
-                broker.log, queue, pull.offset, pull.limit, self._max_bytes, self._scan_entries, pull.filter
+                self._windows,
+                queue,
+                pull.offset,
+                pull.limit,
+                self._max_bytes,
+                self._scan_entries,
+                pull.filter,
+                wait=wait or self.postponed.is_full,
             )
+        except NotAtHand as absent:
+            pull.request.forget()
+            self.postponed.until_fetched(pull, absent.fetch)
+            return 0
         except OSError as error:
             log.error("queue cannot be read", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error.strerror}")

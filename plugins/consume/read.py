@@ -7,14 +7,16 @@ as the answer's remark.
 from __future__ import annotations
 
 from enum import Enum, auto
+from functools import partial
 
 import attrs
 import structlog
 
-from gantrymq.kernel.commitlog import CommitLog, CorruptRange
+from gantrymq.kernel.commitlog import CorruptRange
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
+from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
 from gantrymq.remoting.codes import ResponseCode
 
@@ -67,15 +69,20 @@ class PullResult:
 
 
 def read_queue(
-    commit_log: CommitLog,
+    windows: LogWindows,
     queue: ConsumeQueue | None,
     offset: int,
     limit: int,
     max_bytes: int,
     scan_entries: int,
     wanted: MessageFilter,
+    *,
+    wait: bool = True,
 ) -> PullResult:
-    """At most ``limit`` records and ``max_bytes`` bytes (the first record always) of ``queue`` from ``offset`` on."""
+    """At most ``limit`` records and ``max_bytes`` bytes (the first record always) of ``queue`` from ``offset`` on.
+
+    :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``.
+    """
     if queue is None:
         return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
     low, high = queue.min_offset, queue.max_offset
@@ -89,36 +96,41 @@ def read_queue(
         return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     if isinstance(wanted, RecordFilter):
         scan_entries = min(scan_entries, SCAN_ENTRIES)
-    entries = queue.entries(offset, limit if wanted.matches_all else max(limit, scan_entries))
+    count = limit if wanted.matches_all else max(limit, scan_entries)
+    entries = queue.entries(offset, count) if wait else queue.peek(offset, count)
+    if entries is None:
+        raise NotAtHand(partial(queue.entries, offset, count))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
-    return _gather(commit_log, entries, offset, (low, high), limit, max_bytes, wanted)
+    return _gather(windows, entries, offset, (low, high), limit, max_bytes, wanted, wait=wait)
 
 
 def _gather(
-    commit_log: CommitLog,
+    windows: LogWindows,
     entries: bytes,
     offset: int,
     bounds: tuple[int, int],
     limit: int,
     max_bytes: int,
     wanted: MessageFilter,
+    *,
+    wait: bool,
 ) -> PullResult:
     last_at, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)
 
     def window(at: int, size: int) -> memoryview | bytes | None:
         try:
-            return commit_log.window(at, size, min(last_at + last_size, at + max_bytes))
+            return windows.window(at, size, min(last_at + last_size, at + max_bytes), wait=wait)
         except (ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
             return None
 
     def damaged(at: int, size: int) -> None:
-        commit_log.mistrust(at, at + size)
+        windows.mistrust(at, at + size)
         log.error("record damaged on the disk, skipped", offset=at, size=size)
 
-    oldest = commit_log.min_offset
+    oldest = windows.min_offset
     parts: list[bytes | memoryview]
     if isinstance(wanted, RecordFilter):
         parts, scanned, removed = select_records(entries, limit, max_bytes, oldest, wanted, window, damaged)

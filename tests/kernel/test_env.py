@@ -306,3 +306,35 @@ def test_calls_fail_when_they_are_told_to() -> None:
     assert disk.read_bytes("f") == b"ccdd"
     assert env.calls["pwrite"] == 5
     assert env.failed == 3
+
+
+def test_a_file_says_what_would_have_to_come_from_the_disk(tmp_path: Path) -> None:
+    path = f"{tmp_path}/f"
+    file = SystemEnv().open(path, create=True)
+    file.pwrite(b"x" * 300_000, 0)
+    file.datasync()
+    assert file.is_cached(0, 300_000)
+    assert file.peek(5, 100_000) == b"xxxxx"
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    if file.is_cached(0, 300_000):
+        pytest.skip("this file system keeps files in memory, or cannot tell")
+    assert file.peek(5, 200_000) is None
+    file.read_ahead(0, 300_000)
+    assert file.pread(300_000, 0) == b"x" * 300_000
+    assert file.is_cached(0, 300_000)
+    assert file.peek(5, 299_995) == b"xxxxx"
+    file.close()
+
+
+def test_what_is_in_memory_never_waits(tmp_path: Path) -> None:
+    env = MemoryEnv()
+    env.mkdirs("a")
+    file = env.open("a/f", create=True)
+    file.pwrite(b"hello", 0)
+    file.read_ahead(0, 5)
+    assert file.is_cached(0, 5)
+    assert file.peek(3, 1) == b"ell"

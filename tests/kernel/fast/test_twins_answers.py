@@ -223,5 +223,8 @@ def test_no_more_is_given_than_may_be(store: Store) -> None:
         peer: Any = Peer(False)
         requests = twin.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "80"})) * 5, 1 << 20)[0]
         taken: list[Any] = []
-        assert run.processor._answers.answer(requests, 1, 3000, partial(run.processor._take, taken)) == 3
+        assert (
+            run.processor._answers.answer(requests, 1, 3000, partial(run.processor._take, taken, run.processor._run))
+            == 3
+        )
         assert len(peer.frames) == 2

@@ -1,0 +1,51 @@
+"""What the kernel asks of one open file. ``gantrymq.kernel.env`` has the one of the system."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
+
+    def fileno(self) -> int:
+        """The system's descriptor, -1 for what is no file of the system."""
+
+    def size(self) -> int:
+        """The file's size."""
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset``, or raise: then any part of it may have been written."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
+
+    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
+        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later.
+
+        Unless all of it will be read, ``touched`` says how many bytes of views were, since it was said last.
+        """
+
+    def peek(self, size: int, offset: int) -> bytes | None:
+        """As :meth:`pread`; None instead of waiting for the disk, where the system can tell."""
+
+    def is_cached(self, offset: int, size: int) -> bool:
+        """Whether reading these bytes would not wait for the disk, as far as a look here and there can tell."""
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        """Let the system begin to read what will be needed soon."""
+
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        """Start and end of the parts from ``offset`` on that may have bytes other than zero."""
+
+    def datasync(self) -> None:
+        """Return when what was written, and the size, is on the disk. After a failure nothing can be relied upon."""
+
+    def truncate(self, size: int) -> None:
+        """Cut the file, or let it grow by a hole of zeros."""
+
+    def preallocate(self, size: int) -> None:
+        """Let the file grow to ``size`` bytes of zeros that have their room on the disk."""
+
+    def close(self) -> None:
+        """Close it. Views stay valid."""

@@ -1,0 +1,88 @@
+"""Pulls that are not answered in the sweep in which they came: so that one that reads much, or from the disk, holds up
+nobody who sends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import Pull
+
+log = structlog.get_logger("gantrymq.consume")
+
+TURN_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of messages that are given before others have their turn: a millisecond or two."""
+POSTPONED_MAX: Final = 10_000
+"""A peer may ask faster than it is answered; with so many waiting, each further one is read where it stands."""
+
+
+class Postponed:
+    """Pulls that run again: when what they want came from the disk, or when the others had their turn.
+
+    ``again(pull, wait)`` answers one and returns its bytes; with ``wait`` it reads from the disk, come what may.
+    """
+
+    def __init__(self, again: Callable[[Pull, bool], int]) -> None:
+        self._again = again
+        self._ready: deque[Pull] = deque()
+        self._absent: deque[tuple[Pull, Callable[[], object]]] = deque()
+        self._some_ready = trio.Event()
+        self._some_absent = trio.Event()
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._absent)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be postponed."""
+        return len(self) >= POSTPONED_MAX
+
+    def until_next_turn(self, pull: Pull) -> None:
+        """Run ``pull`` again soon."""
+        self._ready.append(pull)
+        self._some_ready.set()
+
+    def until_fetched(self, pull: Pull, fetch: Callable[[], object]) -> None:
+        """Run ``pull`` again when ``fetch`` has returned, which is called in a worker thread."""
+        self._absent.append((pull, fetch))
+        self._some_absent.set()
+
+    async def run(self) -> None:
+        """Do so, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_ready)
+            nursery.start_soon(self._run_absent)
+
+    async def _run_ready(self) -> None:
+        while True:
+            await self._some_ready.wait()
+            self._some_ready = trio.Event()
+            while self._ready:
+                room = TURN_BYTES
+                while self._ready and room > 0:
+                    room -= self._answer(self._ready.popleft(), wait=False)
+                await trio.lowlevel.checkpoint()
+
+    async def _run_absent(self) -> None:
+        while True:
+            await self._some_absent.wait()
+            self._some_absent = trio.Event()
+            while self._absent:
+                pull, fetch = self._absent.popleft()
+                try:
+                    await trio.to_thread.run_sync(fetch)
+                except OSError as error:
+                    # Reading it where it stands finds out what that means for this pull.
+                    log.error("reading ahead failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+                self._answer(pull, wait=True)
+                # Those behind it mostly want the same part, which is there now.
+                for _ in range(len(self._absent)):
+                    self.until_next_turn(self._absent.popleft()[0])
+
+    def _answer(self, pull: Pull, *, wait: bool) -> int:
+        return 0 if pull.request.connection.closed else self._again(pull, wait)

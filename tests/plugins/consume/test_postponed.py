@@ -1,0 +1,169 @@
+"""Pulls of old messages and of many: they hold up nobody, get the same answers, and commit in the order they came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.kernel.env import File, SystemEnv, SystemFile
+from gantrymq.plugins.consume import postponed
+from gantrymq.plugins.consume import pull as pull_module
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
+
+COMMIT, SUSPEND, INLINE = 1, 2, 4
+
+
+class ColdDisk(SystemEnv):
+    """A system on which what lies in the files has to be fetched first, once ``cold`` is set; ``fetched`` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cold = False
+        self.fetches: list[str] = []
+        self.may_fetch = threading.Event()
+        self.fails = False
+
+    def open(self, path: str, create: bool = False) -> File:
+        file = super().open(path, create)
+        assert isinstance(file, SystemFile)
+        return ColdFile(self, path, file.fileno())
+
+
+class ColdFile(SystemFile):
+    def __init__(self, disk: ColdDisk, path: str, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self._disk, self._path = disk, path
+
+    def is_cached(self, offset: int, size: int) -> bool:
+        return not self._disk.cold
+
+    def peek(self, size: int, offset: int) -> bytes | None:
+        return None if self._disk.cold else super().peek(size, offset)
+
+    def pread(self, size: int, offset: int) -> bytes:
+        if self._disk.cold and threading.current_thread() is not threading.main_thread():
+            self._disk.fetches.append(self._path)
+            assert self._disk.may_fetch.wait(10)
+            if self._disk.fails:
+                raise OSError(5, "Input/output error")
+            self._disk.cold = False
+        return super().pread(size, offset)
+
+
+async def send(channel: Channel, count: int, body: bytes = b"m", queue: int = 0) -> None:
+    for number in range(count):
+        header = SendMessageHeader(
+            producer_group="g", topic="T", default_topic="TBW102", default_topic_queue_nums=4, queue_id=queue,
+            sys_flag=0, born_timestamp=1, flag=0, properties="TAGS\x01A",
+        )  # fmt: skip
+        command = Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), body + str(number).encode())
+        assert (await channel.call(command)).code == 0
+
+
+def pull(
+    offset: int, *, sys_flag: int = INLINE, commit: int = 0, tags: str = "*", limit: int = 32, opaque: int = 0
+) -> Command:
+    header = PullMessageHeader(
+        consumer_group="cg", topic="T", queue_id=0, queue_offset=offset, max_msg_nums=limit, sys_flag=sys_flag,
+        commit_offset=commit, suspend_timeout_millis=60_000, subscription=tags, sub_version=0, expression_type="TAG",
+    )  # fmt: skip
+    return Command(RequestCode.PULL_MESSAGE, header.to_ext(), opaque=opaque)
+
+
+def bodies(answer: Command) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)]
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    with trio.fail_after(5):
+        while not holds():
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("tags", ["*", "A", "none"])
+async def test_who_reads_old_messages_holds_up_nobody(tmp_path: Path, tags: str) -> None:
+    disk = ColdDisk()
+    broker = make_broker(tmp_path / "store", env=disk)
+    async with run_broker(broker), open_channel(broker.address) as channel, trio.open_nursery() as nursery:
+        await send(channel, 3)
+        await trio.to_thread.run_sync(broker.store.flush_queues)
+        disk.cold = True
+        answers: list[Command] = []
+
+        async def read() -> None:
+            answers.append(await channel.call(pull(0, tags=tags), 10.0))
+
+        for _ in range(3):
+            nursery.start_soon(read)
+        await until(lambda: disk.fetches)
+        async with open_channel(broker.address) as other:
+            await send(other, 2, queue=1)
+        assert answers == []
+        disk.may_fetch.set()
+        await until(lambda: len(answers) == 3)
+        assert [bodies(answer) for answer in answers] == [[] if tags == "none" else [b"m0", b"m1", b"m2"]] * 3
+
+
+@pytest.mark.trio
+async def test_a_disk_that_cannot_read_ahead_leaves_the_pull_to_the_ordinary_read(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    broker = make_broker(tmp_path / "store", env=disk)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        await send(channel, 2)
+        disk.fails = disk.cold = True
+        disk.may_fetch.set()
+        assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
+        assert disk.fetches
+
+
+@pytest.mark.trio
+async def test_so_many_at_once_are_all_answered_and_their_commits_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (pull_module, postponed):
+        monkeypatch.setattr(module, "TURN_BYTES", 1000)
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await send(channel, 9, b"x" * 600)
+        commands = [
+            pull(offset, sys_flag=INLINE | COMMIT | SUSPEND, commit=offset, limit=1, opaque=offset)
+            for offset in range(9)
+        ]
+        ext = {"consumerGroup": "cg", "topic": "T", "queueId": "0"}
+        commands.append(Command(RequestCode.QUERY_CONSUMER_OFFSET, ext, opaque=9))
+        answers: dict[int, Command] = {}
+        host, _, port = broker.address.rpartition(":")
+        with trio.fail_after(5):
+            async with await trio.open_tcp_stream(host, int(port)) as stream:
+                await stream.send_all(b"".join(map(encode, commands)))
+                data = b""
+                while len(answers) < 10:
+                    data += await stream.receive_some(65536)
+                    answers = {one.opaque: one for one in map(decode, cut_frames(data)[0])}
+        assert answers.pop(9).ext == {"offset": "8"}
+        assert {offset: [body[600:] for body in bodies(one)] for offset, one in answers.items()} == {
+            offset: [str(offset).encode()] for offset in range(9)
+        }
+
+
+@pytest.mark.trio
+async def test_no_more_wait_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postponed, "POSTPONED_MAX", 0)
+    disk = ColdDisk()
+    broker = make_broker(tmp_path / "store", env=disk)
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        await send(channel, 2)
+        disk.cold = True
+        assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
+        assert disk.fetches == []
