@@ -74,21 +74,32 @@ class Delivery(Protocol):
     def acknowledge(self, queue_offset: int) -> None:
         """Mark one message as done."""
 
+    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        """Let the broker bring the message again, and mark this one as done."""
+
 
 class DeliveredRecord(Record):
-    """A stored message that a consumer was given. ``delivery`` is set by the consumer."""
+    """A stored message that a consumer was given. ``delivery`` is set by the consumer.
+
+    ``topic`` is the one it was sent to, also when it comes again; ``reconsume_times`` counts how often it came before.
+    """
 
     delivery: Delivery | None = None
+    retry_topic: str | None = None
+    """The topic by which it came again, None at the first time."""
 
     @property
     def queue(self) -> MessageQueue:
         """The queue it came from; ``queue_offset`` is its place there."""
-        return MessageQueue(topic=self.topic, broker_name=self.broker_name, queue_id=self.queue_id)
+        return MessageQueue(topic=self.retry_topic or self.topic, broker_name=self.broker_name, queue_id=self.queue_id)
 
     def _acknowledge(self) -> None:
+        self._delivered().acknowledge(self.queue_offset)
+
+    def _delivered(self) -> Delivery:
         if self.delivery is None:
             raise GantryError(f"{self!r} did not come from a consumer, so there is nobody to acknowledge it to")
-        self.delivery.acknowledge(self.queue_offset)
+        return self.delivery
 
 
 class ReceivedMessage(DeliveredRecord):
@@ -102,3 +113,12 @@ class ReceivedMessage(DeliveredRecord):
         which gets the message again. :class:`ClientClosed` when the consumer is closed.
         """
         self._acknowledge()
+
+    async def retry(self, delay_level: int = 0) -> None:
+        """Give the message back: the group gets it again later, with ``reconsume_times`` one higher.
+
+        ``delay_level`` 0 leaves the wait to the broker, which makes it longer each time; -1 makes it a dead letter at
+        once, and so does the group's last attempt. Raises :class:`BrokerError`, :class:`ConnectError`,
+        :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer is closed.
+        """
+        await self._delivered().give_back(self, delay_level)

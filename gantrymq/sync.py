@@ -37,6 +37,13 @@ class ReceivedMessage(DeliveredRecord):
         """Mark the message as done, as :meth:`gantrymq.ReceivedMessage.ack` does."""
         self._acknowledge()
 
+    def retry(self, delay_level: int = 0) -> None:
+        """Give the message back, as :meth:`gantrymq.ReceivedMessage.retry` does."""
+        delivery = self._delivered()
+        if not isinstance(delivery, _DeliveryAcrossThreads):
+            raise ClientClosed("the message did not come from a blocking consumer")
+        delivery.give_back_and_wait(self, delay_level)
+
 
 class _Loop:
     """The way into the event loop, shut when ``what`` ends."""
@@ -74,6 +81,12 @@ class _DeliveryAcrossThreads:
     def acknowledge(self, queue_offset: int) -> None:
         self._loop.ensure_open()
         self._done.append((self._inner, queue_offset))
+
+    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        await self._inner.give_back(record, delay_level)
+
+    def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
+        self._loop.call(self.give_back, record, delay_level)
 
 
 class Producer:

@@ -53,6 +53,7 @@ class Consumer(Generic[R]):
         self.group = options.group
         self._cluster = cluster
         self._options = options
+        self._retries = options.of_retries()
         self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._ready: deque[list[R]] = deque()
@@ -93,8 +94,8 @@ class Consumer(Generic[R]):
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that are this member's now, in order of broker and id."""
-        return sorted(self._pullers)
+        """The queues of the topic that are this member's now, in order of broker and id."""
+        return sorted(queue for queue in self._pullers if queue.topic == self.topic)
 
     async def commit(self) -> None:
         """Tell the brokers now how far the group is, and wait for their answers.
@@ -110,7 +111,7 @@ class Consumer(Generic[R]):
         return ConsumerData(
             group_name=self.group,
             consume_from_where=_FROM_WHERE.get(str(self._options.start), "CONSUME_FROM_TIMESTAMP"),
-            subscription_data_set=[self._options.subscription],
+            subscription_data_set=[options.subscription for options in (self._options, self._retries) if options],
         )
 
     def rebalance_soon(self) -> None:
@@ -176,9 +177,9 @@ class Consumer(Generic[R]):
         route = await self._cluster.routes.get(self.topic)
         if not self._pullers:
             await self._cluster.heartbeat()
-        mine = set(
-            allocate(queues_to_subscribe(self.topic, route), await self._members(route), self._cluster.client_id)
-        )
+        members = await self._members(route)
+        mine = set(allocate(queues_to_subscribe(self.topic, route), members, self._cluster.client_id))
+        mine |= await self._retry_queues(members)
         lost = [queue for queue in self._pullers if queue not in mine]
         gained = sorted(mine - self._pullers.keys())
         for queue in lost:
@@ -193,8 +194,24 @@ class Consumer(Generic[R]):
                 "rebalanced", topic=self.topic, group=self.group, queues=len(mine), lost=len(lost), gained=len(gained)
             )
 
+    async def _retry_queues(self, members: list[str]) -> set[MessageQueue]:
+        """This member's share of the group's retry topic, which brokers make when they first hear of the group."""
+        if self._retries is None:
+            return set()
+        try:
+            route = await self._cluster.routes.get(self._retries.topic)
+        except NoRoute:
+            return set()
+        queues = queues_to_subscribe(self._retries.topic, route)
+        return set(allocate(queues, members, self._cluster.client_id))
+
+    def _returned(self) -> None:
+        if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
+            self.rebalance_soon()  # whoever has them now will get the message
+
     async def _start_pulling(self, queue: MessageQueue) -> None:
-        puller = Puller(self._cluster, self._options, queue, self._take)
+        options = self._retries if self._retries and queue.topic == self._retries.topic else self._options
+        puller = Puller(self._cluster, options, queue, self._take, self._returned)
         self._pullers[queue] = puller
         await self._pulling.start(puller.run)
 

@@ -11,6 +11,7 @@ from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.errors import InvalidName
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies import SubscriptionData
+from gantrymq.remoting.names import retry_topic
 
 R = TypeVar("R", bound=DeliveredRecord)
 
@@ -46,6 +47,14 @@ class ConsumerOptions(Generic[R]):
         except ValueError as error:
             raise InvalidName(f"tags: {error}") from None
         return cls(topic, group, subscription, start, make)
+
+    def of_retries(self) -> ConsumerOptions[R] | None:
+        """The same membership in the topic by which messages come again; None where this is it already."""
+        topic = retry_topic(self.group)
+        if self.topic == topic:
+            return None
+        subscription = SubscriptionData.for_tags(topic, "*", self.subscription.sub_version)
+        return attrs.evolve(self, topic=topic, subscription=subscription, start="first")
 
     def start_timestamp(self) -> int:
         """``start`` in ms since 1970, where it is a time."""

@@ -13,7 +13,7 @@ from anyio.abc import TaskStatus
 
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.connections import reading
+from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import BrokerError, ClientClosed, GantryError, NoRoute
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
@@ -22,8 +22,16 @@ from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, PullMessageResponse, UpdateConsumerOffsetHeader, read_header
+from gantrymq.remoting.headers import (
+    PullMessageHeader,
+    PullMessageResponse,
+    SendBackHeader,
+    UpdateConsumerOffsetHeader,
+    read_header,
+)
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.names import is_retry_topic
+from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_records
 
 PULL_BATCH_MESSAGES: Final = 32
@@ -50,12 +58,15 @@ class Puller(Generic[R]):
         options: ConsumerOptions[R],
         queue: MessageQueue,
         take: Callable[[list[R]], None],
+        returned: Callable[[], None],
     ) -> None:
+        """``returned`` is called after a message was given back."""
         self.queue = queue
         self.dropped = False
         self._cluster = cluster
         self._options = options
         self._take = take
+        self._returned = returned
         self._progress: Progress | None = None
         self._committed = -1
         self._room = anyio.Event()
@@ -110,6 +121,26 @@ class Puller(Generic[R]):
             return
         self._progress.done(queue_offset)
         self._room.set()
+
+    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        """Let the broker bring a message again, and count this one as done.
+
+        Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; :class:`ClientClosed` after :meth:`close`.
+        """
+        if self._closed:
+            raise ClientClosed(f"the consumer of group {self._options.group} is closed: give back inside its block")
+        header = SendBackHeader(
+            offset=record.commit_log_offset,
+            group=self._options.group,
+            delay_level=delay_level,
+            origin_msg_id=record.message_id,
+            origin_topic=record.topic,
+        )
+        channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
+        await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))
+        self._returned()
+        if not self._closed:
+            self.acknowledge(record.queue_offset)
 
     async def commit(self, *, confirmed: bool) -> None:
         """Tell the broker how far the group is, if it does not know yet; ``confirmed`` waits for its answer.
@@ -195,6 +226,8 @@ class Puller(Generic[R]):
         for record in taken:
             record.broker_name = self.queue.broker_name
             record.delivery = self
+            if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
+                record.retry_topic, record.topic = record.topic, origin
             progress.pulled(record.queue_offset, record.stored_size)
         if taken:
             self._take(taken)

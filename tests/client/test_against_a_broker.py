@@ -57,6 +57,42 @@ async def make_group(client: gantrymq.Client, topic: str, group: str) -> None:
         pass
 
 
+async def test_a_message_that_is_given_back_comes_again_and_ends_as_a_dead_letter(cluster: str, topic: str) -> None:
+    group = f"{topic}-g"
+    async with gantrymq.connect(cluster) as client:
+        await client.admin.create_topic(topic, queues=1)
+        async with client.producer() as producer:
+            await producer.send(topic, b"poison", tags="a", keys=["k"])
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with client.consumer(topic, group, tags="a", start="first") as messages:
+                first = await anext(messages)
+                await first.retry(1)
+                again = await anext(messages)
+                assert (again.body, again.topic, again.queue.topic) == (b"poison", topic, f"%RETRY%{group}")
+                assert (first.reconsume_times, again.reconsume_times) == (0, 1)
+                assert again.store_timestamp >= first.store_timestamp + 1000
+                assert again.properties["ORIGIN_MESSAGE_ID"] == first.offset_message_id
+                await again.retry(-1)
+            async with client.consumer(f"%DLQ%{group}", f"{group}-dead", start="first") as letters:
+                dead = await anext(letters)
+                await dead.ack()
+        assert (dead.body, dead.tags, dead.keys, dead.reconsume_times) == (b"poison", "a", ("k",), 2)
+        assert dead.properties["RETRY_TOPIC"] == topic
+        assert await offsets_left(client, topic, group) == {0: 0}
+
+
+def test_a_message_is_given_back_without_async(cluster: str, topic: str) -> None:
+    group = f"{topic}-g"
+    with gantrymq.sync.connect(cluster) as client:
+        client.admin.create_topic(topic, queues=1)
+        with client.producer() as producer:
+            producer.send(topic, b"poison")
+        with client.consumer(topic, group, start="first") as messages:
+            next(messages).retry(-1)
+        with client.consumer(f"%DLQ%{group}", f"{group}-dead", start="first") as letters:
+            assert next(letters).body == b"poison"
+
+
 async def test_ten_thousand_messages_arrive_once_and_unaltered(cluster: str, topic: str) -> None:
     chance = random.Random(7)
     bodies = [chance.randbytes(chance.choice((1, 50, 100, 1000))) for _ in range(9_990)]

@@ -153,13 +153,50 @@ async def test_a_member_tells_the_broker_what_it_wants_and_goes_with_a_farewell(
     assert (consumer.group_name, consumer.consume_type, consumer.message_model, consumer.consume_from_where) == (
         "g", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET",
     )  # fmt: skip
-    (subscription,) = consumer.subscription_data_set
+    subscription, retries = consumer.subscription_data_set
+    assert (retries.topic, retries.sub_string, retries.tags_set) == ("%RETRY%g", "*", set())
     assert (subscription.topic, subscription.tags_set, subscription.code_set) == ("T", {"a", "b"}, {97, 98})
     pull = cluster.broker.seen(11)[0].ext
     assert (pull["subVersion"], pull["sysFlag"], pull["suspendTimeoutMillis"], pull["maxMsgNums"]) == (
         str(subscription.sub_version), "2", "15000", "32",
     )  # fmt: skip
     assert farewell.ext == {"clientID": client.client_id, "consumerGroup": "g"}
+
+
+async def test_a_consumer_of_the_retry_topic_itself_announces_it_once(fake_cluster: Cluster) -> None:
+    async with fake_cluster(**{"%RETRY%g": 1}) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("%RETRY%g", "g", start="first") as messages:
+            (consumer,) = HeartbeatData.from_bytes(cluster.broker.seen(34)[0].body).consumer_data_set
+            assert len(messages.queues) == 1
+    (subscription,) = consumer.subscription_data_set
+    assert subscription.topic == "%RETRY%g"
+
+
+async def test_what_came_by_the_retry_topic_shows_where_it_began(fake_cluster: Cluster) -> None:
+    async with fake_cluster(**{"T": 1, "%RETRY%g": 1}) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T\x02TAGS\x01other")
+        async with client.consumer("T", "g", tags="a", start="last") as messages:
+            (message,) = await take(messages, 1)
+            assert (message.topic, message.queue.topic) == ("T", "%RETRY%g")
+            assert messages.queues == [Q0], "those of the topic that it asked for"
+            await message.ack()
+        assert cluster.broker.offsets["g", "%RETRY%g", 0] == 1
+
+
+async def test_a_message_that_the_broker_does_not_take_back_is_not_done(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.answers[36] = lambda request: request.answer(1, "look message by offset failed, 0")
+        async with client.consumer("T", "g", start="first") as messages:
+            (message,) = await take(messages, 1)
+            with pytest.raises(gantrymq.BrokerError):
+                await message.retry(2)
+        (request,) = cluster.broker.seen(36)
+        assert (request.ext["group"], request.ext["delayLevel"], request.ext["originTopic"]) == ("g", "2", "T")
+        assert request.ext["offset"] == str(message.commit_log_offset)
+        assert not cluster.broker.offsets.get(("g", "T", 0))
+        with pytest.raises(gantrymq.ClientClosed):
+            await message.retry()
 
 
 async def test_members_share_the_queues_and_one_takes_over_what_another_leaves(fake_cluster: Cluster) -> None:
