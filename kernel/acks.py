@@ -46,7 +46,7 @@ class Acks:
 
     def add(self, batch: AppendBatch, now: float) -> None:
         """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""
-        if not self._gates or batch.refused == len(batch) or not any(batch.waits):
+        if not self._gates or batch.refused == len(batch) or not batch.waited_for:
             _finish(batch)
         else:
             self._waiting.append((now, batch))

@@ -112,6 +112,18 @@ class AppendBatch:
             self.remarks[row] = remark
             self.refused += 1
 
+    def place(self, start: int, store_timestamp: int) -> None:
+        """Begin with the log at ``start``: no row has a place there yet (offset -1, size 0)."""
+        count = len(self)
+        self.offsets, self.sizes, self.queue_offsets = [-1] * count, [0] * count, [-1] * count
+        self.start = self.end = start
+        self.store_timestamp = store_timestamp
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether the sender of one row at least wants the guarantees."""
+        return any(self.waits)
+
     @property
     def live(self) -> range | list[int]:
         """The row numbers that nobody refused, in order."""
@@ -144,6 +156,21 @@ class DispatchBatch:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @property
+    def newest_timestamp(self) -> int:
+        """The highest store timestamp (ms since 1970); 0 without rows."""
+        return max(self.store_timestamps, default=0)
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues of the rows, each once: topic and queue id. Cheaper than a look at each row."""
+        return list(dict.fromkeys(zip(self.topics, self.queue_ids, strict=True)))
+
+    def tag_codes_of(self, topic: str, queue_id: int) -> set[int]:
+        """The tag codes of the rows of a queue."""
+        rows = zip(self.topics, self.queue_ids, self.tag_codes, strict=True)
+        return {code for row_topic, row_queue, code in rows if row_topic == topic and row_queue == queue_id}
 
 
 @attrs.define(eq=False)

@@ -134,13 +134,9 @@ class CommitLog:
         refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`.
         """
         self.check()
-        count = len(batch)
-        batch.offsets = [-1] * count
-        batch.sizes = [0] * count
-        batch.queue_offsets = [-1] * count
         start, timestamp = self._tail
-        batch.start = batch.end = start
-        batch.store_timestamp = timestamp = max(self.clock.now_ms(), timestamp)
+        timestamp = max(self.clock.now_ms(), timestamp)
+        batch.place(start, timestamp)
         rows = batch.live
         index, position = 0, start
         try:

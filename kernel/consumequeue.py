@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import count as count_from
 from threading import Lock
 from typing import Final
 
 import structlog
 
-from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
-from gantrymq.kernel.fast import next_entries
+from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
@@ -170,18 +170,17 @@ class ConsumeQueue:
 
     # ------------------------------------------------------------------------------------------------------ write
 
-    def put(self, batch: DispatchBatch, rows: list[int]) -> None:
-        """Put the entries of these rows of ``batch``; :class:`OSError` when they could not be written."""
-        first = self.max_offset
-        data = next_entries(batch, rows, first) if batch.offsets[rows[0]] >= self.log_end else b""
-        if data:
+    def put(self, more: QueueEntries) -> None:
+        """Put entries; :class:`OSError` when they could not be written."""
+        if more.queue_offsets is None and more.first == self.max_offset and more.begin >= self.log_end:
             # No lock: only this thread adds, and only at the end; the other one takes away at the front.
-            self._tail += data
-            self.max_offset = first + len(rows)
-            self.log_end = batch.offsets[rows[-1]] + batch.sizes[rows[-1]]
+            self._tail += more.entries
+            self.max_offset = more.first + len(more.entries) // UNIT
+            self.log_end = more.end
         else:
-            for row in rows:
-                self._put_one(batch.queue_offsets[row], batch.offsets[row], batch.sizes[row], batch.tag_codes[row])
+            queue_offsets = more.queue_offsets or count_from(more.first)
+            for queue_offset, (offset, size, code) in zip(queue_offsets, ENTRY.iter_unpack(more.entries), strict=False):
+                self._put_one(queue_offset, offset, size, code)
         if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
             # Not while the other thread writes: it takes these entries along or leaves them for the next time.
             try:

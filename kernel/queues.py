@@ -15,9 +15,9 @@ import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.consumequeue import ConsumeQueue
+from gantrymq.kernel.consumequeue import UNIT, ConsumeQueue
 from gantrymq.kernel.env import Env, NoRoom
-from gantrymq.kernel.fast import rows_by_queue
+from gantrymq.kernel.fast import queue_entries
 from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.record import TOPIC_PATTERN
 from gantrymq.remoting.descriptors import descriptors_allowed
@@ -120,20 +120,17 @@ class ConsumeQueues:
         """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
         self._check()
         touched = []
-        for key, rows in rows_by_queue(batch).items():
-            queue = self._queues.get(key)
+        for entries in queue_entries(batch, self.tag_code_rules):
+            queue = self._queues.get((entries.topic, entries.queue_id))
             if queue is None:
                 try:
-                    queue = self._make(*key)
+                    queue = self._make(entries.topic, entries.queue_id)
                 except ValueError as error:
-                    log.error("records without a queue", reason=str(error), records=len(rows))
+                    log.error("records without a queue", reason=str(error), records=len(entries.entries) // UNIT)
                     continue
             before = queue.max_offset
-            if (rule := self.tag_code_rules.get(key[0])) is not None:
-                for row in rows:
-                    batch.tag_codes[row] = rule(key[1], batch.properties[row], batch.store_timestamps[row])
             try:
-                queue.put(batch, rows)
+                queue.put(entries)
             except OSError as error:
                 raise self._poisoned("writing", queue, error) from error
             self.units += queue.max_offset - before

@@ -225,8 +225,7 @@ class Recovery:
         return None
 
     def _dispatch(self, batch: DispatchBatch, on_dispatch: Callable[[DispatchBatch], None]) -> None:
-        if batch.store_timestamps:
-            self._last_timestamp = max(self._last_timestamp, *batch.store_timestamps)
+        self._last_timestamp = max(self._last_timestamp, batch.newest_timestamp)
         self._dispatched += len(batch)
         self._queues.put(batch)
         on_dispatch(batch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from threading import Lock
-from typing import Any
 
 import attrs
 import structlog
@@ -19,7 +18,7 @@ from gantrymq.kernel.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.commitlog import CommitLog
 from gantrymq.kernel.env import Env, NoRoom, blame
 from gantrymq.kernel.env import Lock as StoreLock
-from gantrymq.kernel.fast import tag_codes
+from gantrymq.kernel.fast import dispatch_batch
 from gantrymq.kernel.queues import ConsumeQueues
 from gantrymq.kernel.record import BODY_MAX_BYTES
 from gantrymq.kernel.recovery import Recovery, RecoveryReport
@@ -192,7 +191,7 @@ class Store:
             if batch is None:
                 return
             self.queues.put(batch)
-            timestamp = batch.store_timestamps[-1] if batch.store_timestamps else self._progress[2]
+            timestamp = batch.newest_timestamp if len(batch) else self._progress[2]
             self._progress = (batch.end, self.queues.units, timestamp)
             yield batch
 
@@ -204,11 +203,12 @@ class Store:
             self._drop_first()
         if not backlog or backlog[0].start != start or backlog[0].end > committed:
             return None
-        batch = DispatchBatch(start, start, [], [], [], [], [], [], [], [], [], [])
-        while backlog and backlog[0].end <= committed and len(batch) < self.config.dispatch_rows:
-            _extend(batch, self._drop_first())
-        batch.tag_codes = tag_codes(batch.properties)
-        return batch
+        batches: list[AppendBatch] = []
+        rows = 0
+        while backlog and backlog[0].end <= committed and rows < self.config.dispatch_rows:
+            batches.append(self._drop_first())
+            rows += len(batches[-1])
+        return dispatch_batch(batches)
 
     def _drop_first(self) -> AppendBatch:
         batch = self._backlog.popleft()
@@ -249,22 +249,3 @@ class Store:
             except OSError as error:
                 raise self.log.poison("writing the watermark", error) from error
             return True
-
-
-def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
-    """Add the rows of ``batch`` that were written. Statuses do not tell: an acknowledgement may have changed them."""
-    columns: tuple[tuple[list[Any], list[Any]], ...] = (
-        (target.offsets, batch.offsets), (target.sizes, batch.sizes), (target.topics, batch.topics),
-        (target.queue_ids, batch.queue_ids), (target.queue_offsets, batch.queue_offsets),
-        (target.sys_flags, batch.sys_flags), (target.prepared_offsets, batch.prepared_offsets),
-        (target.properties, batch.properties),
-    )  # fmt: skip
-    if -1 in batch.offsets:
-        rows = [row for row, offset in enumerate(batch.offsets) if offset >= 0]
-        for into, column in columns:
-            into.extend([column[row] for row in rows])
-    else:
-        for into, column in columns:
-            into.extend(column)
-    target.store_timestamps.extend([batch.store_timestamp] * (len(target.offsets) - len(target.store_timestamps)))
-    target.end = batch.end

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import environment
-from gantrymq.kernel.fast.plain import Layout, Stop
+from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, PullTerms, pull_form
 from gantrymq.kernel.fast.plain_requests import reply_form
 
@@ -43,10 +43,11 @@ else:
 try:
     KIND = records.KIND
     Flusher = flusher.Flusher
-    encode_rows = records.encode_rows
-    next_entries = records.next_entries
-    rows_by_queue = records.rows_by_queue
-    scan = records.scan
+    dispatch_batch = requests.dispatch_batch
+    encode_rows = requests.encode_rows
+    new_batch = requests.new_batch
+    queue_entries = requests.queue_entries
+    scan = requests.scan
     tag_code = records.tag_code
     tag_codes = records.tag_codes
     PullAnswers = pulls.PullAnswers
@@ -59,7 +60,7 @@ except AttributeError as error:
     raise ImportError(_STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullTerms", "Stop", "add_sends", "answer_sends",
-    "encode_rows", "gather", "next_entries", "pull_form", "read_pull_header", "read_requests", "reply_form",
-    "rows_by_queue", "scan", "tag_code", "tag_codes",
+    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullTerms", "QueueEntries", "Stop", "add_sends",
+    "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "pull_form", "queue_entries",
+    "read_pull_header", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

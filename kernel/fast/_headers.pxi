@@ -217,11 +217,11 @@ cdef int hex_digit(uint8_t letter) noexcept nogil:
     return letter - c'a' + 10 if c'a' <= letter <= c'f' else -1
 
 
-cdef Py_ssize_t unescape(Text* text) noexcept nogil:
-    """Write ``text`` without its escapes into ``scratch``; its size, -1 for an escape of more than ASCII or none."""
+cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
+    """Write ``text`` without its escapes to ``start``; its size, -1 for an escape of more than ASCII or none."""
     cdef const uint8_t* at = text.at
     cdef const uint8_t* end = at + text.size
-    cdef uint8_t* to = scratch
+    cdef uint8_t* to = start
     cdef uint8_t letter
     cdef int high, low
     while at < end:
@@ -255,28 +255,7 @@ cdef Py_ssize_t unescape(Text* text) noexcept nogil:
             return -1
         to[0] = letter
         to += 1
-    return to - scratch
-
-
-cdef bytes utf8_of(Text* text):
-    """The decoded text as UTF-8, or None where only the plain decoder can tell what it is."""
-    cdef Py_ssize_t size = text.size
-    cdef bytes raw
-    if size > HEADER_MAX:
-        return None
-    if text.escaped:
-        size = unescape(text)
-        if size < 0:
-            return None
-        raw = PyBytes_FromStringAndSize(<const char*>scratch, size)
-    else:
-        raw = PyBytes_FromStringAndSize(<const char*>text.at, size)
-    if text.wide:
-        try:
-            PyUnicode_DecodeUTF8(PyBytes_AS_STRING(raw), size, NULL)
-        except UnicodeDecodeError:
-            return None
-    return raw
+    return to - start
 
 
 cdef inline bint is_number(Text* text, int64_t* value, bint wide) noexcept nogil:

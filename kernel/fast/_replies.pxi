@@ -88,8 +88,26 @@ cdef class Replies:
         self.most = sum(map(len, form.json)) + len(self.fixed) + len(self.fields) + len(self.id_prefix) + 256
         self.output = Output()
 
-    cdef int add(self, SendRequest send, int64_t queue_id, int64_t queue_offset, int64_t offset) except -1:
-        cdef uint8_t* start = self.output.reserve(self.most)
+    cdef int let_go(self, connection) except -1:
+        """Give the connection its replies so far."""
+        if self.output.size:
+            connection.send_bytes(self.output.take())
+        return 0
+
+    cdef uint8_t* put_ids(self, uint8_t* at, Row* rows, Py_ssize_t count) noexcept:
+        """The message ids of rows that follow each other, with commas between them."""
+        cdef Py_ssize_t row
+        for row in range(count):
+            if row:
+                at[0] = c','
+                at += 1
+            at = put_hex(put_bytes(at, self.id_prefix), <uint64_t>rows[row].offset)
+        return at
+
+    cdef int add(self, SendRequest send, Row* rows, Py_ssize_t count) except -1:
+        """The reply to a request with these rows."""
+        cdef Py_ssize_t ids_size = count * (PyBytes_GET_SIZE(self.id_prefix) + 17) - 1
+        cdef uint8_t* start = self.output.reserve(self.most + ids_size)
         cdef uint8_t* at = start + 8
         cdef uint8_t* fields
         if send.kind:
@@ -99,15 +117,15 @@ cdef class Replies:
             fields = at + 8
             at = put_bytes(fields, self.fields)
             at = put_name(at, b"msgId", 5)
-            put32(at, PyBytes_GET_SIZE(self.id_prefix) + 16)
-            at = put_hex(put_bytes(at + 4, self.id_prefix), <uint64_t>offset)
-            at = put_field_number(at, b"queueId", 7, queue_id)
-            at = put_field_number(at, b"queueOffset", 11, queue_offset)
+            put32(at, <uint32_t>ids_size)
+            at = self.put_ids(at + 4, rows, count)
+            at = put_field_number(at, b"queueId", 7, rows.queue_id)
+            at = put_field_number(at, b"queueOffset", 11, rows.queue_offset)
             put32(fields - 4, at - fields)
         else:
-            at = put_bytes(put_hex(put_bytes(put_bytes(at, self.first), self.id_prefix), <uint64_t>offset), self.second)
-            at = put_bytes(put_number(at, queue_id), self.third)
-            at = put_bytes(put_number(at, queue_offset), self.fourth)
+            at = put_bytes(self.put_ids(put_bytes(at, self.first), rows, count), self.second)
+            at = put_bytes(put_number(at, rows.queue_id), self.third)
+            at = put_bytes(put_number(at, rows.queue_offset), self.fourth)
             at = put_bytes(put_number(at, send.opaque), self.last)
         put32(start, at - start - 4)
         put32(start + 4, <uint32_t>send.kind << 24 | <uint32_t>(at - start - 8))
@@ -117,29 +135,66 @@ cdef class Replies:
 
 def answer_sends(batch, form, other):
     """See :func:`gantrymq.kernel.fast.plain_requests.answer_sends`."""
-    cdef list origins = batch.origins, statuses = batch.statuses, queue_ids = batch.queue_ids
-    cdef list queue_offsets = batch.queue_offsets, offsets = batch.offsets
-    cdef dict remarks = batch.remarks
-    cdef Py_ssize_t row = 0, count = len(origins)
+    cdef AppendRows some
+    cdef Replies replies
+    cdef SendRequest send
+    cdef Sender* sender
+    cdef int32_t number, following = 0
+    cdef object connection = None
+    if type(batch) is not AppendRows or (<AppendRows>batch).listed or not (<AppendRows>batch).placed:
+        return plain.answer_sends(batch, form, other)
+    some = <AppendRows>batch
+    if some.made[QUEUE_IDS] is not None or some.some_made(ORIGINS, COLUMNS):
+        return answer_lists(some, form, other)
+    replies = Replies(form)
+    for number in range(some.senders_count):
+        sender = &some.senders[number]
+        if sender.first < following:
+            continue
+        origin = some.origins_kept[number]
+        if type(origin) is not SendRequest or some.remarks:
+            replies.let_go(connection)
+            following = other(batch, sender.first)
+            continue
+        send = <SendRequest>origin
+        if send.connection is not connection:
+            replies.let_go(connection)
+            connection = send.connection
+        if not (send.answered or send.flag & ONEWAY):
+            send.answered = True
+            replies.add(send, &some.rows[sender.first], sender.count)
+    replies.let_go(connection)
+
+
+cdef int answer_lists(AppendRows some, form, other) except -1:
+    """As :func:`answer_sends`, where somebody may have changed a column that the replies tell of."""
+    cdef list origins = some.column(ORIGINS), statuses = some.column(STATUSES), queue_ids = some.column(QUEUE_IDS)
+    cdef list queue_offsets = some.column(QUEUE_OFFSETS), offsets = some.column(OFFSETS)
+    cdef Py_ssize_t row = 0, count = some.count
+    cdef int64_t queue_id = 0, queue_offset = 0, offset = 0
     cdef Replies replies = Replies(form)
     cdef SendRequest send
+    cdef Row fields
     cdef object connection = None
-    if not count == len(statuses) == len(queue_ids) == len(queue_offsets) == len(offsets):
-        return plain.answer_sends(batch, form, other)
+    if not count == len(origins) == len(statuses) == len(queue_ids) == len(queue_offsets) == len(offsets):
+        return plain.answer_sends(some, form, other)
     while row < count:
-        if type(origins[row]) is SendRequest and statuses[row] == 0 and (not remarks or row not in remarks):
+        if (
+            type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks
+            and as_int32(queue_ids[row], &queue_id) and as_int64(queue_offsets[row], &queue_offset)
+            and as_int64(offsets[row], &offset)
+        ):
             send = <SendRequest>origins[row]
             if send.connection is not connection:
-                if replies.output.size:
-                    connection.send_bytes(replies.output.take())
+                replies.let_go(connection)
                 connection = send.connection
             if not (send.answered or send.flag & ONEWAY):
                 send.answered = True
-                replies.add(send, queue_ids[row], queue_offsets[row], offsets[row])
+                fields.queue_id, fields.queue_offset, fields.offset = <int32_t>queue_id, queue_offset, offset
+                replies.add(send, &fields, 1)
             row += 1
             continue
-        if replies.output.size:
-            connection.send_bytes(replies.output.take())
-        row = other(batch, row)
-    if replies.output.size:
-        connection.send_bytes(replies.output.take())
+        replies.let_go(connection)
+        row = other(some, row)
+    replies.let_go(connection)
+    return 0

@@ -1,8 +1,9 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gantrymq.kernel.batch import AppendBatch, Pull
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull
 from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk
 from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
 from gantrymq.kernel.processors import Request
@@ -29,6 +30,21 @@ def gather(
     window: Window,
     damaged: Callable[[int, int], None],
 ) -> tuple[list[bytes | memoryview], int, bool, int]: ...
+def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch: ...
+def encode_rows(
+    batch: AppendBatch,
+    rows: Sequence[int],
+    first: int,
+    offset: int,
+    room: int,
+    next_offsets: dict[tuple[str, int], int],
+    layout: Layout,
+) -> tuple[list[bytes], int, int]: ...
+def dispatch_batch(batches: list[AppendBatch]) -> DispatchBatch: ...
+def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, int], int]]) -> list[QueueEntries]: ...
+def scan(
+    data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False
+) -> tuple[DispatchBatch, Stop]: ...
 
 class PullAnswers:
     def __init__(self, desk: PullDesk) -> None: ...

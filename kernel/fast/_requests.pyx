@@ -11,15 +11,20 @@ pulls; here are the requests themselves.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItem
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 include "_bytes.pxi"
 
 from gantrymq.kernel.batch import Trait
+from gantrymq.kernel.fast import _records as records
+from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain
+from gantrymq.kernel.fast.plain import QueueEntries, Stop
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode
@@ -28,12 +33,15 @@ from gantrymq.remoting.headers import PullMessageHeader
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
+    long long PyLong_AsLongLongAndOverflow(object number, int* overflow) except? -1
+    bint PyLong_CheckExact(object thing)
 
 prepare_crc()
 
 KIND = "compiled"
 
 cdef enum:
+    SEND = 10
     SEND_V2 = 310
     SEND_BATCH = 320
     PULL = 11
@@ -43,16 +51,54 @@ cdef enum:
     FIELDS_MAX = 32
     BORN_HOST_V6 = 0x10
     PROPERTIES_MAX = 32767
-    SCRATCH = 1 << 17
     NAME_MAX = 256
     FILLER_SIZE = 0x7FFFFFFF
 
 cdef object SUCCESS = ResponseCode.SUCCESS
-cdef object BATCH = Trait.BATCH
+cdef int BATCH = Trait.BATCH
+cdef dict _topic_parts = plain_records._topic_parts
+cdef dict _topics = plain_records._topics
 cdef Py_ssize_t HEADER_MAX = HEADER_MAX_BYTES
-cdef uint8_t scratch[SCRATCH]
+
+
+cdef inline int as_int64(object number, int64_t* value) except -1:
+    """1 and the value, or 0 when this is no plain integer of 64 bits."""
+    cdef int overflow = 0
+    if not PyLong_CheckExact(number):
+        return 0
+    value[0] = PyLong_AsLongLongAndOverflow(number, &overflow)
+    return 0 if overflow else 1
+
+
+cdef inline int as_int32(object number, int64_t* value) except -1:
+    """1 and the value, or 0 when this is no plain integer of 32 bits."""
+    if not as_int64(number, value):
+        return 0
+    return 1 if -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else 0
+
 
 include "_headers.pxi"
+
+
+@cython.no_gc
+@cython.final
+cdef class Block:
+    """Received bytes to which requests point, and room for those of their texts that had escapes."""
+
+    cdef bytes data
+    cdef uint8_t* texts
+    cdef Py_ssize_t used
+
+    def __dealloc__(self):
+        PyMem_Free(self.texts)
+
+    cdef uint8_t* room(self) except NULL:
+        """Where the next text without its escapes goes: there is room for all, for each is longer with them."""
+        if self.texts == NULL:
+            self.texts = <uint8_t*>PyMem_Malloc(PyBytes_GET_SIZE(self.data) + 1)
+            if self.texts == NULL:
+                raise MemoryError
+        return self.texts + self.used
 
 
 @cython.no_gc
@@ -68,20 +114,29 @@ cdef class HotRequest:
     cdef int opaque
     cdef int flag
     cdef int kind
-    cdef bytes header
-    cdef bytes body
+    cdef Block block
+    cdef const uint8_t* header
+    cdef const uint8_t* body
+    cdef Py_ssize_t header_size
+    cdef Py_ssize_t body_size
     cdef object _command
 
     @property
     def command(self):
         """The request as :mod:`gantrymq.remoting` decodes it."""
         if self._command is None:
-            self._command = decode(Frame(self.kind, self.header, self.body))
+            self._command = decode(Frame(
+                self.kind,
+                PyBytes_FromStringAndSize(<const char*>self.header, self.header_size),
+                PyBytes_FromStringAndSize(<const char*>self.body, self.body_size),
+            ))
         return self._command
 
     def forget(self):
         """See :meth:`gantrymq.kernel.processors.Request.forget`."""
+        self.block = None
         self.header = self.body = b""
+        self.header_size = self.body_size = 0
         self._command = Command(self.code, None, b"", self.opaque, self.flag, kind=self.kind)
 
     def answer(self, code, remark=None, ext=None, body=b""):
@@ -91,13 +146,17 @@ cdef class HotRequest:
             self.connection.send(Command(code, ext, body, self.opaque, RESPONSE, remark, kind=self.kind))
 
 
+include "_groups.pxi"
+include "_rows.pxi"
+include "_encode.pxi"
+include "_dispatch.pxi"
 include "_sends.pxi"
 include "_replies.pxi"
 include "_pulls.pxi"
 include "_answers.pxi"
 
 
-cdef HotRequest read_hot(const uint8_t* header, Py_ssize_t size, int kind):
+cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind):
     """The request with this header, or None when the plain decoder must look at it."""
     cdef Field fields[FIELDS_MAX]
     cdef Head head
@@ -107,8 +166,8 @@ cdef HotRequest read_hot(const uint8_t* header, Py_ssize_t size, int kind):
         return None
     if not 0 <= head.flag <= 0x7FFFFFFF:
         return None
-    if head.code == SEND_V2 or head.code == SEND_BATCH:
-        request = read_send(fields, head.count)
+    if head.code == SEND_V2 or head.code == SEND_BATCH or head.code == SEND:
+        request = read_send(block, fields, head.count, head.code == SEND)
     elif head.code == PULL or head.code == LITE_PULL:
         request = read_pull(fields, head.count)
     else:
@@ -144,33 +203,46 @@ cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit
 def read_requests(connection, buffer, limit):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_requests`."""
     cdef const uint8_t[::1] view = buffer
-    cdef Py_ssize_t size = len(view), taken, position = 0, header_size, length
+    cdef Py_ssize_t size = len(view), taken, position = 0, header_size, length, sent = 0
     cdef const uint8_t* data = &view[0] if size else NULL
-    cdef const uint8_t* header
     cdef uint32_t mark
+    cdef Block block
     cdef HotRequest request
     cdef list requests = []
     taken = whole_frames(data, size, limit)
     if taken < 0:
         return plain.read_requests(connection, buffer, limit)
+    if not taken:
+        return requests, 0
+    block = Block.__new__(Block)
+    block.data = buffer if type(buffer) is bytes else PyBytes_FromStringAndSize(<const char*>data, taken)
+    data = <const uint8_t*>PyBytes_AS_STRING(block.data)
     while position < taken:
         length = get32(data + position)
         mark = get32(data + position + 4)
         header_size = mark & 0xFFFFFF
-        header = data + position + 8
-        request = read_hot(header, header_size, mark >> 24)
-        header_bytes = PyBytes_FromStringAndSize(<const char*>header, header_size)
-        body = PyBytes_FromStringAndSize(<const char*>header + header_size, length - 4 - header_size)
-        position += 4 + length
+        request = read_hot(block, data + position + 8, header_size, mark >> 24)
         if request is not None:
             request.connection = connection
-            request.header = header_bytes
-            request.body = body
+            request.block = block
+            request.header = data + position + 8
+            request.header_size = header_size
+            request.body = request.header + header_size
+            request.body_size = length - 4 - header_size
             requests.append(request)
-            continue
-        command = decode(Frame(mark >> 24, header_bytes, body))
-        if command.is_response:
-            connection.take_answer(command)
+            if type(request) is SendRequest:
+                sent += length
         else:
-            requests.append(Request(connection, command))
+            command = decode(Frame(mark >> 24, data[position + 8 : position + 8 + header_size],
+                                   data[position + 8 + header_size : position + 4 + length]))
+            if command.is_response:
+                connection.take_answer(command)
+            else:
+                requests.append(Request(connection, command))
+        position += 4 + length
+    if 4 * sent < size:
+        # Sends may wait for the disk: they must not keep much alive that is not theirs.
+        for one in requests:
+            if type(one) is SendRequest:
+                move_out(<SendRequest>one)
     return requests, taken

@@ -4,10 +4,11 @@
 @cython.no_gc
 @cython.final
 cdef class SendRequest(HotRequest):
-    """SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE."""
+    """SEND_MESSAGE, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE."""
 
     cdef object topic
-    cdef bytes properties
+    cdef const uint8_t* properties
+    cdef Py_ssize_t properties_size
     cdef int queue_id
     cdef int sys_flag
     cdef int message_flag
@@ -16,19 +17,43 @@ cdef class SendRequest(HotRequest):
     cdef bint batch
 
 
-cdef SendRequest read_send(Field* fields, int count):
+cdef int send_field(Text* name) noexcept nogil:
+    """Which field of SEND_MESSAGE this is, as the number of its letter in SEND_MESSAGE_V2; -1 unknown."""
+    cdef const uint8_t* at = name.at
+    cdef Py_ssize_t size = name.size
+    if is_word(at, size, b"producerGroup", 13): return 0
+    if is_word(at, size, b"topic", 5): return 1
+    if is_word(at, size, b"defaultTopic", 12): return 2
+    if is_word(at, size, b"defaultTopicQueueNums", 21): return 3
+    if is_word(at, size, b"queueId", 7): return 4
+    if is_word(at, size, b"sysFlag", 7): return 5
+    if is_word(at, size, b"bornTimestamp", 13): return 6
+    if is_word(at, size, b"flag", 4): return 7
+    if is_word(at, size, b"properties", 10): return 8
+    if is_word(at, size, b"reconsumeTimes", 14): return 9
+    if is_word(at, size, b"unitMode", 8): return 10
+    if is_word(at, size, b"maxReconsumeTimes", 17): return 11
+    if is_word(at, size, b"batch", 5): return 12
+    return -1
+
+
+cdef SendRequest read_send(Block block, Field* fields, int count, bint long_names):
     """The request of these fields, or None when the plain decoder must look at them."""
     cdef Text* texts[13]
     cdef int64_t numbers[13]
     cdef int number, place, truth
     cdef SendRequest send
-    cdef bytes properties = b""
+    cdef const uint8_t* properties = b""
+    cdef Py_ssize_t properties_size = 0
     for place in range(13):
         texts[place] = NULL
         numbers[place] = 0
     for number in range(count):
         if fields[number].name.size == 1 and c'a' <= fields[number].name.at[0] <= c'm':
             place = fields[number].name.at[0] - c'a'
+        else:
+            place = send_field(&fields[number].name) if long_names else -1
+        if place >= 0:
             if texts[place] != NULL:
                 return None
             texts[place] = &fields[number].value
@@ -49,12 +74,13 @@ cdef SendRequest read_send(Field* fields, int count):
                 return None
             numbers[place] = truth
     if texts[8] != NULL:
-        properties = utf8_of(texts[8])
-        if properties is None:
+        properties = utf8_in(block, texts[8], &properties_size)
+        if properties == NULL:
             return None
     send = SendRequest.__new__(SendRequest)
     send.topic = name_of(texts[1])
     send.properties = properties
+    send.properties_size = properties_size
     send.queue_id = <int>numbers[4]
     send.sys_flag = <int>numbers[5]
     send.born_timestamp = numbers[6]
@@ -64,17 +90,46 @@ cdef SendRequest read_send(Field* fields, int count):
     return send
 
 
-cdef bytes stored(bytes given, bytes mark, bint* waits):
-    """``given`` without WAIT, with ``mark``; None when a plugin may have to look at them, or they are too long."""
-    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(given)
-    cdef const uint8_t* end = at + PyBytes_GET_SIZE(given)
+cdef int move_out(SendRequest send) except -1:
+    """Let the request keep nothing alive of what was received but its own frame."""
+    cdef Block block = Block.__new__(Block)
+    cdef Py_ssize_t frame = send.header_size + send.body_size
+    # The properties lie among the texts without escapes, or in the header itself.
+    block.data = two_texts(send.header, frame, send.properties, send.properties_size)
+    send.header = <const uint8_t*>PyBytes_AS_STRING(block.data)
+    send.body = send.header + send.header_size
+    send.properties = send.header + frame
+    send.block = block
+    return 0
+
+
+cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL:
+    """The text as UTF-8, in what was received or the block's own room; NULL where only the plain decoder can tell."""
+    cdef const uint8_t* at = text.at
+    size[0] = text.size
+    if text.escaped:
+        at = block.room()
+        size[0] = unescape(text, <uint8_t*>at)
+        if size[0] < 0:
+            return NULL
+        block.used += size[0]
+    if text.wide:
+        try:
+            PyUnicode_DecodeUTF8(<const char*>at, size[0], NULL)
+        except UnicodeDecodeError:
+            return NULL
+    return at
+
+
+cdef Py_ssize_t without_wait(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint* waits) noexcept nogil:
+    """Write the properties without WAIT, and without separators at their end; returns their size.
+
+    -1 when a plugin may have to look at them.
+    """
+    cdef const uint8_t* end = at + size
     cdef const uint8_t* stop
-    cdef uint8_t* to = scratch
-    cdef Py_ssize_t size, mark_size = PyBytes_GET_SIZE(mark)
+    cdef uint8_t* start = to
     cdef bint first = True
-    waits[0] = True
-    if end - at + mark_size + 1 > PROPERTIES_MAX:
-        return None
     while True:
         stop = <const uint8_t*>memchr(at, 2, end - at)
         if stop == NULL:
@@ -83,12 +138,8 @@ cdef bytes stored(bytes given, bytes mark, bint* waits):
         if size >= 5 and memcmp(at, b"WAIT\x01", 5) == 0:
             if is_word(at, size, b"WAIT\x01false", 10):
                 waits[0] = False
-        elif (
-            (size >= 6 and memcmp(at, b"DELAY\x01", 6) == 0)
-            or (size >= 8 and memcmp(at, b"CLUSTER\x01", 8) == 0)
-            or (size >= 9 and memcmp(at, b"TRAN_MSG\x01", 9) == 0)
-        ):
-            return None
+        elif is_for_plugins(at, size):
+            return -1
         else:
             if not first:
                 to[0] = 2
@@ -99,13 +150,15 @@ cdef bytes stored(bytes given, bytes mark, bint* waits):
         if stop == end:
             break
         at = stop + 1
-    while to > scratch and (to - 1)[0] == 2:
-        to -= 1
-    if to > scratch:
-        to[0] = 2
-        to += 1
-    memcpy(to, PyBytes_AS_STRING(mark), mark_size)
-    return PyBytes_FromStringAndSize(<const char*>scratch, to - scratch + mark_size)
+    return without_end(start, to - start)
+
+
+cdef inline bint is_for_plugins(const uint8_t* at, Py_ssize_t size) noexcept nogil:
+    return (
+        (size >= 6 and memcmp(at, b"DELAY\x01", 6) == 0)
+        or (size >= 8 and memcmp(at, b"CLUSTER\x01", 8) == 0)
+        or (size >= 9 and memcmp(at, b"TRAN_MSG\x01", 9) == 0)
+    )
 
 
 cdef bint wants_more(const uint8_t* at, Py_ssize_t size) noexcept nogil:
@@ -149,43 +202,126 @@ cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t co
     return count
 
 
-cdef bytes common_properties(bytes given, bytes mark):
-    """What all messages of a batch get behind their own properties."""
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(given)
-    if not size:
-        return mark
-    return given[: without_end(<const uint8_t*>PyBytes_AS_STRING(given), size)] + b"\x02" + mark
+cdef bytes common_properties(SendRequest send, bytes mark):
+    """What all messages of a batch get behind their own properties, with a separator before it."""
+    cdef bytes given = two_texts(
+        send.properties, without_end(send.properties, send.properties_size), <const uint8_t*>b"", 0
+    )
+    return b"\x02" + given + mark if send.properties_size else mark
 
 
-cdef bytes own_properties(const uint8_t* at, Py_ssize_t size, bytes common):
-    """The properties of one message of a batch as stored."""
-    cdef bytes result
-    cdef uint8_t* to
-    if not size:
-        return common
-    size = without_end(at, size)
-    result = PyBytes_FromStringAndSize(NULL, size + 1 + PyBytes_GET_SIZE(common))
-    to = <uint8_t*>PyBytes_AS_STRING(result)
-    memcpy(to, at, size)
-    to[size] = 2
-    memcpy(to + size + 1, PyBytes_AS_STRING(common), PyBytes_GET_SIZE(common))
-    return result
+cdef inline bint has_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
+    cdef const uint8_t* end = at + size
+    while end - at >= length:
+        at = <const uint8_t*>memchr(at, word[0], end - at - length + 1)
+        if at == NULL:
+            return False
+        if memcmp(at, word, length) == 0:
+            return True
+        at += 1
+    return False
+
+
+cdef struct Terms:
+    # What holds for all sends to a topic, and for all of a connection.
+    int32_t queues
+    int32_t bits
+    int32_t topic
+    const uint8_t* host
+    int32_t host_size
+
+
+cdef inline int set_row(AppendRows some, Row* row, SendRequest send, Terms* terms, int32_t group, bint wait) except -1:
+    """Set what all rows of a request have in common."""
+    row.group = group
+    row.queue_id = send.queue_id
+    row.sys_flag = send.sys_flag & ~BORN_HOST_V6 | terms.bits | (BORN_HOST_V6 if terms.host_size > 8 else 0)
+    row.born = send.born_timestamp
+    row.host = terms.host
+    row.host_size = terms.host_size
+    row.times = send.reconsume_times
+    row.wait = wait
+    return 0
+
+
+cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes mark) except -1:
+    """Add the row of a message; False when ``other`` must look at it. ``mark`` begins with a separator."""
+    cdef Py_ssize_t size = send.properties_size
+    cdef uint8_t* own = NULL
+    cdef bint wait = True
+    cdef Row* row
+    if size + PyBytes_GET_SIZE(mark) > PROPERTIES_MAX:
+        return False
+    if size:
+        own = some.arena.take(size)
+        size = without_wait(own, send.properties, send.properties_size, &wait)
+        some.arena.put_back(send.properties_size - max(size, 0))
+        if size < 0:
+            return False
+    some.new_sender(send, 1, False)
+    row = some.new_row()
+    set_row(some, row, send, terms, some.groups.find(terms.topic, send.queue_id), wait)
+    row.body = send.body
+    row.body_size = <int32_t>send.body_size
+    row.flag = send.message_flag
+    set_properties(row, own, size, size > 0, mark)
+    some.waited = some.waited or wait
+    return True
+
+
+cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, bint apart, bytes common) noexcept:
+    """Properties of its own and common ones, which begin with a separator that is left out unless ``apart``."""
+    row.own = own if size else <const uint8_t*>b""
+    row.own_size = <int32_t>size
+    row.common = <const uint8_t*>PyBytes_AS_STRING(common) + (0 if apart else 1)
+    row.common_size = <int32_t>PyBytes_GET_SIZE(common) - (0 if apart else 1)
+
+
+cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark) except -1:
+    """Add the rows of a batch; False when ``other`` must look at it."""
+    cdef bytes common = common_properties(send, mark)
+    cdef const uint8_t* at = send.body
+    cdef Py_ssize_t length, body_size, own_size
+    cdef Py_ssize_t count = count_messages(at, send.body_size, PyBytes_GET_SIZE(common) - 1)
+    cdef bint wait = not has_word(send.properties, send.properties_size, b"WAIT\x01false", 10)
+    cdef int32_t group
+    cdef Row* row
+    if count < 1 or wants_more(send.properties, send.properties_size):
+        return False
+    some.kept.append(common)
+    some.new_sender(send, <int32_t>count, True)
+    some.waited = some.waited or wait
+    group = some.groups.find(terms.topic, send.queue_id)
+    while count:
+        length, body_size = get32(at), get32(at + 16)
+        own_size = length - 22 - body_size
+        row = some.new_row()
+        set_row(some, row, send, terms, group, wait)
+        row.body = at + 20
+        row.body_size = <int32_t>body_size
+        row.flag = <int32_t>get32(at + 12)
+        set_properties(row, at + 22 + body_size, without_end(at + 22 + body_size, own_size), own_size > 0, common)
+        at += length
+        count -= 1
+    return True
 
 
 def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes, many, other):
     """See :func:`gantrymq.kernel.fast.plain_requests.add_sends`."""
-    cdef list topics = batch.topics, queue_ids = batch.queue_ids, bodies = batch.bodies, properties = batch.properties
-    cdef list flags = batch.flags, sys_flags = batch.sys_flags, born_timestamps = batch.born_timestamps
-    cdef list born_hosts = batch.born_hosts, times = batch.reconsume_times, prepared_offsets = batch.prepared_offsets
-    cdef list waits = batch.waits, origins = batch.origins, statuses = batch.statuses
+    cdef AppendRows some
     cdef dict known = {}
-    cdef object request, origin, topic = None, connection = None, host = None, usual = None
+    cdef object request, topic = None, connection = None, host = None, usual = None
     cdef SendRequest send
-    cdef int queues = 0, bits = 0, host_bits = 0
-    cdef bint wait, batched = False
-    cdef bytes own
-    cdef const uint8_t* at
-    cdef Py_ssize_t count, length, body_size, number
+    cdef Terms now
+    cdef bint batched = False, taken, several
+    cdef bytes parted = b"\x02" + mark
+    if type(batch) is not AppendRows:
+        return plain.add_sends(batch, requests, terms, mark, max_body_bytes, many, other)
+    some = <AppendRows>batch
+    some.many = many
+    some.kept.append(parted)
+    if some.arena is None:
+        some.arena = Arena()
     for request in requests:
         if type(request) is not SendRequest:
             other(batch, request)
@@ -198,57 +334,27 @@ def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes
             else:
                 usual = known[topic] = terms(topic)
             if usual is not None:
-                queues, bits = usual
-        count = 1
-        at = <const uint8_t*>PyBytes_AS_STRING(send.body)
-        body_size = PyBytes_GET_SIZE(send.body)
-        if usual is None or send.queue_id < 0 or send.queue_id >= queues or body_size > max_body_bytes:
-            own = None
-        elif send.batch or send.code == SEND_BATCH:
-            own = common_properties(send.properties, mark)
-            wait = b"WAIT\x01false" not in send.properties
-            count = count_messages(at, body_size, PyBytes_GET_SIZE(own))
-            if count < 1 or wants_more(
-                <const uint8_t*>PyBytes_AS_STRING(send.properties), PyBytes_GET_SIZE(send.properties)
-            ):
-                own = None
-        else:
-            own = stored(send.properties, mark, &wait)
-        if own is None:
+                now.queues, now.bits = usual
+                now.topic = some.groups.topic(topic)
+        if send.connection is not connection:
+            connection = send.connection
+            host = connection.host
+            some.kept.append(host)
+            now.host = <const uint8_t*>PyBytes_AS_STRING(host)
+            now.host_size = <int32_t>PyBytes_GET_SIZE(host)
+        taken = False
+        if (
+            usual is not None and 0 <= send.queue_id < now.queues and send.body_size <= max_body_bytes
+            and not some.listed and not some.some_made(0, COLUMNS)
+        ):
+            several = send.batch or send.code == SEND_BATCH
+            taken = add_many(some, send, &now, parted) if several else add_one(some, send, &now, parted)
+            batched = batched or (several and taken)
+        if not taken:
             other(batch, request)
             if usual is None:
                 # It may have brought the topic into being.
                 known.clear()
                 topic = None
-            continue
-        if send.connection is not connection:
-            connection = send.connection
-            host = connection.host
-            host_bits = BORN_HOST_V6 if len(host) > 8 else 0
-        if send.batch or send.code == SEND_BATCH:
-            batched = True
-            origin = many(request, len(topics), count)
-            for number in range(count):
-                length, body_size = get32(at), get32(at + 16)
-                bodies.append(PyBytes_FromStringAndSize(<const char*>at + 20, body_size))
-                properties.append(own_properties(at + 22 + body_size, length - 22 - body_size, own))
-                flags.append(<int32_t>get32(at + 12))
-                at += length
-        else:
-            origin = request
-            bodies.append(send.body)
-            properties.append(own)
-            flags.append(send.message_flag)
-        for number in range(count):
-            topics.append(topic)
-            queue_ids.append(send.queue_id)
-            sys_flags.append(send.sys_flag & ~BORN_HOST_V6 | host_bits | bits)
-            born_timestamps.append(send.born_timestamp)
-            born_hosts.append(host)
-            times.append(send.reconsume_times)
-            prepared_offsets.append(0)
-            waits.append(wait)
-            origins.append(origin)
-            statuses.append(SUCCESS)
     if batched:
         batch.traits |= BATCH

@@ -189,20 +189,49 @@ def _refuse(batch: AppendBatch, row: int, max_body_bytes: int) -> None:
     batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, reason)
 
 
-def next_entries(batch: DispatchBatch, rows: list[int], queue_offset: int) -> bytes:
-    """The queue entries of these rows, 20 bytes each, if their queue offsets simply count up from ``queue_offset``.
+class QueueEntries(NamedTuple):
+    """The entries that one queue gets out of a batch: its rows that are not prepared or rolled back, in their order."""
 
-    Nothing when they do not.
+    topic: str
+    queue_id: int
+    first: int
+    """The queue offset of the first one."""
+    begin: int
+    """Where the first record begins in the log."""
+    end: int
+    """Where the last record ends."""
+    entries: bytes
+    """20 bytes each: log offset, record size, tag code."""
+    queue_offsets: list[int] | None
+    """Their queue offsets, where those do not simply count up from ``first``."""
+
+
+def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, int], int]]) -> list[QueueEntries]:
+    """What each queue gets, in the order in which the queues occur.
+
+    ``rules`` give the tag codes of some topics, by queue id, properties and store timestamp; they replace those in the
+    batch.
     """
-    queue_offsets = batch.queue_offsets
-    if [queue_offsets[row] for row in rows] != list(range(queue_offset, queue_offset + len(rows))):
-        return b""
-    offsets, sizes, codes = batch.offsets, batch.sizes, batch.tag_codes
-    return b"".join([_ENTRY.pack(offsets[row], sizes[row], codes[row]) for row in rows])
+    offsets, sizes, codes, queue_offsets = batch.offsets, batch.sizes, batch.tag_codes, batch.queue_offsets
+    found = []
+    for (topic, queue_id), rows in _rows_by_queue(batch).items():
+        if (rule := rules.get(topic)) is not None:
+            for row in rows:
+                codes[row] = rule(queue_id, batch.properties[row], batch.store_timestamps[row])
+        first, last = rows[0], rows[-1]
+        places = [queue_offsets[row] for row in rows]
+        in_order = places == list(range(places[0], places[0] + len(rows)))
+        entries = b"".join([_ENTRY.pack(offsets[row], sizes[row], codes[row]) for row in rows])
+        found.append(
+            QueueEntries(
+                topic, queue_id, places[0], offsets[first], offsets[last] + sizes[last], entries,
+                None if in_order else places,
+            )
+        )  # fmt: skip
+    return found
 
 
-def rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
-    """The rows that have a queue entry (not those that are prepared or rolled back), by topic and queue."""
+def _rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
     groups: dict[tuple[str, int], list[int]] = {}
     find = groups.get
     row = -1
@@ -217,6 +246,34 @@ def rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
         else:
             rows.append(row)
     return groups
+
+
+def dispatch_batch(batches: list[AppendBatch]) -> DispatchBatch:
+    """The rows of these appended batches that were written, as one batch; each begins where the one before ended."""
+    start, end = batches[0].start, batches[-1].end
+    result = DispatchBatch(start, end, [], [], [], [], [], [], [], [], [], [])
+    for batch in batches:
+        _extend(result, batch)
+    result.tag_codes = tag_codes(result.properties)
+    return result
+
+
+def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
+    # Statuses do not tell which rows were written: an acknowledgement may have changed them.
+    columns: tuple[tuple[list[Any], list[Any]], ...] = (
+        (target.offsets, batch.offsets), (target.sizes, batch.sizes), (target.topics, batch.topics),
+        (target.queue_ids, batch.queue_ids), (target.queue_offsets, batch.queue_offsets),
+        (target.sys_flags, batch.sys_flags), (target.prepared_offsets, batch.prepared_offsets),
+        (target.properties, batch.properties),
+    )  # fmt: skip
+    if -1 in batch.offsets:
+        rows = [row for row, offset in enumerate(batch.offsets) if offset >= 0]
+        for into, column in columns:
+            into.extend([column[row] for row in rows])
+    else:
+        for into, column in columns:
+            into.extend(column)
+    target.store_timestamps.extend([batch.store_timestamp] * (len(target.offsets) - len(target.store_timestamps)))
 
 
 def tag_code(properties: bytes) -> int:

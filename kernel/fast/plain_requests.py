@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
@@ -32,8 +34,8 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
-    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "gather", "read_pull_header",
-    "read_requests", "reply_form",
+    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "dispatch_batch",
+    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_requests", "reply_form", "scan",
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")
@@ -82,6 +84,11 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
             requests.append(Request(connection, command))
     cut_frames(data[position : position + 8], limit)  # refuses what can be no frame
     return requests, position
+
+
+def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch:
+    """An empty batch for :func:`add_sends`; the compiled twin has a kind of its own, which looks the same."""
+    return AppendBatch(done=done)
 
 
 def read_pull_header(request: Request) -> PullMessageHeader:

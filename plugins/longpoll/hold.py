@@ -46,17 +46,14 @@ class HeldPulls:
     def resume_arrived(self, batch: DispatchBatch) -> None:
         """Run the pulls again whose queue got an entry that their filter lets through."""
         by_queue = self._by_queue
-        arrived: dict[tuple[str, int], set[int]] = {}
-        for topic, queue_id, tag_code in zip(batch.topics, batch.queue_ids, batch.tag_codes, strict=True):
-            key = (topic, queue_id)
-            if key in by_queue:
-                arrived.setdefault(key, set()).add(tag_code)
-        wanted = [
-            pull
-            for key, tag_codes in arrived.items()
-            for pull in by_queue[key]
-            if pull.filter.matches_all or any(pull.filter.matches(tag_code) for tag_code in tag_codes)
-        ]
+        wanted: list[Pull] = []
+        for key in batch.queues:
+            tag_codes: set[int] | None = None
+            for pull in by_queue.get(key, ()):
+                if not pull.filter.matches_all and tag_codes is None:
+                    tag_codes = batch.tag_codes_of(*key)
+                if pull.filter.matches_all or any(map(pull.filter.matches, tag_codes or ())):
+                    wanted.append(pull)
         self._resume(wanted)
 
     def resume_expired(self, now: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.fast import add_sends, answer_sends, reply_form
+from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import check_properties, check_topic, split_batch, traits_of
@@ -62,7 +62,7 @@ class SendProcessor:
 
     def handle(self, requests: list[Request]) -> None:
         """One batch for all requests; a bad one is answered at once and harms no other."""
-        batch = AppendBatch(done=self._reply)
+        batch = new_batch(self._reply)
         add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
         if len(batch):
             self._broker.append(batch)

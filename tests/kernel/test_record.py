@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.fast import Layout, Stop, encode_rows, next_entries, scan, tag_code
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.fast import Layout, Stop, encode_rows, queue_entries, scan, tag_code
 from gantrymq.kernel.record import (
     BadRecord,
     Record,
@@ -26,6 +26,7 @@ from gantrymq.kernel.record import (
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.records import decode_records
+from gantrymq.testing.columns import dispatched
 
 GOLDEN = bytes.fromhex(
     "00000072DAA320A73610A6860000000200000000000000000000000B00000000000004000000000000000000000003E87F00000100001388"
@@ -297,7 +298,8 @@ def test_a_scan_stops_at_every_cut_behind_the_last_whole_record() -> None:
             assert stop is Stop.DATA
         else:
             assert stop is Stop.CUT
-        assert scan(memoryview(data)[:size], 0, 9, check_body=True) == (batch, stop)
+        again, stop_again = scan(memoryview(data)[:size], 0, 9, check_body=True)
+        assert (dispatched(again), stop_again) == (dispatched(batch), stop)
 
 
 def test_a_scan_tells_zeros_blanks_and_damage_apart() -> None:
@@ -346,16 +348,16 @@ def test_tag_codes(properties: bytes, code: int) -> None:
     assert tag_code(properties) == code
 
 
-def test_entries_are_twenty_bytes_and_only_of_rows_that_follow_each_other() -> None:
-    batch, _ = scan(many(3), 0, 9, check_body=True)
-    batch.offsets[:], batch.sizes[:], batch.tag_codes[:], batch.queue_offsets[:] = (
-        [1, 2, 9],
-        [3, 4, 9],
+def test_entries_are_twenty_bytes_of_the_rows_of_a_queue() -> None:
+    batch = DispatchBatch(
+        0, 12, [1, 4, 9], [3, 5, 3], ["T", "U", "T"], [1, 1, 1], [7, 8, 8], [0] * 3, [0] * 3, [0] * 3, [b""] * 3,
         [-5, 6, 9],
-        [7, 8, 8],
-    )
-    assert next_entries(batch, [0, 1], 7) == struct.pack(">qiqqiq", 1, 3, -5, 2, 4, 6)
-    assert next_entries(batch, [0, 1, 2], 7) == next_entries(batch, [0, 1], 6) == b""
+    )  # fmt: skip
+    first, second = queue_entries(batch, {"U": lambda queue_id, properties, stored: queue_id + 41})
+    assert first == ("T", 1, 7, 1, 12, struct.pack(">qiqqiq", 1, 3, -5, 9, 3, 9), None)
+    assert second == ("U", 1, 8, 4, 9, struct.pack(">qiq", 4, 5, 42), None)
+    batch.queue_offsets[2] = 9
+    assert queue_entries(batch, {})[0].queue_offsets == [7, 9]
 
 
 def test_a_flipped_bit_in_the_body_or_in_what_places_the_record_shows() -> None:

@@ -16,6 +16,7 @@ from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.env import NoRoom, StoreInUse, StoreNotWritable, SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.testing.columns import columns_of
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
 
@@ -197,9 +198,8 @@ def test_memory_and_log_tell_the_same() -> None:
         batches = commit(store)
         assert all(one.end == other.start for one, other in pairwise(batches))
         for one in batches:
-            for name, column in attrs.asdict(one).items():
-                if isinstance(column, list):
-                    columns.setdefault(name, []).extend(column)
+            for name, column in columns_of(one).items():
+                columns.setdefault(name, []).extend(column)
         found.append((columns, batches[0].start, batches[-1].end, read_all(store)))
     assert found[0] == found[1]
     assert len(found[0][0]["offsets"]) == 38 * 3

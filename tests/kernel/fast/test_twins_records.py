@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import Layout, plain
 
 compiled = pytest.importorskip("gantrymq.kernel.fast._records", reason="the extension is not built")
@@ -90,64 +89,6 @@ def test_encode_rows(
     assert results[0] == results[1]
 
 
-def records(rows: list[Any], store_host: bytes) -> bytes:
-    batch = batch_of(rows, set())
-    parts, _, _ = plain.encode_rows(batch, batch.live, 0, 0, 10**6, {}, Layout(store_host, 4096, 8192))
-    return b"".join(parts)
-
-
-@given(
-    st.lists(ROW, min_size=1, max_size=6),
-    st.sampled_from(HOSTS),
-    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2),
-    st.sampled_from([b"", b"\0" * 100, b"\0\0\0\x08\xcb\xd4\x31\x94", b"junk" * 30, b"\0"]),
-    st.integers(0, 8),
-    st.booleans(),
-)
-def test_scan(
-    rows: list[Any], store_host: bytes, damage: list[tuple[int, int]], tail: bytes, limit: int, check_body: bool
-) -> None:
-    data = bytearray(records(rows, store_host) + tail)
-    for at, value in damage:
-        if at < len(data):
-            data[at] = value
-    for form in (bytes(data), memoryview(data)):
-        expected, found = (twin.scan(form, 0, limit, check_body=check_body, replay=True) for twin in (plain, compiled))
-        assert found == expected
-
-
-@given(st.binary(max_size=400), st.integers(-5, 5))
-@example(b"", 3)
-def test_scan_of_anything(data: bytes, start: int) -> None:
-    assert compiled.scan(data, start, 5, check_body=True) == plain.scan(data, start, 5, check_body=True)
-
-
 @given(st.lists(mostly(PROPERTIES, st.binary(max_size=30)), max_size=5))
 def test_tag_codes(properties: list[bytes]) -> None:
     assert compiled.tag_codes(properties) == plain.tag_codes(properties)
-
-
-def dispatch_of(rows: list[Any]) -> DispatchBatch:
-    columns: list[list[Any]] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(7)]
-    topics, queue_ids, sys_flags, offsets, sizes, codes, queue_offsets = columns
-    return DispatchBatch(
-        0, 0, offsets, sizes, topics, queue_ids, queue_offsets, [], sys_flags, [], [], codes
-    )  # fmt: skip
-
-
-DISPATCH_ROW = st.tuples(
-    st.sampled_from(["T", "U"]), st.integers(0, 2), SYS_FLAG, INT64, INT32, INT64, mostly(st.integers(0, 3), INT64)
-)
-
-
-@given(st.lists(DISPATCH_ROW, max_size=8), st.integers(0, 2), st.data())
-def test_queue_entries(rows: list[Any], first: int, data: st.DataObject) -> None:
-    batch = dispatch_of(rows)
-    assert compiled.rows_by_queue(batch) == plain.rows_by_queue(copy.deepcopy(batch))
-    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=5, unique=True).map(sorted)) if rows else []
-    for place, row in enumerate(chosen):
-        if data.draw(st.booleans()):
-            batch.queue_offsets[row] = first + place
-    assert outcome(lambda: compiled.next_entries(batch, chosen, first)) == outcome(
-        lambda: plain.next_entries(batch, chosen, first)
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -21,10 +22,12 @@ from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.properties import encode_properties
+from gantrymq.testing.columns import columns_of, dispatched
 
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 
 LIMIT = 64 * 1024
+HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]
 SEND = {"a": "g", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1700000000000", "h": "3"}
 PULL = {
     "consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "7", "maxMsgNums": "32", "sysFlag": "2",
@@ -107,6 +110,11 @@ def outcome(call: Any) -> Any:
 
 class SlowRoad:
     """What the twins' functions mean: each frame a command, each request and each row for ``other``."""
+
+    new_batch = staticmethod(plain_requests.new_batch)
+    encode_rows = staticmethod(plain_requests.encode_rows)
+    dispatch_batch = staticmethod(plain_requests.dispatch_batch)
+    queue_entries = staticmethod(plain_requests.queue_entries)
 
     @staticmethod
     def read_requests(peer: Any, data: bytes, limit: int) -> Any:
@@ -291,25 +299,58 @@ class Produce(SendProcessor):
     def refuses_sends(self, topic: str) -> bool:
         return topic == "SCHEDULE_TOPIC_XXXX"
 
-    def run(self, data: bytes, host: bytes, statuses: list[int]) -> Any:
-        """Take all requests, give the rows places and ``statuses``, and answer."""
+    def run(
+        self,
+        data: bytes,
+        host: bytes = HOSTS[0],
+        *,
+        changes: Sequence[tuple[str, int, Any]] = (),
+        refused: Sequence[int] = (),
+        late: Sequence[int] = (),
+        store_host: bytes = HOSTS[0],
+        room: int = 10**6,
+    ) -> Any:
+        """Take all requests, let a plugin change cells and refuse rows, encode, change statuses, answer, dispatch.
+
+        A ``room`` that is too small lets the batch go on in a second file. Returns all that can be seen of it.
+        """
         peers: list[Any] = [Peer(host), Peer()]
-        batch = AppendBatch()
+        batch = self.twin.new_batch(None)
         for peer in peers:
             requests, _ = self.twin.read_requests(peer, data, LIMIT)
             self.twin.add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
-        for row, status in enumerate(statuses[: len(batch)]):
-            if status != ResponseCode.SUCCESS:
-                batch.refuse(row, status, "odd")
-        batch.offsets = [1_000_000 * row for row in range(len(batch))]
-        batch.queue_offsets = [row * row for row in range(len(batch))]
+        count = len(batch)
+        for name, row, value in changes if count else ():
+            getattr(batch, name)[row % count] = value
+        for row in refused if count else ():
+            batch.refuse(row % count, 13, "odd")
+        batch.place(500, 1_700_000_000_000)
+        rows, table = batch.live, {("orders", 1): 7}
+        layout = Layout(store_host, 140, 1000)
+        parts, index, end = self.twin.encode_rows(batch, rows, 0, 500, room, table, layout)
+        if index < len(rows):
+            more, index, end = self.twin.encode_rows(batch, rows, index, end, 10**6, table, layout)
+            parts += more
+        batch.end = end
+        for row in late if count else ():
+            if batch.statuses[row % count] == ResponseCode.SUCCESS:
+                batch.statuses[row % count], batch.remarks[row % count] = ResponseCode.FLUSH_DISK_TIMEOUT, "late"
+        sent = self.twin.dispatch_batch([batch])
+        rules = {"multi": lambda queue_id, properties, stored: queue_id + len(properties) + stored}
+        entries = self.twin.queue_entries(sent, rules)
         self.twin.answer_sends(batch, self._form, self._reply_one)
-        columns = [
-            batch.topics, batch.queue_ids, batch.bodies, batch.properties, batch.flags, batch.sys_flags,
-            batch.born_timestamps, batch.born_hosts, batch.reconsume_times, batch.prepared_offsets, batch.waits,
-            batch.statuses, [(one.first, one.rows) if isinstance(one, Origin) else None for one in batch.origins],
-        ]  # fmt: skip
-        return columns, batch.traits, batch.remarks, [peer.frames for peer in peers]
+        answers = [list(cut_frames(b"".join(peer.frames))[0]) for peer in peers]
+        seen = (
+            columns_of(batch),
+            batch.traits,
+            batch.remarks,
+            batch.attempts_max,
+            batch.refused,
+            batch.waited_for,
+            len(batch),
+        )
+        origins = [(one.first, one.rows) if isinstance(one, Origin) else None for one in batch.origins]
+        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins
 
 
 @st.composite
@@ -350,25 +391,51 @@ def sends(draw: st.DrawFn) -> Command:
     )
 
 
+CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
+    st.tuples(st.just(name), st.integers(0, 20), values)
+    for name, values in {
+        "topics": st.sampled_from(["multi", "T", "orders", "", "é", "x" * 128, "a\0b"]),
+        "queue_ids": st.sampled_from([0, 1, 5, -1, 2**31 - 1, 2**31, True]),
+        "bodies": st.sampled_from([b"", b"other", bytes(141), bytearray(b"odd")]),
+        "properties": st.sampled_from([b"", b"TAGS\x01a", "TAGS\x01é".encode(), b"a\0b", bytes(32768), b"x" * 32767]),
+        "flags": st.sampled_from([-5, 2**31, 2**70]),
+        "sys_flags": st.sampled_from([0, 4, 8, 12, 0x30, 2**31]),
+        "born_timestamps": st.sampled_from([0, -(2**63), 2**63]),
+        "born_hosts": st.sampled_from([*HOSTS, b"bad"]),
+        "reconsume_times": st.sampled_from([3, -(2**31) - 1]),
+        "prepared_offsets": st.sampled_from([9, 2**63]),
+        "waits": st.booleans(),
+    }.items()
+]
+
+
 @given(
-    st.lists(sends(), max_size=6),
-    st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]),
-    st.lists(st.sampled_from([0, 0, 0, int(ResponseCode.FLUSH_DISK_TIMEOUT), 13]), max_size=8),
-)
-def test_sends_become_the_same_rows_and_get_the_same_answers(
-    some: list[Command], host: bytes, statuses: list[int]
-) -> None:
+    st.lists(sends(), max_size=6), st.sampled_from(HOSTS),
+    st.lists(st.one_of(CELLS), max_size=3), st.lists(st.integers(0, 9), max_size=2),
+    st.lists(st.integers(0, 9), max_size=2), st.sampled_from(HOSTS), st.sampled_from([10**6, 10**6, 300, 900]),
+)  # fmt: skip
+def test_sends_become_the_same_records_entries_and_answers(
+    some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int], late: list[int],
+    store_host: bytes, room: int,
+) -> None:  # fmt: skip
     data = b"".join(map(encode, some))
-    expected = Produce(SlowRoad).run(data, host, statuses)
-    for twin in (plain_requests, compiled):
-        assert Produce(twin).run(data, host, statuses) == expected
+    results = [
+        outcome(
+            lambda twin=twin: Produce(twin).run(  # type: ignore[misc]
+                data, host, changes=changes, refused=refused, late=late, store_host=store_host, room=room
+            )
+        )
+        for twin in (SlowRoad, plain_requests, compiled)
+    ]
+    assert results[1] == results[0]
+    assert results[2] == results[0]
 
 
 @pytest.mark.parametrize("twin", [plain_requests, compiled])
 def test_a_usual_send_never_becomes_a_command(twin: Any) -> None:
     peer: Any = Peer()
     requests, _ = twin.read_requests(peer, encode(Command(310, {**SEND, "i": "K\x01v\x02WAIT\x01true"}, b"x")), LIMIT)
-    batch = AppendBatch()
+    batch = twin.new_batch(None)
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
     assert (batch.properties, batch.traits, others) == ([b"K\x01v\x02C\x01c"], 0, [])

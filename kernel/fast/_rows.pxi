@@ -1,0 +1,428 @@
+# The rows of an append batch as C fields, and its columns as lists once somebody asks. A part of _requests.pyx.
+
+cdef enum:
+    TOPICS, QUEUE_IDS, BODIES, PROPERTIES, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, BORN_HOSTS, RECONSUME_TIMES
+    PREPARED_OFFSETS, WAITS, ORIGINS, STATUSES, OFFSETS, SIZES, QUEUE_OFFSETS, COLUMNS
+
+
+cdef struct Row:
+    const uint8_t* body
+    const uint8_t* own
+    const uint8_t* common
+    const uint8_t* host
+    const uint8_t* record
+    int64_t born
+    int64_t prepared
+    int64_t offset
+    int64_t queue_offset
+    int32_t body_size
+    int32_t own_size
+    int32_t common_size
+    int32_t host_size
+    int32_t group
+    int32_t sender
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t times
+    int32_t size
+    bint wait
+
+
+cdef struct Sender:
+    int32_t first
+    int32_t count
+    bint many
+
+
+cdef class Arena:
+    """Bytes that stay where they are as long as this lives."""
+
+    cdef list blocks
+    cdef uint8_t* at
+    cdef Py_ssize_t left
+
+    cdef uint8_t* take(self, Py_ssize_t size) except NULL:
+        """Room for ``size`` bytes; what is not needed of it may be given back by ``put_back``."""
+        cdef bytes block
+        if size > self.left:
+            self.left = max(size, 16384)
+            block = PyBytes_FromStringAndSize(NULL, self.left)
+            if self.blocks is None:
+                self.blocks = []
+            self.blocks.append(block)
+            self.at = <uint8_t*>PyBytes_AS_STRING(block)
+        cdef uint8_t* result = self.at
+        self.at += size
+        self.left -= size
+        return result
+
+    cdef void put_back(self, Py_ssize_t size) noexcept:
+        self.at -= size
+        self.left += size
+
+
+cdef class Column:
+    """An attribute of a batch that is a list, made when it is asked for."""
+
+    cdef int number
+
+    def __init__(self, number):
+        self.number = number
+
+    def __get__(self, batch, owner):
+        return self if batch is None else (<Columns>batch).column(self.number)
+
+    def __set__(self, batch, value):
+        (<Columns>batch).replace_column(self.number, value)
+
+
+cdef class Columns:
+    """Rows in C with columns that become lists one by one."""
+
+    cdef list made
+
+    cdef list column(self, int number):
+        raise NotImplementedError
+
+    cdef int replace_column(self, int number, value) except -1:
+        raise AttributeError("the column is read-only")
+
+
+cdef class AppendRows(Columns):
+    """See :class:`gantrymq.kernel.batch.AppendBatch`, which this is to plugins.
+
+    A column that somebody asked for is a list from then on, and counts: when the log encodes, what it holds is read
+    back. Where a list holds what the fields have no room for, all columns become lists, and the batch is treated as
+    one that a plugin made (``listed``).
+    """
+
+    cdef public object done
+    cdef public int traits
+    cdef public dict remarks, attempts_max
+    cdef public int64_t start, end, store_timestamp
+    cdef public Py_ssize_t refused
+    cdef bint listed, placed, frozen, waited
+    cdef Row* rows
+    cdef int32_t count, room
+    cdef Sender* senders
+    cdef int32_t senders_count, senders_room
+    cdef list origins_kept, kept, parts, pieces
+    cdef Groups groups
+    cdef Arena arena
+    cdef object many, wait_reader
+
+    topics = Column(TOPICS)
+    queue_ids = Column(QUEUE_IDS)
+    bodies = Column(BODIES)
+    properties = Column(PROPERTIES)
+    flags = Column(FLAGS)
+    sys_flags = Column(SYS_FLAGS)
+    born_timestamps = Column(BORN_TIMESTAMPS)
+    born_hosts = Column(BORN_HOSTS)
+    reconsume_times = Column(RECONSUME_TIMES)
+    prepared_offsets = Column(PREPARED_OFFSETS)
+    waits = Column(WAITS)
+    origins = Column(ORIGINS)
+    statuses = Column(STATUSES)
+    offsets = Column(OFFSETS)
+    sizes = Column(SIZES)
+    queue_offsets = Column(QUEUE_OFFSETS)
+
+    def __init__(self, done=None, int traits=0):
+        self.done = done
+        self.traits = traits
+        self.remarks = {}
+        self.attempts_max = {}
+        self.made = [None] * COLUMNS
+        self.origins_kept = []
+        self.kept = []
+        self.groups = Groups()
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+        PyMem_Free(self.senders)
+
+    def __len__(self):
+        return self.count if self.made[TOPICS] is None else len(<list>self.made[TOPICS])
+
+    # ---------------------------------------------------------------------------------------------------- columns
+
+    cdef list column(self, int number):
+        cdef list made = self.made[number]
+        if made is not None:
+            return made
+        if number >= OFFSETS and not self.placed:
+            return []
+        made = self.make_origins() if number == ORIGINS else [self.cell(number, row) for row in range(self.count)]
+        self.made[number] = made
+        return made
+
+    cdef int replace_column(self, int number, value) except -1:
+        if not isinstance(value, list):
+            raise TypeError("a column is a list")
+        self.made[number] = value
+        if number >= OFFSETS and not self.placed:
+            self.to_lists()
+        return 0
+
+    cdef object cell(self, int number, Py_ssize_t place):
+        cdef Row* row = &self.rows[place]
+        if number == TOPICS: return self.groups.names[self.groups.groups[row.group].topic]
+        if number == QUEUE_IDS: return row.queue_id
+        if number == BODIES: return PyBytes_FromStringAndSize(<const char*>row.body, row.body_size)
+        if number == PROPERTIES: return two_texts(row.own, row.own_size, row.common, row.common_size)
+        if number == FLAGS: return row.flag
+        if number == SYS_FLAGS: return row.sys_flag
+        if number == BORN_TIMESTAMPS: return row.born
+        if number == BORN_HOSTS: return PyBytes_FromStringAndSize(<const char*>row.host, row.host_size)
+        if number == RECONSUME_TIMES: return row.times
+        if number == PREPARED_OFFSETS: return row.prepared
+        if number == WAITS: return bool(row.wait)
+        if number == STATUSES: return SUCCESS
+        if number == OFFSETS: return row.offset
+        if number == SIZES: return row.size
+        return row.queue_offset
+
+    cdef list make_origins(self):
+        cdef int32_t number
+        cdef Sender* sender
+        cdef list origins = []
+        for number in range(self.senders_count):
+            sender = &self.senders[number]
+            origin = self.origins_kept[number]
+            if sender.many:
+                origin = self.many(origin, sender.first, sender.count)
+            origins += [origin] * sender.count
+        return origins
+
+    cdef int to_lists(self) except -1:
+        """From now on this is a batch of lists."""
+        cdef int number
+        if not self.listed:
+            for number in range(COLUMNS):
+                if self.made[number] is None:
+                    self.made[number] = self.column(number)
+            self.listed = True
+        return 0
+
+    cdef bint some_made(self, int first, int behind):
+        """Whether one of these columns is a list."""
+        cdef int number
+        for number in range(first, behind):
+            if self.made[number] is not None:
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------------------------------- rows
+
+    cdef Row* new_row(self) except NULL:
+        """One more row, of the last sender; nothing of it is set but its place."""
+        cdef void* moved
+        cdef Row* row
+        if self.count == self.room:
+            moved = PyMem_Realloc(self.rows, max(2 * self.room, 16) * sizeof(Row))
+            if moved == NULL:
+                raise MemoryError
+            self.rows = <Row*>moved
+            self.room = max(2 * self.room, 16)
+        row = &self.rows[self.count]
+        row.offset = row.queue_offset = -1
+        row.size = 0
+        row.record = NULL
+        row.prepared = 0
+        row.sender = self.senders_count - 1
+        self.count += 1
+        return row
+
+    cdef int new_sender(self, origin, int32_t count, bint many) except -1:
+        """The origin of the next ``count`` rows."""
+        cdef void* moved
+        if self.senders_count == self.senders_room:
+            moved = PyMem_Realloc(self.senders, max(2 * self.senders_room, 16) * sizeof(Sender))
+            if moved == NULL:
+                raise MemoryError
+            self.senders = <Sender*>moved
+            self.senders_room = max(2 * self.senders_room, 16)
+        self.senders[self.senders_count].first = self.count
+        self.senders[self.senders_count].count = count
+        self.senders[self.senders_count].many = many
+        self.senders_count += 1
+        self.origins_kept.append(origin)
+        return 0
+
+    def add(
+        self, topic, queue_id, body, properties, *, flag=0, sys_flag=0, born_timestamp=0,
+        born_host=b"\x7f\0\0\x01\0\0\0\0", reconsume_times=0, prepared_offset=0, wait=True, origin=None,
+    ):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.add`."""
+        cdef tuple cells = (
+            topic, queue_id, body, properties, flag, sys_flag, born_timestamp, born_host, reconsume_times,
+            prepared_offset, wait, origin,
+        )
+        cdef Row row
+        cdef int32_t number
+        if not self.listed and (self.some_made(0, COLUMNS) or self.placed):
+            self.to_lists()
+        if not self.listed:
+            row.wait = bool(wait)
+            row.offset = row.queue_offset = -1
+            row.size = 0
+            row.record = NULL
+            row.sender = self.senders_count
+            if self.read_cells(&row, cells):
+                self.kept.append(cells)
+                self.new_sender(origin, 1, False)
+                self.new_row()[0] = row
+                self.waited = self.waited or row.wait
+                return
+            self.to_lists()
+        for number in range(ORIGINS + 1):
+            (<list>self.made[number]).append(cells[number])
+        (<list>self.made[STATUSES]).append(SUCCESS)
+
+    cdef bint read_cells(self, Row* row, tuple cells) except -1:
+        """Take the first ten columns of a row from objects; False when the fields have no room for one."""
+        cdef int number
+        for number in range(WAITS):
+            if not self.read_cell(row, number, cells[number]):
+                return False
+        row.group = self.groups.find(row.group, row.queue_id)
+        return True
+
+    cdef bint read_cell(self, Row* row, int number, cell) except -1:
+        """Take one column of a row from an object, which must live on. The group is that of the topic alone."""
+        cdef int64_t value = 0
+        if number == TOPICS:
+            if type(cell) is not str:
+                return False
+            row.group = self.groups.topic(cell)
+        elif number == BODIES:
+            if type(cell) is not bytes or PyBytes_GET_SIZE(cell) > 0x7FFFFFFF:
+                return False
+            row.body = <const uint8_t*>PyBytes_AS_STRING(cell)
+            row.body_size = <int32_t>PyBytes_GET_SIZE(cell)
+        elif number == PROPERTIES:
+            if type(cell) is not bytes or PyBytes_GET_SIZE(cell) > PROPERTIES_MAX:
+                return False
+            row.own = <const uint8_t*>PyBytes_AS_STRING(cell)
+            row.own_size = <int32_t>PyBytes_GET_SIZE(cell)
+            row.common_size = 0
+            row.common = row.own
+        elif number == BORN_HOSTS:
+            if type(cell) is not bytes or PyBytes_GET_SIZE(cell) not in (8, 20):
+                return False
+            row.host = <const uint8_t*>PyBytes_AS_STRING(cell)
+            row.host_size = <int32_t>PyBytes_GET_SIZE(cell)
+        elif number == BORN_TIMESTAMPS or number == PREPARED_OFFSETS:
+            if not as_int64(cell, &value):
+                return False
+            if number == PREPARED_OFFSETS:
+                row.prepared = value
+            else:
+                row.born = value
+        else:
+            if not as_int32(cell, &value):
+                return False
+            if number == QUEUE_IDS:
+                row.queue_id = <int32_t>value
+            elif number == FLAGS:
+                row.flag = <int32_t>value
+            elif number == SYS_FLAGS:
+                row.sys_flag = <int32_t>value
+            else:
+                row.times = <int32_t>value
+        return True
+
+    cdef bint freeze(self) except -1:
+        """Take back what the columns hold that are lists. False when this is a batch of lists (now)."""
+        cdef int number
+        cdef int32_t place
+        cdef list column
+        cdef Row* row
+        if self.listed:
+            return False
+        if self.frozen or not self.some_made(0, COLUMNS):
+            return True
+        for number in range(COLUMNS):
+            if self.made[number] is not None and len(<list>self.made[number]) != self.count:
+                self.to_lists()
+                return False
+        for number in range(WAITS):
+            column = self.made[number]
+            if column is None:
+                continue
+            if number == BODIES or number == PROPERTIES or number == BORN_HOSTS:
+                # What the rows point to must live on, whatever becomes of the list.
+                self.kept.append(tuple(column))
+            for place in range(self.count):
+                row = &self.rows[place]
+                # The group follows the topic here, and the queue's number below.
+                if number == TOPICS and self.made[TOPICS] is not None:
+                    if type(column[place]) is not str:
+                        self.to_lists()
+                        return False
+                elif not self.read_cell(row, number, column[place]):
+                    self.to_lists()
+                    return False
+        if self.made[TOPICS] is not None or self.made[QUEUE_IDS] is not None:
+            for place in range(self.count):
+                row = &self.rows[place]
+                number = self.groups.groups[row.group].topic
+                if self.made[TOPICS] is not None:
+                    number = self.groups.topic((<list>self.made[TOPICS])[place])
+                row.group = self.groups.find(number, row.queue_id)
+        self.frozen = True
+        return True
+
+    # -------------------------------------------------------------------------------------------------- the others
+
+    def place(self, int64_t start, int64_t store_timestamp):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.place`."""
+        cdef int32_t row
+        cdef int number
+        self.start = self.end = start
+        self.store_timestamp = store_timestamp
+        self.placed = True
+        self.frozen = False
+        self.pieces = []
+        self.made[OFFSETS] = self.made[SIZES] = self.made[QUEUE_OFFSETS] = None
+        for row in range(self.count):
+            self.rows[row].offset = self.rows[row].queue_offset = -1
+            self.rows[row].size = 0
+            self.rows[row].record = NULL
+        if self.listed:
+            number = len(self)
+            self.made[OFFSETS], self.made[SIZES], self.made[QUEUE_OFFSETS] = [-1] * number, [0] * number, [-1] * number
+
+    def refuse(self, row, code, remark):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.refuse`."""
+        cdef list statuses = self.column(STATUSES)
+        if statuses[row] == SUCCESS:
+            statuses[row] = code
+            self.remarks[row] = remark
+            self.refused += 1
+
+    @property
+    def waited_for(self):
+        """See :attr:`gantrymq.kernel.batch.AppendBatch.waited_for`."""
+        return any(self.made[WAITS]) if self.made[WAITS] is not None else bool(self.waited)
+
+    @property
+    def live(self):
+        """See :attr:`gantrymq.kernel.batch.AppendBatch.live`."""
+        if not self.refused:
+            return range(len(self))
+        return [row for row, status in enumerate(self.column(STATUSES)) if status == SUCCESS]
+
+
+cdef bytes two_texts(const uint8_t* first, Py_ssize_t first_size, const uint8_t* second, Py_ssize_t second_size):
+    cdef bytes result = PyBytes_FromStringAndSize(NULL, first_size + second_size)
+    memcpy(PyBytes_AS_STRING(result), first, first_size)
+    memcpy(PyBytes_AS_STRING(result) + first_size, second, second_size)
+    return result
+
+
+def new_batch(done):
+    """See :func:`gantrymq.kernel.fast.plain_requests.new_batch`."""
+    return AppendRows(done)
