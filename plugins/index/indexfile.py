@@ -15,6 +15,7 @@ from gantrymq.plugins.index.layout import ENTRY, HEADER_BYTES, SLOT_BYTES, Heade
 log = structlog.get_logger("gantrymq.index")
 
 _CHUNK_ENTRIES = 1 << 18
+_CHUNK_BYTES = 1 << 16
 _PAGE = bytes(4096)
 
 
@@ -67,9 +68,16 @@ class IndexFile:
 
     def load_slots(self) -> bool:
         """Take the slots as they are on the disk; False when they are not all there."""
-        data = self._pread(self.shape.slots * SLOT_BYTES, HEADER_BYTES)
-        self._slots = bytearray(data)
-        return len(data) == self.shape.slots * SLOT_BYTES
+        slots = bytearray(self.shape.slots * SLOT_BYTES)
+        for start in range(0, len(slots), _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, len(slots) - start)
+            data = self._pread(size, HEADER_BYTES + start)
+            if len(data) < size:
+                return False
+            if data.strip(b"\0"):  # memory that is never touched is none
+                slots[start : start + size] = data
+        self._slots = slots
+        return True
 
     def rebuild(self) -> bool:
         """Build the slots from the entries; False when an entry contradicts those before it: the file is damaged."""
