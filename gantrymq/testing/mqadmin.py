@@ -17,9 +17,9 @@ import msgspec
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.admin_bodies import StatsData
 from gantrymq.remoting.admin_headers import StatsHeader
+from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import OffsetResponse, QueryConsumerOffsetHeader, read_header
 from gantrymq.testing.foreign import Java, ask
 from gantrymq.testing.processes import Child, wait_for
 from gantrymq.testing.requests import send
@@ -146,13 +146,16 @@ def stage(java: Java, home: Path, sites: Sequence[Site]) -> Iterator[Sequence[Ma
 
 
 def _consumed(site: Site) -> int:
-    total = 0
-    for queue_id in range(QUEUES):
-        header = QueryConsumerOffsetHeader(consumer_group=CONSUMERS, topic=TOPIC, queue_id=queue_id)
-        answer = ask(site.broker, Command(RequestCode.QUERY_CONSUMER_OFFSET, header.to_ext()))
-        if answer.code == ResponseCode.SUCCESS:
-            total += read_header(OffsetResponse, answer.ext).offset
-    return total
+    """Messages that the group has consumed; -1 as long as it has not taken up its retry topic, which may take 20 s."""
+    if _committed(site, f"%RETRY%{CONSUMERS}", 0) is None:
+        return -1
+    return sum(_committed(site, TOPIC, queue_id) or 0 for queue_id in range(QUEUES))
+
+
+def _committed(site: Site, topic: str, queue_id: int) -> int | None:
+    known = Command(RequestCode.GET_ALL_CONSUMER_OFFSET)
+    table = ConsumerOffsetSerializeWrapper.from_bytes(ask(site.broker, known).body).offset_table
+    return table.get(f"{topic}@{CONSUMERS}", {}).get(queue_id)
 
 
 def _knows_producer(site: Site) -> bool:

@@ -7,22 +7,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.reading import message_stored_at
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from gantrymq.remoting.admin_headers import BrokerConsumeStatsHeader, ConsumeStatsHeader
 from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.body import Body
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
 
+ROWS_MAX = 65_536
+"""Queues that one answer tells of: it has to fit into a frame."""
+
+
 class ConsumerAdmin:
-    """Handlers of the two codes."""
+    """Handlers of the two codes. Other requests have their turns between two topics."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -39,27 +47,30 @@ class ConsumerAdmin:
             RequestCode.GET_BROKER_CONSUME_STATS: self.all_stats,
         }
 
-    def group_stats(self, request: Request) -> Command:
+    async def group_stats(self, request: Request) -> Command:
         """208: all topics in which the group has committed, or one. A topic that its members left is not shown."""
         header = read_header(ConsumeStatsHeader, request.command.ext)
         group = header.consumer_group
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(group)
         whole = ConsumeStats({})
         for topic in topics:
+            await trio.lowlevel.checkpoint()
             part = self._stats(group, topic, by_write_queues=False)
             if part is not None:
                 whole.offset_table.update(part.offset_table)
                 whole.consume_tps += part.consume_tps
-        return request.command.answer(ResponseCode.SUCCESS, body=whole.to_bytes())
+                _check_rows(len(whole.offset_table))
+        return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(whole))
 
-    def all_stats(self, request: Request) -> Command:
+    async def all_stats(self, request: Request) -> Command:
         """317: every group; with ``isOrder`` only what it consumes of ordered topics."""
         ordered = read_header(BrokerConsumeStatsHeader, request.command.ext).is_order
         table: list[dict[str, list[ConsumeStats]]] = []
-        behind = 0
+        behind = rows = 0
         for group in self._group_table.names():
             found = []
             for topic in self._offsets.topics_of(group):
+                await trio.lowlevel.checkpoint()
                 config = self._topics.get(topic)
                 if config is None or (ordered and not config.order):
                     continue
@@ -67,9 +78,11 @@ class ConsumerAdmin:
                 if stats is not None:
                     found.append(stats)
                     behind += stats.behind
+                    rows += len(stats.offset_table)
+                    _check_rows(rows)
             table.append({group: found})
         body = ConsumeStatsList(table, self._broker.address, behind)
-        return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
+        return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(body))
 
     def _stats(self, group: str, topic: str, *, by_write_queues: bool) -> ConsumeStats | None:
         config = self._topics.get(topic)
@@ -88,3 +101,14 @@ class ConsumerAdmin:
             )
         tps = 0.0 if self._statistics is None else self._statistics.consume_tps(group, topic)
         return ConsumeStats(table, tps)
+
+
+def _check_rows(rows: int) -> None:
+    if rows > ROWS_MAX:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR, f"more than {ROWS_MAX} queues to tell of: ask for one group and one topic"
+        )
+
+
+async def _encoded(body: Body) -> bytes:
+    return await trio.to_thread.run_sync(body.to_bytes)

@@ -135,8 +135,8 @@ class Table:
                 self._seen[queue.topic, queue.queue_id] = end
                 if end > seen:
                     yield from self._count_puts(queue, max(seen, queue.min_offset), end)
-        for key in [key for key in self._seen if self._broker.queues.get(*key) is None]:
-            del self._seen[key]
+        for gone in [place for place in self._seen if self._broker.queues.get(*place) is None]:
+            del self._seen[gone]
 
     def sample(self, now: int, period: int, due: bool) -> None:
         """Snapshots of all counters for the period of this number, if ``due``; else of those that have none yet.

@@ -50,6 +50,14 @@ async def test_a_request_without_its_fields_is_refused(bench: Any, code: int) ->
     assert (await bench.ask(code)).code == 1
 
 
+async def test_an_answer_that_would_fit_into_no_frame_is_refused(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.plugins.admin.consumers.ROWS_MAX", 1)
+    await bench.commit(3)
+    for code, fields in ((208, {"consumerGroup": "readers"}), (317, {"isOrder": "false"})):
+        answer = await bench.ask(code, fields)
+        assert (answer.code, "more than 1 queues" in answer.remark) == (1, True)
+
+
 async def test_a_clone_goes_on_where_the_other_group_is(bench: Any) -> None:
     await bench.commit(3)
     fields = {"srcGroup": "readers", "destGroup": "clones", "topic": "orders", "offline": "true"}
