@@ -8,6 +8,11 @@ from collections.abc import Generator
 
 import pytest
 import structlog
+from hypothesis import settings
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
+"""A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
 
 FOREIGN_MARKERS = ("interop", "spark", "crash")
 
