@@ -6,6 +6,9 @@ import statistics
 
 import attrs
 
+NO_MERIT = ("%", "times", "")
+"""Units of what is a circumstance: neither of two is better."""
+
 
 @attrs.define
 class Figure:
@@ -31,12 +34,12 @@ class Figure:
 
     @property
     def verdict(self) -> str:
-        """Who was better, in a word; empty without two to compare."""
+        """How ours did, in a word; empty without two to compare, or where the figure is a circumstance and no merit."""
         ours, theirs = self.median("gantrymq"), self.median("java")
         told = []
-        if ours is not None and theirs is not None and not self.unit.startswith("%"):
-            better = ours <= theirs if self.less_is_better else ours >= theirs
-            told.append("better" if better else "WORSE")
+        if ours is not None and theirs is not None and self.unit not in NO_MERIT and not self.what.startswith("bare "):
+            better = ours < theirs if self.less_is_better else ours > theirs
+            told.append("equal" if ours == theirs else "better" if better else "WORSE")
         if ours is not None and self.goal:
             told.append(f"goal <= {self.goal:g} {self.unit}: {'reached' if ours <= self.goal else 'MISSED'}")
         return "; ".join(told)

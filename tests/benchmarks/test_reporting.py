@@ -70,6 +70,14 @@ def test_single_figures_have_medians_goals_and_verdicts(load: Any, report: Any) 
     assert "## Growth" in load("page").page(report, "how.md")
 
 
+def test_circumstances_have_no_verdict_and_equals_are_equal(load: Any) -> None:
+    figures = load("figures").Figures()
+    for what, unit in (("bare fdatasync of the same bytes, p50", "us"), ("idle connections held", ""), ("same", "s")):
+        for system in ("gantrymq", "java"):
+            figures.add("idle", what, unit, system, 5.0)
+    assert [each.verdict for each in figures.of("idle")] == ["", "", "equal"]
+
+
 def test_memory_is_the_budgets_where_that_was_run(report: Any) -> None:
     report.rounds[0].budget = report.rounds[1].budget = False
     report.rounds[0].loaded = (2**40, 2**40)
