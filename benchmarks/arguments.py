@@ -36,6 +36,11 @@ class Arguments:
     results: Path | None
     json: Path | None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left out: only then the page may take the place of the one that is kept."""
+        return not self.only and self.java and set(self.groups) == set(GROUPS)
+
 
 def read(words: Sequence[str]) -> Arguments:
     """Raises :class:`WrongUsage`; ends the process with 2 where argparse knows better."""

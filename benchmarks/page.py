@@ -44,7 +44,8 @@ def page(report: Report, how_to: str, pictures: Sequence[str] = (), ended: str =
         parts += _section(report, group, title)
         if group == "growth" and group in pictures:
             parts.append(f"![{ALTS[group]}](plots/{group}.svg)")
-    parts += ["## Memory and start", markdown(report.memory_and_start())]
+    if report.rounds:
+        parts += ["## Memory and start", markdown(report.memory_and_start())]
     verdicts = report.verdicts(report.scenarios)
     parts += ["## Won and lost", _list(verdicts) or "There was no Java broker to compare with."]
     spread = report.spread()

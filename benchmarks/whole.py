@@ -74,7 +74,7 @@ class Run:
         if not report.rounds and not report.figures.found:
             return
         self._print()
-        kept = self.quiet and not self.failures and not self.given.only
+        kept = self.quiet and not self.failures and self.given.is_whole
         path = self.given.results or ROOT / ("benchmarks" if kept else "build/bench") / "RESULTS.md"
         if self.failures:
             path = path.with_name("RESULTS-partial.md")

@@ -48,6 +48,9 @@ def test_quick_is_shorter_and_all_grows_further(load: Any) -> None:
     assert list(everything.sizes.growth) == [1, 10, 20]
     assert list(read(["--growth", "3,2,2"]).sizes.growth) == [2, 3]
     assert not usual.kafka
+    assert usual.is_whole
+    assert quick.is_whole
+    assert not any(read(given).is_whole for given in (["--groups", "idle"], ["--only", "send"], ["--no-java"]))
     assert read(["--kafka", "--groups", "idle, growth"]).groups == ["idle", "growth"]
 
 
