@@ -133,9 +133,9 @@ class MessageIndex(Protocol):
     """Finds messages by key (plugin ``index``)."""
 
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
-        """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end`` (ms), each once.
+        """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end``, each once.
 
-        They are hints: the caller looks at the message. Bounded work; from any thread.
+        Times are ms since 1970. They are hints: the caller looks at the message. Bounded work; from any thread.
         """
 
     def last(self) -> tuple[int, int]:
