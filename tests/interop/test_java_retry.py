@@ -123,11 +123,11 @@ def test_a_delayed_message_comes_on_time_and_never_early(java4_client: ForeignCl
         assert Counter(message.index for message in consumer.close()).most_common(1)[0][1] == 1, "each once"
 
 
-def test_what_could_not_be_consumed_comes_again_until_it_can(java4_client: ForeignClient, pair: System, names: Names):
+def test_what_could_not_be_consumed_comes_again_until_it_can(java_client: ForeignClient, pair: System, names: Names):
     topic, group = names("t"), names("g")
-    make_retry_topic(java4_client, pair, topic, group)
-    (sent,) = java4_client.produce(pair.nameserver, topic, 1)
-    with retrying(java4_client, pair, topic, group, fail=3) as consumer:
+    make_retry_topic(java_client, pair, topic, group)
+    (sent,) = java_client.produce(pair.nameserver, topic, 1)
+    with retrying(java_client, pair, topic, group, fail=3) as consumer:
         consumer.wait(4)
         consumer.poll(2)
         messages = consumer.close()
@@ -144,14 +144,14 @@ def test_what_could_not_be_consumed_comes_again_until_it_can(java4_client: Forei
 
 @pytest.mark.parametrize(("options", "attempts"), [({"max": 2}, 3), ({"level": -1}, 1)])
 def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_read(
-    java4_client: ForeignClient, pair: System, names: Names, options: dict[str, Any], attempts: int
+    java_client: ForeignClient, pair: System, names: Names, options: dict[str, Any], attempts: int
 ):
     topic, group = names("t"), names("g")
-    make_retry_topic(java4_client, pair, topic, group)
-    sent = {answer.index: answer for answer in java4_client.produce(pair.nameserver, topic, 3)}
-    with retrying(java4_client, pair, topic, group, fail=99, **options) as consumer:
+    make_retry_topic(java_client, pair, topic, group)
+    sent = {answer.index: answer for answer in java_client.produce(pair.nameserver, topic, 3)}
+    with retrying(java_client, pair, topic, group, fail=99, **options) as consumer:
         consumer.wait(3 * attempts)
-        dead = java4_client.consume_all(pair.nameserver, f"%DLQ%{group}", names("dead"), 3, kind="retry-push")
+        dead = java_client.consume_all(pair.nameserver, f"%DLQ%{group}", names("dead"), 3, kind="retry-push")
         messages = consumer.close()
     assert Counter(message.reconsume_times for message in messages) == dict.fromkeys(range(attempts), 3)
     assert sorted(message.index for message in dead) == [0, 1, 2]
@@ -166,20 +166,20 @@ def test_after_the_last_attempt_it_is_a_dead_letter_that_can_be_read(
 
 
 def test_an_orderly_group_keeps_the_order_of_each_queue_when_members_come_and_go(
-    java4_client: ForeignClient, pair: System, names: Names
+    java_client: ForeignClient, pair: System, names: Names
 ):
     topic, group = names("t"), names("g")
-    java4_client.produce(pair.nameserver, topic, 4)
+    java_client.produce(pair.nameserver, topic, 4)
     arguments = (f"namesrv={pair.nameserver}", f"topic={topic}", "count=0", "first=4", "orders=true")
     orderly: dict[str, Any] = {"orderly": "true", "pause": 20}
     with (
-        java4_client.run("produce", *arguments) as maker,
-        retrying(java4_client, pair, topic, group, **orderly) as one,
+        java_client.run("produce", *arguments) as maker,
+        retrying(java_client, pair, topic, group, **orderly) as one,
     ):
         producer = Producer(maker)
         one.wait(4)
         total = 4
-        with retrying(java4_client, pair, topic, group, **orderly) as other:
+        with retrying(java_client, pair, topic, group, **orderly) as other:
             for _ in range(60):  # the locks change hands within a rebalance or two
                 producer.send(20)
                 total += 20
