@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import Layout, plain_requests, reply_form
 from gantrymq.kernel.fast.plain import encode_rows
 from gantrymq.kernel.processors import Request
