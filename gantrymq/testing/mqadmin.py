@@ -17,7 +17,7 @@ import msgspec
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.admin_bodies import StatsData
 from gantrymq.remoting.admin_headers import StatsHeader
-from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper, KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import Java, ask
@@ -161,6 +161,12 @@ def _committed(site: Site, topic: str, queue_id: int) -> int | None:
 def _knows_producer(site: Site) -> bool:
     command = Command(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": PRODUCERS})
     return ask(site.broker, command).code == ResponseCode.SUCCESS
+
+
+def messages_pulled(site: Site) -> int:
+    """How many messages the broker has given to consumers."""
+    answer = ask(site.broker, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+    return int(KVTable.from_bytes(answer.body).table["msgGetTotalTodayNow"])
 
 
 def _has_counted(site: Site) -> bool:

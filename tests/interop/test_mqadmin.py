@@ -13,9 +13,20 @@ from pathlib import Path
 import pytest
 
 from gantrymq.testing.foreign import Java, start_broker, start_nameserver
-from gantrymq.testing.mqadmin import Case, Site, ask_raw, fill, run_case, run_mqadmin, stage, unique_id
-from gantrymq.testing.mqadmin_cases import CASES, CHANGES, GAPS, NOT_RUN, PREPARE, RAW, READS
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from gantrymq.testing.mqadmin import (
+    MESSAGES,
+    Case,
+    Site,
+    ask_raw,
+    fill,
+    messages_pulled,
+    run_case,
+    run_mqadmin,
+    stage,
+    unique_id,
+)
+from gantrymq.testing.mqadmin_cases import CASES, CHANGES, GAPS, NOT_RUN, PREPARE, RAW, READS, RESET
+from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -72,6 +83,10 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
                 theirs, ours = (ask_raw(site, name, fields) for site in sites)
                 found[name] = (theirs, ours)
             run(CHANGES)
+            before = [messages_pulled(site) for site in sites]
+            run(RESET)
+            for site, count in zip(sites, before, strict=True):
+                wait_for(lambda site=site, count=count: messages_pulled(site) >= count + MESSAGES, 60)  # type: ignore[misc]
         found["help"] = (admin.run([]), "")
     return found
 
