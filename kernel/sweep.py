@@ -239,19 +239,20 @@ class Sweep:
 
     def check_deadlines(self) -> None:
         """Close who is idle for too long, takes too long over one frame, or fills the memory; accept again after a
-        shortage. To be called ten times a second, which looks at everybody once a second at least."""
+        shortage. To be called four times a second, which looks at everybody once a second at least."""
         now = self._env.monotonic()
         if not self._unchecked:
             self._unchecked = list(self._connections.values())
             self._unread = 0
-        # A tenth a call: looking at ten thousand at once would be felt by whoever waits meanwhile.
-        count = max(CHECKED_AT_ONCE, len(self._connections) // 10)
+        # A quarter a call: looking at ten thousand at once would be felt by whoever waits meanwhile.
+        count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
         connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
+        idle_since, frame_since = now - self._limits.idle, now - self._limits.frame_deadline
         for connection in connections:
             self._unread += len(connection.inbound)
-            if now - connection.active_at > self._limits.idle:
+            if connection.active_at < idle_since:
                 self.drop(connection, "idle")
-            elif connection.partial_since is not None and now - connection.partial_since > self._limits.frame_deadline:
+            elif connection.partial_since is not None and connection.partial_since < frame_since:
                 self.drop(connection, "a frame took too long")
         if not self._unchecked:
             self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
