@@ -169,12 +169,14 @@ cdef class Flusher:
         self.set_work()
 
     cdef void set_work(self) noexcept nogil:
+        cdef bint idle
         pthread_mutex_lock(&self.guard)
         self.asked = True
-        if self.idle:  # else it will look before it waits, and the call into the system is saved
-            self.idle = False
-            pthread_cond_signal(&self.work)
+        idle = self.idle  # else it will look before it waits, and the call into the system is saved
+        self.idle = False
         pthread_mutex_unlock(&self.guard)
+        if idle:  # with the mutex held, whoever wakes would only wait again, for that
+            pthread_cond_signal(&self.work)
 
     cdef void note(self, int failed) noexcept nogil:
         pthread_mutex_lock(&self.guard)
