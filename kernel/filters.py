@@ -6,6 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
+EXTENSION_ADDRESSES_END = -(2**31)
+"""Tag codes below it are no hashes: they say where a queue's extension file keeps the hash and more.
+
+Only RocketMQ with ``enableConsumeQueueExt`` writes such entries (``ConsumeQueueExt.isExtAddr``). Any tag may be meant:
+the entry passes, and the client tests the tag itself.
+"""
+
 
 class MessageFilter(Protocol):
     """A compiled expression. ``matches_all`` spares the test of single entries."""
@@ -21,7 +28,8 @@ class MessageFilter(Protocol):
 class CodeFilter(ABC):
     """A compiled expression that looks at nothing but whether the tag code is one of ``codes``; none: all pass.
 
-    The compiled twin asks no such filter, it compares the codes itself.
+    What is below :data:`EXTENSION_ADDRESSES_END` passes too. The compiled twin asks no such filter, it compares the
+    codes itself.
     """
 
     __slots__ = ()

@@ -176,6 +176,8 @@ cdef class PullAnswers:
 
     cdef bint is_wanted(self, int64_t code) noexcept nogil:
         cdef Py_ssize_t low = 0, high = self.code_count, middle
+        if code < -0x80000000LL:  # EXTENSION_ADDRESSES_END of gantrymq.kernel.filters
+            return True
         if high < CODES_SORTED:
             for low in range(high):
                 if self.code_list[low] == code:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.filters import CodeFilter, MessageFilter
+from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, MessageFilter
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
@@ -29,7 +29,7 @@ class TagFilter(CodeFilter):
 
     def matches(self, tag_code: int) -> bool:
         """Whether the entry may carry a wanted tag."""
-        return not self.codes or tag_code in self.codes
+        return not self.codes or tag_code in self.codes or tag_code < EXTENSION_ADDRESSES_END
 
 
 def compile_tags(expression: str) -> MessageFilter:

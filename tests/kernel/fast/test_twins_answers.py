@@ -13,7 +13,7 @@ from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
 from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.fast import plain_pulls, plain_requests
+from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.plugins.consume import pull as pull_module
 from gantrymq.plugins.filter.tags import compile_tags
@@ -26,6 +26,8 @@ from gantrymq.testing.tinystore import commit
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 
 TINY = StoreConfig(commit_log_file_bytes=8192, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=300)
+ADDRESSES = (-(2**63), -(2**31) - 1, -(2**31), 7)
+"""What stands in the four entries of queue 2 of ``T``: the first two are addresses of an extension file."""
 DAMAGED = 17
 """Of queue 0 of ``T``, the entry whose record has a flipped bit."""
 
@@ -132,6 +134,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         store.append(batch)
     commit(store)
     store.flush_queues()
+    addresses = iter(ADDRESSES)
+    store.queues.tag_code_rules["T"] = lambda queue_id, properties, stored: (
+        next(addresses) if queue_id == 2 else tag_code(properties)
+    )
     last = AppendBatch()
     for number in range(4):
         last.add("T", 2, b"d" * number, b"")
@@ -228,3 +234,13 @@ def test_no_more_is_given_than_may_be(store: Store) -> None:
             == 3
         )
         assert len(peer.frames) == 2
+
+
+@pytest.mark.parametrize("tags", ["B", "||".join(f"t{number}" for number in range(40))])
+def test_an_address_of_an_extension_file_passes_whatever_tags_are_wanted(store: Store, tags: str) -> None:
+    pull = encode(Command(11, {**PULL, "queueId": "2", "queueOffset": "0", "subscription": tags}))
+    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+        run = Run(store, twin, answers, 1 << 20)
+        run.outcome(pull)
+        given = [messages for _, _, _, messages, _ in run.tables.counted]
+        assert given == [2, 0, 2], "the second of the three peers is congested"

@@ -25,6 +25,15 @@ def test_tags_are_split_and_trimmed() -> None:
     assert not wanted.matches(0), "a message without a tag"
 
 
+@pytest.mark.parametrize("code", [-(2**63), -(2**31) - 1])
+def test_a_code_that_is_an_address_of_the_extension_file_passes(code: int) -> None:
+    assert compile_tags("TagA").matches(code), "any tag may be meant"
+
+
+def test_the_lowest_hash_is_no_address() -> None:
+    assert not compile_tags("TagA").matches(-(2**31))
+
+
 @pytest.mark.parametrize("expression", ["||", " ", "a" * (EXPRESSION_MAX_BYTES + 1)])
 def test_an_expression_without_a_tag_or_too_long_is_refused(expression: str) -> None:
     with pytest.raises(RemoteFault) as caught:
