@@ -1,7 +1,8 @@
 """Bring back what is due: level by level, in the order of its queue, in batches through the ordinary write path.
 
-Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike there, a message whose put
-failed is put again before the level goes on, and a step of the clock lets nothing out early (``kernel/storeclock.py``).
+Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike there, a step of the clock lets
+nothing out early (``kernel/storeclock.py``), and with delivery pipelined, too, a message whose put failed is put again
+before the level goes on.
 """
 
 from __future__ import annotations

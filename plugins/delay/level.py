@@ -48,7 +48,10 @@ class Level:
             self.cursor = unit + 1
 
     def failed(self, units: list[int], until: int) -> None:
-        """Try ``units`` again, at ``until`` at the earliest."""
+        """Try ``units`` again, at ``until`` at the earliest.
+
+        A level's stored position is one number: after a restart in between, what was put behind them comes twice.
+        """
         self.retry = sorted({*self.retry, *units})
         self.retry_at = until
 
