@@ -50,6 +50,10 @@ class RequestTable:
         A peer's requests are taken in the order in which they came, but for those of two batch processors: a pull that
         carries an offset must not overtake, or be overtaken by, the commit that was sent behind or before it.
         """
+        codes = {request.code for request in requests}
+        if len(codes) == 1 and (processor := self._batch.get(codes.pop())) is not None:
+            self._answer_batch(processor, requests)
+            return
         groups: dict[int, list[Request]] = {}
         waiting: set[Connection] | None = None  # whose requests are in the groups, once somebody needs to know
         for request in requests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.headers import SEND_LETTERS
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.testing.columns import columns_of, dispatched
 
@@ -29,6 +31,7 @@ compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the ext
 LIMIT = 64 * 1024
 HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]
 SEND = {"a": "g", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1700000000000", "h": "3"}
+LONG_NAMES = {letter: name for name, letter in SEND_LETTERS.items()}
 PULL = {
     "consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "7", "maxMsgNums": "32", "sysFlag": "2",
     "commitOffset": "5", "suspendTimeoutMillis": "15000", "subscription": "*", "subVersion": "1",
@@ -381,8 +384,11 @@ def sends(draw: st.DrawFn) -> Command:
         ).map(encode_properties))),
         **draw(st.sampled_from([{}, {"j": "3", "k": "false", "m": "false"}, {"m": "true"}, {"n": "broker-a"}])),
     }  # fmt: skip
+    code = draw(st.sampled_from([310, 310, 310, 320, 10]))
+    if code == 10:
+        ext = {LONG_NAMES.get(name, name): value for name, value in ext.items()}
     return Command(
-        draw(st.sampled_from([310, 310, 310, 320])),
+        code,
         ext,
         draw(st.one_of(batch_bodies(), batch_bodies(), st.binary(max_size=16), st.just(bytes(151)))),
         opaque=draw(st.integers(-(2**31), 2**31 - 1)),
@@ -429,6 +435,30 @@ def test_sends_become_the_same_records_entries_and_answers(
     ]
     assert results[1] == results[0]
     assert results[2] == results[0]
+
+
+@pytest.mark.parametrize("code", [310, 10])
+def test_a_send_of_either_name_becomes_fields(code: int) -> None:
+    names = LONG_NAMES if code == 10 else {}
+    ext = {names.get(name, name): value for name, value in {**SEND, "i": "K\x01v"}.items()}
+    peer: Any = Peer(HOSTS[1])
+    requests, _ = compiled.read_requests(peer, encode(Command(code, ext, b"x")), LIMIT)
+    batch, others = compiled.new_batch(None), []
+    compiled.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
+    assert (batch.born_hosts, batch.sys_flags, others) == ([HOSTS[1]], [0x10], [])
+
+
+def test_a_send_that_waits_keeps_no_more_alive_than_its_frame() -> None:
+    peer: Any = Peer()
+    small = encode(Command(310, {**SEND, "i": "K\x01v"}, b"body"))
+    data = encode(Command(999, {}, bytes(30_000))) + small
+    requests, _ = compiled.read_requests(peer, data, LIMIT)
+    batch = compiled.new_batch(None)
+    compiled.add_sends(batch, requests[1:], lambda topic: (4, 0), b"C\x01c", 100, Origin, None)
+    del requests
+    assert sys.getrefcount(data) == 2
+    assert (batch.bodies, batch.properties) == ([b"body"], [b"K\x01v\x02C\x01c"])
+    assert batch.origins[0].command.body == b"body"
 
 
 @pytest.mark.parametrize("twin", [plain_requests, compiled])
