@@ -64,6 +64,8 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         """The queue offset behind the last entry."""
+        self.generation = 0
+        """What was read of one generation stays true: another begins when entries are taken back."""
         self.log_end = 0
         """The log offset behind the last record that has an entry here."""
 
@@ -223,6 +225,7 @@ class ConsumeQueue:
             self._segments.close()
             self._env.rmtree(self.folder)
             self._segments = self._make_segments()
+            self.generation += 1
             with self._guard:
                 self._tail.clear()
                 self._written = 0
@@ -301,6 +304,7 @@ class ConsumeQueue:
         with self._guard:
             del self._tail[max(end * UNIT - self._written, 0) :]
             self._written = min(self._written, end * UNIT)
+        self.generation += 1
         self.max_offset = end
         self._segments.truncate(self._written)
         self.min_offset = min(self.min_offset, end)

@@ -13,6 +13,8 @@ cdef enum:
     WHICH_FILTER = 12  # the bits of a pull's sys flag by which its filter is chosen
     WINDOWS = 8
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
+    KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
+    KEPT_QUEUES = 64  # queues of which such entries are kept
     SEND_BYTES = 1 << 17  # frames for one peer go to its connection when they are so many: it may be congested by then
 
 
@@ -91,6 +93,15 @@ cdef struct Window:
 
 
 @cython.final
+cdef class KeptEntries:
+    """Entries of a queue from one offset on. What was put once stays as it is, in one generation of the queue."""
+
+    cdef int64_t first
+    cdef object generation
+    cdef bytes data
+
+
+@cython.final
 cdef class PullAnswers:
     """See :class:`gantrymq.kernel.fast.plain_pulls.PullAnswers`."""
 
@@ -98,6 +109,7 @@ cdef class PullAnswers:
     cdef int64_t max_messages, max_bytes, scan_entries
     cdef Form found, unmatched
     cdef Frames frames
+    cdef dict kept
     cdef object connection
     cdef object codes
     cdef int64_t* code_list
@@ -117,6 +129,7 @@ cdef class PullAnswers:
         self.max_messages, self.max_bytes, self.scan_entries = desk.max_messages, desk.max_bytes, desk.scan_entries
         self.found, self.unmatched = Form(desk.found), Form(desk.unmatched)
         self.frames = Frames()
+        self.kept = {}
         self.runs = <Run*>PyMem_Malloc(self.max_messages * sizeof(Run))
         if self.runs == NULL:
             raise MemoryError
@@ -156,6 +169,28 @@ cdef class PullAnswers:
         window.start, window.end = start, start + self.buffers[number].len
         window.data = <const uint8_t*>self.buffers[number].buf
         return window.data + (at - start)
+
+    cdef bytes entries_of(self, object queue, int64_t offset, int64_t count, const uint8_t** entry):
+        """What holds up to ``count`` entries from ``offset`` on, which begin at ``entry``; None where they are not."""
+        cdef KeptEntries block = self.kept.get(queue)
+        cdef object generation = queue.generation
+        cdef int64_t skipped
+        if block is not None and block.generation == generation and block.first <= offset:
+            skipped = (offset - block.first) * 20
+            if skipped + count * 20 <= PyBytes_GET_SIZE(block.data):
+                entry[0] = <const uint8_t*>PyBytes_AS_STRING(block.data) + skipped
+                return block.data
+        block = KeptEntries.__new__(KeptEntries)
+        block.first, block.generation = offset, generation
+        block.data = queue.peek(offset, max(count, KEPT_ENTRIES))
+        if block.data is None:
+            return None
+        if count < KEPT_ENTRIES and PyBytes_GET_SIZE(block.data) > 2 * 20 * count:
+            if len(self.kept) >= KEPT_QUEUES:
+                self.kept.clear()
+            self.kept[queue] = block
+        entry[0] = <const uint8_t*>PyBytes_AS_STRING(block.data)
+        return block.data
 
     cdef int take_codes(self, object codes) except -1:
         """Make ``codes`` the ones that are wanted."""
@@ -245,10 +280,11 @@ cdef class PullAnswers:
     cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
                       int64_t limit, object codes, int64_t* commit_offset) except -2:
         """Answer with what is in the queue, and commit, unless that is NULL; the body's size, -1: nothing done."""
-        cdef object queue = self.find_queue(topic, queue_id), entries
-        cdef int64_t low, high, total
-        cdef Py_ssize_t scanned = 0, number, size
-        cdef const uint8_t* entry
+        cdef object queue = self.find_queue(topic, queue_id)
+        cdef bytes entries
+        cdef int64_t low, high, total, count
+        cdef Py_ssize_t scanned = 0, number
+        cdef const uint8_t* entry = NULL
         cdef uint8_t* at
         cdef Form form
         if queue is None:
@@ -262,11 +298,14 @@ cdef class PullAnswers:
                 return -1
             self.connection = request.connection
         self.take_codes(codes)
-        entries = queue.peek(offset, max(limit, self.scan_entries) if self.code_count else limit)
-        if type(entries) is not bytes or PyBytes_GET_SIZE(entries) < 20:
+        count = max(limit, self.scan_entries) if self.code_count else limit
+        entries = self.entries_of(queue, offset, count, &entry)
+        if entries is None:
             return -1
-        entry, size = <const uint8_t*>PyBytes_AS_STRING(entries), PyBytes_GET_SIZE(entries)
-        total = self.collect(entry, size // 20, limit, &scanned)
+        count = min(count, (PyBytes_GET_SIZE(entries) - (entry - <const uint8_t*>PyBytes_AS_STRING(entries))) // 20)
+        if count < 1:
+            return -1
+        total = self.collect(entry, count, limit, &scanned)
         if total < 0:
             return -1
         if commit_offset != NULL:

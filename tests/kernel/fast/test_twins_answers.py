@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
+from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
 from gantrymq.kernel.store import Store, StoreConfig
@@ -21,6 +23,7 @@ from gantrymq.remoting.bodies import SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, PERM_READ, PERM_WRITE
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.records import decode_records
 from gantrymq.testing.tinystore import commit
 
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
@@ -244,3 +247,43 @@ def test_an_address_of_an_extension_file_passes_whatever_tags_are_wanted(store: 
         run.outcome(pull)
         given = [messages for _, _, _, messages, _ in run.tables.counted]
         assert given == [2, 0, 2], "the second of the three peers is congested"
+
+
+def test_entries_that_are_kept_are_those_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(SystemEnv(), str(tmp_path / "store"), TINY)
+    store.open()
+    store.recover(lambda batch: None)
+    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20), Peer(False)
+    reads: list[int] = []
+    peek = ConsumeQueue.peek
+
+    def counted(queue: ConsumeQueue, offset: int, count: int) -> bytes | None:
+        reads.append(offset)
+        return peek(queue, offset, count)
+
+    monkeypatch.setattr(ConsumeQueue, "peek", counted)
+
+    def put(text: bytes) -> None:
+        batch = AppendBatch()
+        for number in range(50):
+            batch.add("T", 3, text + str(number).encode(), b"")
+        store.append(batch)
+        commit(store)
+
+    def pulled(offset: int) -> list[bytes]:
+        ext = {**PULL, "queueId": "3", "queueOffset": str(offset), "maxMsgNums": "2"}
+        requests = compiled.read_requests(peer, encode(Command(11, ext)), 1 << 20)[0]
+        run.processor.handle(requests)
+        return [record.body for record in decode_records(decode(cut_frames(peer.frames.pop())[0][0]).body)]
+
+    put(b"a")
+    assert [pulled(offset) for offset in (0, 2, 4)] == [[b"a0", b"a1"], [b"a2", b"a3"], [b"a4", b"a5"]]
+    assert reads == [0]
+    put(b"b")
+    assert pulled(48) == [b"a48", b"a49"]
+    assert pulled(49) == [b"a49", b"b0"]
+    # the topic was deleted, and made again
+    store.queues.next_offsets["T", 3] = 0
+    put(b"c")
+    assert [pulled(offset) for offset in (0, 2)] == [[b"c0", b"c1"], [b"c2", b"c3"]]
+    store.close()
