@@ -203,9 +203,11 @@ class Store:
             self._drop_first()
         if not backlog or backlog[0].start != start or backlog[0].end > committed:
             return None
-        batches: list[AppendBatch] = []
-        rows = 0
+        batches = [self._drop_first()]
+        rows, kind = len(batches[0]), type(batches[0])
         while backlog and backlog[0].end <= committed and rows < self.config.dispatch_rows:
+            if type(backlog[0]) is not kind:
+                break  # rows of sends must not become lists for those of a plugin that came between them
             batches.append(self._drop_first())
             rows += len(batches[-1])
         return dispatch_batch(batches)
