@@ -1,4 +1,4 @@
-"""Delays, retries, dead letters, orderly and broadcasting consumers of RocketMQ's client: the same on both brokers.
+"""Delays, retries, dead letters, SQL92, orderly and broadcasting consumers of RocketMQ's client, on both brokers.
 
 Each test runs against GantryMQ and against RocketMQ's own broker 4.9.7, both with the same short delay levels.
 """
@@ -57,7 +57,7 @@ def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[Syste
     try:
         server = start_broker(
             java, homes("java-broker"), nameserver.address, store=store, messageDelayLevel=levels,
-            flushDelayOffsetInterval="1000",
+            flushDelayOffsetInterval="1000", enablePropertyFilter="true",
         )  # fmt: skip
         with server.child as child:
             yield System("java", nameserver.address)
@@ -215,6 +215,16 @@ def test_an_orderly_consumer_that_fails_keeps_the_rest_of_the_queue_waiting(
     for queue_id in range(4):
         seen = [(m.queue_offset, m.reconsume_times) for m in messages if m.queue_id == queue_id]
         assert seen == [(offset, times) for offset in (0, 1) for times in (0, 1, 2)]
+
+
+def test_a_push_consumer_gets_what_its_sql92_expression_selects(java_client: ForeignClient, pair: System, names: Names):
+    topic = names("t")
+    java_client.produce(pair.nameserver, topic, 120)
+    sql = "index BETWEEN 20 AND 79 AND (TAGS IS NULL OR TAGS IN ('TagB', '标签'))"
+    wanted = [index for index in range(20, 80) if content(1, index).tags in (None, "", "TagB", "标签")]
+    messages = java_client.consume_all(pair.nameserver, topic, names("g"), len(wanted), sql=sql)
+    assert sorted(message.index for message in messages) == wanted
+    assert 0 < len(wanted) < 60
 
 
 def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
