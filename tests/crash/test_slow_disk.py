@@ -40,9 +40,16 @@ class SickFile:
         self._file.datasync()
 
     def pread(self, size: int, offset: int) -> bytes:
+        self._check()
+        return self._file.pread(size, offset)
+
+    def peek(self, size: int, offset: int) -> bytes | None:
+        self._check()
+        return self._file.peek(size, offset)
+
+    def _check(self) -> None:
         if self._path.endswith(self._env.unreadable or "/"):
             raise OSError(errno.EIO, "Input/output error")
-        return self._file.pread(size, offset)
 
 
 class SickEnv(SystemEnv):
@@ -88,14 +95,14 @@ async def test_a_block_that_cannot_be_read_costs_its_queue_and_no_other(tmp_path
     settings = {"store.queue_file_units": "20"}
     async with run_broker(make_broker(tmp_path, settings=settings)) as broker, open_channel(broker.address) as channel:
         for queue_id in (0, 1):
-            for _ in range(30):
+            for _ in range(50):
                 await channel.call(send("T", b"x", queue_id=queue_id, queues=2))
     env = SickEnv()
     broker = make_broker(tmp_path, env=env, settings=settings)
     async with run_broker(broker), open_channel(broker.address) as channel:
-        env.unreadable = f"consumequeue/T/0/{0:020d}"
-        assert (await channel.call(pull("T", 0))).code == ResponseCode.SYSTEM_ERROR
-        assert (await channel.call(pull("T", 1))).code == ResponseCode.SUCCESS
-        assert (await channel.call(pull("T", 0, 25))).code == ResponseCode.SUCCESS, "another file of that queue"
+        env.unreadable = f"consumequeue/T/0/{20 * 20:020d}"
+        assert (await channel.call(pull("T", 0, 25))).code == ResponseCode.SYSTEM_ERROR
+        assert (await channel.call(pull("T", 1, 25))).code == ResponseCode.SUCCESS
+        assert (await channel.call(pull("T", 0, 45))).code == ResponseCode.SUCCESS, "another file of that queue"
         env.unreadable = ""
-        assert (await channel.call(pull("T", 0))).code == ResponseCode.SUCCESS
+        assert (await channel.call(pull("T", 0, 25))).code == ResponseCode.SUCCESS
