@@ -20,6 +20,8 @@ OWN_MEASURES = (
 )
 """What each broker measures of itself and of its disk, and how much it would queue. RocketMQ says -1 for the earliest
 message of a short log."""
+NEWER = ("getTransferred",)
+"""What mqadmin 5.x looks for beside it."""
 METRICS = (r'(?<=Ratio": )"[\d.]+"', r'(?<=cpuNum": )"\d+"', r"(?<=Tps\": )[\d.]+")
 VERSIONS = (r'(?<="counter": )\d+',)
 """How often a table has changed; ours has others at the start."""
@@ -46,8 +48,8 @@ READS = (
     Case("topicStatus-unknown", "topicStatus -n {ns} -t nobody"),
     Case("topicClusterList", f"topicClusterList -n {{ns}} -t {TOPIC}"),
     Case("allocateMQ", f"allocateMQ -n {{ns}} -t {TOPIC} -i 10.0.0.1,10.0.0.2", by_line=True),
-    Case("brokerStatus", "brokerStatus -n {ns} -b {broker}", OWN_MEASURES),
-    Case("brokerStatus-cluster", "brokerStatus -n {ns} -c DefaultCluster", OWN_MEASURES),
+    Case("brokerStatus", "brokerStatus -n {ns} -b {broker}", OWN_MEASURES, NEWER),
+    Case("brokerStatus-cluster", "brokerStatus -n {ns} -c DefaultCluster", OWN_MEASURES, NEWER),
     Case("brokerConsumeStats", "brokerConsumeStats -n {ns} -b {broker}", by_line=True),
     Case("getBrokerConfig", "getBrokerConfig -n {ns} -b {broker}", by_line=True),
     Case("queryMsgById", "queryMsgById -n {ns} -i {msg_id}"),

@@ -54,6 +54,7 @@ class Rates:
                 str((self._rate("found", n) or 0.0) + (self._rate("missed", n) or 0.0)) for n in SPANS
             ),
             "getTransferedTps": self._text("transferred"),
+            "getTransferredTps": self._text("transferred"),  # 5.x corrected the name
         }
 
     def _text(self, name: str) -> str:
