@@ -1,8 +1,8 @@
-"""Both strategies of the slot keep its contract; each has its own cadence on top."""
+"""The strategies of the slot keep its contract; each has its own cadence on top."""
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,28 +13,25 @@ import trio.testing
 
 from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
 from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.kernel.flushing import FlushStrategy
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
+from gantrymq.testing import flushkit
 from gantrymq.testing.envs import MemoryEnv
 
 
 class SlowFile:
-    """A file whose sync takes as long as the test says, and fails if it says so."""
+    """A file whose sync takes as long as the test says."""
 
     def __init__(self) -> None:
         self.syncs = 0
         self.entered = threading.Semaphore(0)
         self.may_finish = threading.Event()
         self.may_finish.set()
-        self.error: OSError | None = None
 
     def datasync(self) -> None:
         self.syncs += 1
         self.entered.release()
         assert self.may_finish.wait(10)
-        if self.error is not None:
-            raise self.error
 
 
 class Wakes:
@@ -94,61 +91,80 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-Make = Callable[[CommitLog], FlushStrategy]
-STRATEGIES: dict[str, Make] = {
-    "sync": lambda log: GroupCommit(log, Wakes(log)),
-    "async": lambda log: IntervalFlush(log, 0.01, 1, 1.0),
+STRATEGIES = {
+    "sync": flushkit.Strategy(GroupCommit),
+    "async": flushkit.Strategy(lambda log, waker: IntervalFlush(log, 0.01, 1, 1.0), lambda log: log.end),
 }
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
-async def test_what_was_appended_becomes_durable(make: Make, log: CommitLog, env: FileEnv) -> None:
-    strategy = make(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(strategy.run)
-        for end in (100, 200):
-            grow(log, env, end)
-            strategy.appended(end)
-            with trio.fail_after(10):
-                await until(lambda: log.durable >= log.end)
-        nursery.cancel_scope.cancel()
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@pytest.mark.parametrize("rule", flushkit.RULES, ids=lambda rule: rule.__name__)
+async def test_the_contract_of_the_slot_is_kept(rule: flushkit.Rule, strategy: flushkit.Strategy) -> None:
+    await rule(strategy)
+
+
+class Deaf(IntervalFlush):
+    """Flushes nothing."""
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+
+class Stubborn(IntervalFlush):
+    """Goes on behind a flush that failed."""
+
+    async def run(self) -> None:
+        with contextlib.suppress(LogPoisoned):
+            await super().run()
+        await trio.sleep_forever()
+
+
+class Busy(IntervalFlush):
+    """Syncs more often than it has to."""
+
+    async def run(self) -> None:
+        flusher: Any = self._log._flusher
+        while True:
+            await trio.lowlevel.checkpoint()
+            if self._log.durable < self._log.end:
+                await trio.to_thread.run_sync(self._log.flush)
+                await trio.to_thread.run_sync(flusher.sync, flusher._files[-1])
+
+
+class Hasty(IntervalFlush):
+    """Calls durable what is still being synced."""
+
+    async def run(self) -> None:
+        flusher: Any = self._log._flusher
+        while True:
+            await trio.lowlevel.checkpoint()
+            if self._log.durable < self._log.end:
+                flusher._durable = flusher._appended
+                try:
+                    await trio.to_thread.run_sync(flusher.sync, flusher._files[-1])
+                except OSError as error:
+                    raise self._log.poison("flushing", error) from error
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
-async def test_a_cancelled_strategy_flushes_the_rest_before_it_returns(
-    make: Make, log: CommitLog, env: FileEnv
+@pytest.mark.parametrize(
+    ("broken", "rule", "error"),
+    [
+        (Deaf, flushkit.what_is_appended_becomes_durable, trio.TooSlowError),
+        (Deaf, flushkit.the_rest_is_flushed_at_the_end, AssertionError),
+        (Stubborn, flushkit.a_failed_flush_ends_it_and_is_never_retried, trio.TooSlowError),
+        (Busy, flushkit.all_that_arrives_during_a_flush_shares_the_next, AssertionError),
+        (Hasty, flushkit.what_is_durable_survives_a_power_cut, AssertionError),
+    ],
+)
+async def test_the_kit_finds_what_breaks_a_rule(
+    monkeypatch: pytest.MonkeyPatch, broken: type[IntervalFlush], rule: flushkit.Rule, error: type[Exception]
 ) -> None:
-    strategy = make(log)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(strategy.run)
-        await trio.testing.wait_all_tasks_blocked()
-        grow(log, env, 100)
-        nursery.cancel_scope.cancel()
-    assert log.durable == 100
-
-
-@pytest.mark.trio
-@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
-async def test_a_failed_flush_ends_the_strategy_and_is_not_tried_again(
-    make: Make, log: CommitLog, env: FileEnv
-) -> None:
-    env.slow.error = OSError(errno.EIO, "the disk")
-    strategy = make(log)
-
-    async def life() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(strategy.run)
-            grow(log, env, 100)
-            strategy.appended(100)
-
-    with pytest.RaisesGroup(LogPoisoned, flatten_subgroups=True, allow_unwrapped=True):
-        await life()
-    assert (log.durable, env.slow.syncs) == (0, 1)
-    with pytest.raises(LogPoisoned):
-        log.flush()
-    assert env.slow.syncs == 1
+    if error is trio.TooSlowError:
+        monkeypatch.setattr(flushkit, "PATIENCE_S", 0.2)
+    with pytest.RaisesGroup(error, flatten_subgroups=True, allow_unwrapped=True):
+        await rule(flushkit.Strategy(lambda log, waker: broken(log, 0.01, 1, 1.0)))
 
 
 @pytest.mark.trio

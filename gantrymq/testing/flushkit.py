@@ -1,0 +1,245 @@
+"""What every flush strategy must keep: the contract of the slot ``flush``, as functions that a test can call.
+
+Each of :data:`RULES` is an async function of a :class:`Strategy`; it returns when the rule is kept and raises
+``AssertionError`` when not. The disk is in memory and the strategy's threads are real, so a rule takes as long as the
+strategy's interval: make it a short one.
+
+    @pytest.mark.trio
+    @pytest.mark.parametrize("rule", flushkit.RULES, ids=lambda rule: rule.__name__)
+    async def test_my_strategy_keeps_the_contract(rule):
+        await rule(flushkit.Strategy(lambda log, waker: MyStrategy(log)))
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import attrs
+import trio
+import trio.testing
+
+from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
+from gantrymq.kernel.env import File, Waker
+from gantrymq.kernel.flushing import FlushStrategy
+from gantrymq.testing.envs import MemoryEnv, MemoryFile
+from gantrymq.testing.tinystore import batch_of, open_store, read_queue
+
+PATIENCE_S: Final = 10.0
+CHANCES: Final = (None, 1, 2, 3, 4)
+"""Seeds of what a power cut leaves of the bytes that were not synced."""
+
+
+def _durable(log: CommitLog) -> int:
+    return log.durable
+
+
+@attrs.frozen
+class Strategy:
+    """A strategy under test."""
+
+    make: Callable[[CommitLog, Waker], FlushStrategy]
+    """Makes it for a log that is open; the waker is the sweep's. It should flush within milliseconds, any few bytes."""
+    promised: Callable[[CommitLog], int] = _durable
+    """Up to which log offset senders have their answer: what its acknowledgement gate says, the log's end without
+    one. That much must survive the end of the process; what is durable survives a power cut as well."""
+
+
+class SlowDisk(MemoryEnv):
+    """A machine in memory whose syncs wait while ``go_on`` is not set, and fail with ``error`` when there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.error: OSError | None = None
+
+    def open(self, path: str, create: bool = False) -> File:
+        super().open(path, create)
+        return _SlowFile(self, self.files[path])
+
+    def synced(self) -> None:
+        """A file is being synced."""
+        self.syncs += 1
+        self.begun.release()
+        if not self.go_on.wait(PATIENCE_S):
+            raise AssertionError("the test never let the disk go on")
+        if self.error is not None:
+            raise self.error
+
+
+class _SlowFile(MemoryFile):
+    def datasync(self) -> None:
+        assert isinstance(self._env, SlowDisk)
+        self._env.synced()
+        super().datasync()
+
+
+class Bench:
+    """A store on a :class:`SlowDisk` with one message, which is durable, and the strategy at work on it."""
+
+    def __init__(self, case: Strategy) -> None:
+        self.disk = SlowDisk()
+        self.store = open_store(self.disk)[0]
+        self.log = self.store.log
+        self.waker = self.disk.waker()
+        self.ends: list[int] = []
+        self.strategy = case.make(self.log, self.waker)
+        self._add()
+        self.log.flush()
+        self.disk.syncs = 0
+        self.disk.begun = threading.Semaphore(0)
+
+    def append(self, count: int = 1) -> None:
+        """Append messages, a batch each, and tell the strategy as the sweep does."""
+        for _ in range(count):
+            self._add()
+            self.strategy.appended(self.log.end)
+
+    def _add(self) -> None:
+        self.store.append(batch_of([b"%d" % len(self.ends)]))
+        self.ends.append(self.log.end)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The strategy runs within, and is cancelled behind it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.strategy.run)
+                try:
+                    with trio.fail_after(PATIENCE_S):
+                        yield
+                finally:
+                    self.disk.go_on.set()
+                nursery.cancel_scope.cancel()
+        finally:
+            self.store.abandon()
+            self.waker.close()
+
+    async def until_durable(self) -> None:
+        """Wait until all that was appended is durable."""
+        # The strategy's thread is a real one: there is no event of trio's to wait for.
+        while self.log.durable < self.log.end:
+            await trio.lowlevel.checkpoint()
+
+    async def until_syncing(self) -> None:
+        """Wait until the strategy began to sync."""
+        while not self.disk.begun.acquire(blocking=False):
+            await trio.lowlevel.checkpoint()
+
+    def check_survivors(self, machine: MemoryEnv, promised: int, after: str) -> None:
+        """The store there has what ends at or below ``promised``, and nothing but the messages in their order."""
+        wanted = sum(end <= promised for end in self.ends)
+        store = open_store(machine)[0]
+        bodies = list(read_queue(store).values())
+        store.abandon()
+        expect(bodies == [b"%d" % number for number in range(len(bodies))], f"{after} the messages are {bodies}")
+        expect(len(bodies) >= wanted, f"{after} {len(bodies)} messages are left of {wanted} that were promised")
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise ``AssertionError`` unless it ``holds``."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+async def what_is_appended_becomes_durable(case: Strategy) -> None:
+    """Each time, without anything else happening."""
+    bench = Bench(case)
+    async with bench.running():
+        for _ in range(3):
+            bench.append()
+            await bench.until_durable()
+
+
+async def the_rest_is_flushed_at_the_end(case: Strategy) -> None:
+    """A strategy that is cancelled returns when all is durable."""
+    bench = Bench(case)
+    async with bench.running():
+        await trio.testing.wait_all_tasks_blocked()
+        bench.append(3)
+    expect(bench.log.durable == bench.ends[-1], "what was appended before the end is not durable behind it")
+
+
+async def a_failed_flush_ends_it_and_is_never_retried(case: Strategy) -> None:
+    """Linux reports a lost page once: a second sync that succeeds would mean nothing."""
+    bench = Bench(case)
+    before = bench.log.durable
+    bench.disk.error = OSError(errno.EIO, "the disk")
+    try:
+        async with bench.running():
+            bench.append()
+            await trio.sleep_forever()
+    except* LogPoisoned:
+        pass
+    expect(bench.log.durable == before, "a flush that failed made something durable")
+    expect(bench.disk.syncs == 1, f"the disk was asked {bench.disk.syncs} times")
+    try:
+        bench.log.flush()
+    except LogPoisoned:
+        pass
+    else:
+        raise AssertionError("the log can be flushed again")
+    expect(bench.disk.syncs == 1, "a flush behind the failed one reached the disk")
+
+
+async def all_that_arrives_during_a_flush_shares_the_next(case: Strategy) -> None:
+    """However many batches: the disk works as often as it can, not as often as somebody sends."""
+    bench = Bench(case)
+    bench.disk.go_on.clear()
+    async with bench.running():
+        bench.append()
+        await bench.until_syncing()
+        bench.append(9)
+        bench.disk.go_on.set()
+        await bench.until_durable()
+    expect(bench.disk.syncs == 2, f"{bench.disk.syncs} syncs where two were enough")
+
+
+async def what_is_durable_survives_a_power_cut(case: Strategy) -> None:
+    """Nothing may be called durable while the sync that makes it so is still under way."""
+    await _restart(case, lambda bench: [(bench.disk.power_cut(seed), bench.log.durable) for seed in CHANCES])
+
+
+async def what_was_promised_survives_the_process(case: Strategy) -> None:
+    """What is acknowledged is with the operating system at least, also while a sync is under way."""
+    await _restart(case, lambda bench: [(bench.disk.kill(), case.promised(bench.log))])
+
+
+async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[MemoryEnv, int]]]) -> None:
+    bench = Bench(case)
+    machines: list[tuple[MemoryEnv, int]] = []
+    try:
+        async with bench.running():
+            bench.append(3)
+            await bench.until_durable()
+            bench.disk.go_on.clear()
+            bench.disk.begun = threading.Semaphore(0)
+            bench.append()
+            await bench.until_syncing()
+            bench.append(3)
+            machines = crash(bench)
+            bench.disk.go_on.set()
+            await trio.sleep_forever()
+    except* LogPoisoned:
+        pass  # the machine that is switched off syncs nothing
+    for machine, promised in machines:
+        expect(promised >= bench.ends[3], "what was durable before is not promised")
+        bench.check_survivors(machine, promised, "after the crash")
+
+
+Rule = Callable[[Strategy], Awaitable[None]]
+
+RULES: Final[tuple[Rule, ...]] = (
+    what_is_appended_becomes_durable,
+    the_rest_is_flushed_at_the_end,
+    a_failed_flush_ends_it_and_is_never_retried,
+    all_that_arrives_during_a_flush_shares_the_next,
+    what_is_durable_survives_a_power_cut,
+    what_was_promised_survives_the_process,
+)
