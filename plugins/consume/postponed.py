@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.consume")
 
-TURN_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of messages that are given before others have their turn: a millisecond or two."""
+TURN_BYTES: Final = 512 * 1024
+"""Bytes of messages that are given before others have their turn: a fraction of a millisecond."""
 POSTPONED_MAX: Final = 10_000
 """A peer may ask faster than it is answered; with so many waiting, each further one is read where it stands."""
 
