@@ -71,6 +71,9 @@ class GroupMember(Protocol):
 class ConsumerGroups(Protocol):
     """The live consumers (plugin ``clients``)."""
 
+    def groups(self) -> list[str]:
+        """The groups that have a member here."""
+
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group last said it wants of ``topic``."""
 

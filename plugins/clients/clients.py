@@ -42,6 +42,10 @@ class Clients:
         self._kept: dict[tuple[int, str], int] = {}
         self._kept_bytes = 0
 
+    def groups(self) -> list[str]:
+        """The groups that have a member here."""
+        return list(self.consumers.groups)
+
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of ``topic``."""
         found = self.consumers.groups.get(group)

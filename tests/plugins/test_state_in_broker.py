@@ -31,8 +31,8 @@ async def send(channel: Channel, topic: str) -> Command:
     return await call(channel, 310, b"body", **header)
 
 
-async def beat(channel: Channel, client_id: str) -> Command:
-    wishes = [SubscriptionData.for_tags("orders")]
+async def beat(channel: Channel, client_id: str, wish: SubscriptionData | None = None) -> Command:
+    wishes = [wish or SubscriptionData.for_tags("orders")]
     data = HeartbeatData(client_id, consumer_data_set=[ConsumerData("shop", subscription_data_set=wishes)])
     return await call(channel, 34, data.to_bytes())
 
@@ -122,3 +122,16 @@ async def test_a_heartbeat_in_pieces_with_a_broken_body_costs_nothing(tmp_path: 
             await stream.aclose()
             async with open_channel(cluster.address) as channel:
                 assert (await beat(channel, "a@1")).code == 0
+
+
+@pytest.mark.trio
+async def test_a_subscription_by_sql_is_in_the_file_behind_the_stop(tmp_path: Path) -> None:
+    wish = SubscriptionData("orders", "price > 3", sub_version=7, expression_type="SQL92")
+    with trio.fail_after(20):
+        async with run_cluster(tmp_path) as cluster, open_channel(cluster.address) as channel:
+            assert (await beat(channel, "a@1", wish)).code == 0
+            cluster.broker.collect_state()
+            cluster.broker.write_state()
+    text = (tmp_path / "config/consumerFilter.json").read_text()
+    assert '"consumerGroup":"shop"' in text
+    assert '"expression":"price > 3","expressionType":"SQL92","topic":"orders"' in text

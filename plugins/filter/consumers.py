@@ -1,0 +1,193 @@
+"""Who filters by more than tags: ``config/consumerFilter.json``, kept for the RocketMQ broker that may take over.
+
+Such a broker compiles its bit maps from it (``enableConsumeQueueExt``, ``enableCalcFilterBitMap``). Source: RocketMQ
+4.9.7 ``ConsumerFilterManager``, ``ConsumerFilterData``, ``BloomFilterData``, ``BloomFilter``. Fields stand in the order
+in which fastjson writes them, by name.
+"""
+
+# ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import mmh3
+import msgspec
+import structlog
+
+from gantrymq.kernel.statefile import load_state
+from gantrymq.remoting.body import Body
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import Int32, Int64
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+    from gantrymq.remoting.bodies import SubscriptionData
+
+log = structlog.get_logger("gantrymq.filter")
+
+BLOOM_HASHES: Final = 3
+BLOOM_BITS: Final = 112
+"""What ``BloomFilter`` computes from ``maxErrorRateOfBloomFilter`` 20 (%) and ``expectConsumerNumUseFilter`` 32:
+log(0.2) / log(0.5) hashes, rounded up, and 32 * log2(5) * log2(e) bits, rounded up to whole bytes."""
+KEPT_MS: Final = 24 * 3600 * 1000
+"""How long an entry stays behind its death (``filterDataCleanTimeSpan``)."""
+DIED_BEFORE_MS: Final = 30_000
+"""Whoever was alive in the file is taken to have died so long before it was read."""
+ENTRIES_MAX: Final = 10_000
+"""Groups with names of chance must not fill the memory: beyond, the dead ones go, the longest dead first."""
+
+
+def bloom_positions(text: str) -> list[int]:
+    """The bits of ``text`` in a filter of :data:`BLOOM_BITS`."""
+    hashed = mmh3.hash64(text.encode())[0] & 0xFFFF_FFFF_FFFF_FFFF
+    low, high = hashed & 0xFFFF_FFFF, hashed >> 32
+    positions = []
+    for number in range(1, BLOOM_HASHES + 1):
+        combined = (low + number * high) & 0xFFFF_FFFF
+        # as Java does with an int that is negative: all its bits are flipped
+        positions.append((combined ^ 0xFFFF_FFFF if combined >> 31 else combined) % BLOOM_BITS)
+    return positions
+
+
+class BloomFilterData(Body):
+    """Which bits of a filter are a group's."""
+
+    bit_num: Int32 = 0
+    bit_pos: list[Int32] = []
+
+
+class ConsumerFilterData(Body):
+    """What a group wants, or wanted, of a topic. Times are ms since 1970; ``dead_time`` 0: it lives."""
+
+    bloom_filter_data: BloomFilterData = msgspec.field(default_factory=BloomFilterData)
+    born_time: Int64 = 0
+    client_version: Int64 = 0
+    consumer_group: str = ""
+    dead: bool = False
+    dead_time: Int64 = 0
+    expression: str = ""
+    expression_type: str = ""
+    topic: str = ""
+
+
+class FilterDataByTopic(Body):
+    """The groups that filter a topic."""
+
+    group_filter_data: dict[str, ConsumerFilterData] = {}
+    topic: str = ""
+
+
+class ConsumerFilterFile(Body):
+    """The file."""
+
+    filter_data_by_topic: dict[str, FilterDataByTopic] = {}
+
+
+class ConsumerFilters:
+    """The table behind the file: for each topic and group the last subscription that was no tag expression."""
+
+    def __init__(self, env: Env, path: str, check: Callable[[str, str], object]) -> None:
+        """``check`` takes an expression type and an expression, and raises ``RemoteFault`` for what it cannot read.
+
+        :class:`StartError` for unreadable files.
+        """
+        self.path = path
+        self._env = env
+        self._check = check
+        self._entries: dict[tuple[str, str], ConsumerFilterData] = {}
+        self._refused: set[tuple[str, str, str, str]] = set()
+        self._changed = False
+        stored = load_state(env, path, ConsumerFilterFile.from_bytes)
+        if stored is not None:
+            self._take(stored)
+
+    def get(self, group: str, topic: str) -> ConsumerFilterData | None:
+        """The entry of the group for ``topic``. Not to be changed."""
+        return self._entries.get((topic, group))
+
+    def update(self, live: Iterable[tuple[str, SubscriptionData]]) -> None:
+        """``live`` are all subscriptions of groups that are here. Who is not among them any more is dead from now."""
+        now = self._env.wall_ms()
+        wanted = {
+            (wish.topic, group): wish
+            for group, wish in live
+            if wish.expression_type not in ("", "TAG") and wish.sub_string
+        }
+        refused, self._refused = self._refused, set()
+        for key, wish in wanted.items():
+            self._register(key, wish, now, refused)
+        for key, entry in list(self._entries.items()):
+            if key not in wanted and not entry.dead:
+                self._bury(entry, now)
+            if entry.dead and now - entry.dead_time >= KEPT_MS:
+                self._remove(key)
+        if len(self._entries) > ENTRIES_MAX:
+            dead = sorted((entry.dead_time, key) for key, entry in self._entries.items() if entry.dead)
+            for _, key in dead[: len(self._entries) - ENTRIES_MAX]:
+                self._remove(key)
+
+    def changes(self) -> dict[str, bytes] | None:
+        """The file by its path if anything changed since the last call, else None."""
+        if not self._changed:
+            return None
+        self._changed = False
+        topics: dict[str, FilterDataByTopic] = {}
+        for (topic, group), entry in self._entries.items():
+            topics.setdefault(topic, FilterDataByTopic({}, topic)).group_filter_data[group] = entry
+        return {self.path: ConsumerFilterFile(topics).to_bytes()}
+
+    def _register(
+        self, key: tuple[str, str], wish: SubscriptionData, now: int, refused: set[tuple[str, str, str, str]]
+    ) -> None:
+        entry = self._entries.get(key)
+        said = (wish.expression_type, wish.sub_string)
+        if entry is not None and (wish.sub_version <= entry.client_version or said == _said(entry)):
+            if wish.sub_version > entry.client_version or (wish.sub_version == entry.client_version and entry.dead):
+                entry.client_version, entry.dead, entry.dead_time = wish.sub_version, False, 0
+                self._changed = True
+            return
+        if (*key, *said) in refused or not self._is_readable(*said):
+            # The client is told when it pulls; what it wanted before it does not want any more.
+            self._refused.add((*key, *said))
+            if entry is not None:
+                self._remove(key)
+            return
+        topic, group = key
+        bloom = BloomFilterData(BLOOM_BITS, bloom_positions(f"{group}#{topic}"))
+        self._entries[key] = ConsumerFilterData(
+            bloom, now, wish.sub_version, group, False, 0, wish.sub_string, wish.expression_type, topic
+        )
+        self._changed = True
+
+    def _is_readable(self, expression_type: str, expression: str) -> bool:
+        try:
+            self._check(expression_type, expression)
+        except RemoteFault:
+            return False
+        return True
+
+    def _bury(self, entry: ConsumerFilterData, when: int) -> None:
+        entry.dead, entry.dead_time = True, max(when, entry.born_time)
+        self._changed = True
+
+    def _remove(self, key: tuple[str, str]) -> None:
+        del self._entries[key]
+        self._changed = True
+
+    def _take(self, stored: ConsumerFilterFile) -> None:
+        died = self._env.wall_ms() - DIED_BEFORE_MS
+        for topic, groups in stored.filter_data_by_topic.items():
+            for group, entry in groups.group_filter_data.items():
+                entry.topic, entry.consumer_group = topic, group
+                # A broker with another error rate has other bits; it would read nothing of a file with ours in part.
+                entry.bloom_filter_data = BloomFilterData(BLOOM_BITS, bloom_positions(f"{group}#{topic}"))
+                entry.dead = entry.dead_time >= entry.born_time
+                if not entry.dead:
+                    self._bury(entry, died)
+                self._entries[topic, group] = entry
+        log.info("consumer_filters_loaded", entries=len(self._entries))
+
+
+def _said(entry: ConsumerFilterData) -> tuple[str, str]:
+    return entry.expression_type, entry.expression
