@@ -15,7 +15,7 @@ from gantrymq.kernel.connection import ConnectionsBatch
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.sweep import Sweep
+from gantrymq.kernel.sweep import SPINS, Sweep
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -348,6 +348,26 @@ class CountingEpoll:
         return self.epoll.poll(0, most)
 
 
+def test_after_a_single_request_the_sweep_looks_for_the_next_one_without_sleeping(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    peer.sendall(request(1))
+    while not bench.requests:
+        bench.sweep.turn(linger=False)
+    counting.waits.clear()
+    assert not bench.sweep.turn(linger=True)
+    assert counting.waits[:-1] == [0] * SPINS
+    assert counting.waits[-1] > 0, "it lingers then"
+    counting.waits.clear()
+    bench.sweep.turn(linger=True)
+    assert len(counting.waits) == 1, "what was in vain is not done again at once"
+    monkeypatch.undo()
+    peer.close()
+
+
 def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_not(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,10 +378,10 @@ def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_no
     lingered = [number for number, wait in enumerate(counting.waits) if wait]
     assert [after - before for before, after in pairwise(lingered)] == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
     for number in range(100):
-        peer.sendall(request(number))
+        peer.sendall(request(number) + request(number))
         while not bench.sweep.turn(linger=True):
             pass
-    assert len(bench.requests) == 100
+    assert len(bench.requests) == 200
     assert all(counting.waits[-30:]), "what came while it lingered lets it linger again"
     monkeypatch.undo()
     peer.close()
