@@ -18,6 +18,7 @@ from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
 from gantrymq.kernel.segments import Segment, Segments
 from gantrymq.kernel.storeclock import StoreClock
+from gantrymq.kernel.writebehind import WriteBehind
 from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.commitlog")
@@ -64,6 +65,7 @@ class CommitLog:
         self._tail = (0, 0)
         self._flusher = env.flusher()
         self._followed: Segment | None = None
+        self._behind: WriteBehind | None = None
         self._zeroing = threading.Lock()
         self._zeroed = 0
         self._prepared_at = 0
@@ -80,8 +82,13 @@ class CommitLog:
 
     @property
     def end(self) -> int:
-        """The offset behind the last record that was written."""
+        """The offset behind the last record that was appended."""
         return self._tail[0]
+
+    @property
+    def written(self) -> int:
+        """The offset up to which records can be read: :attr:`end`, unless they are written behind."""
+        return self._tail[0] if self._behind is None else self._behind.written
 
     @property
     def durable(self) -> int:
@@ -151,14 +158,14 @@ class CommitLog:
         if position > start:
             batch.end = position
             self._tail = (position, timestamp)
-            self._flusher.appended(position, timestamp)
+            (self._behind or self._flusher).appended(position, timestamp)
 
     def _append_to_file(
         self, batch: AppendBatch, rows: range | list[int], index: int, position: int
     ) -> tuple[int, int]:
         """Write as many rows as the file at ``position`` takes. Returns the next index and position."""
         segment = self.segments.ensure(position)
-        if segment is not self._followed:
+        if self._behind is None and segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
         room = segment.end - position
@@ -193,6 +200,9 @@ class CommitLog:
         if position + len(data) > self._zeroed:
             with self._zeroing:
                 self._zeroed = max(self._zeroed, position + len(data))
+        if self._behind is not None:
+            self._behind.put(self.segments.ensure(position), position, data)
+            return
         try:
             self.segments.write(position, data)
         except OSError as error:
@@ -260,8 +270,10 @@ class CommitLog:
             self._flusher.sync(segment.file)
 
     def flush(self) -> int:
-        """Bring everything that is written onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
+        """Bring all that was appended onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
         self.check()
+        if self._behind is not None:
+            self._behind.write_out()
         try:
             return self._flusher.flush()
         except OSError as error:
@@ -286,6 +298,15 @@ class CommitLog:
         """Let :meth:`flush_when_asked` return when all is flushed."""
         self._flusher.stop()
 
+    def write_behind(self, waker: Waker) -> WriteBehind:
+        """From now on appended records stay in memory until what is returned, or :meth:`flush`, writes them.
+
+        Until then they can be neither read nor flushed; ``waker`` is woken each time :attr:`written` has moved. That a
+        disk has no room for what was reserved is found out too late to refuse a row: it poisons the log.
+        """
+        self._behind = WriteBehind(self._flusher, self.end, waker, self.check, self.poison)
+        return self._behind
+
     def _flush_failed(self, error: OSError) -> LogPoisoned:
         self.check()  # another thread may have been told first, or something else failed
         return self.poison("flushing the commit log", error)
@@ -297,8 +318,8 @@ class CommitLog:
 
         Raises :class:`OutOfLog` or :class:`CorruptRange`. The bytes stay valid, whatever happens to the log.
         """
-        if offset < self.segments.start or size < 0 or offset + size > self._tail[0]:
-            raise OutOfLog(f"{size} bytes at {offset}: the log reaches from {self.segments.start} to {self._tail[0]}")
+        if offset < self.segments.start or size < 0 or offset + size > self.written:
+            raise OutOfLog(f"{size} bytes at {offset}: the log reaches from {self.segments.start} to {self.written}")
         for start, end in self.quarantine:
             if offset < end and offset + size > start:
                 raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
@@ -325,7 +346,7 @@ class CommitLog:
         Quarantined ranges are stepped over: no row is from there. Raises :class:`CorruptRange` where something is no
         record. A record that reaches over ``stop`` is left out.
         """
-        stop = min(stop, self._tail[0])
+        stop = min(stop, self.written)
         position = max(start, self.segments.start)
         while position < stop:
             hole = next((end for first, end in self.quarantine if first <= position < end), None)
@@ -353,7 +374,7 @@ class CommitLog:
 
         Nothing of them can be read any more; :meth:`discard` deletes them, which may take a worker thread a while.
         """
-        detached = self.segments.detach_before(min(offset, self.end))
+        detached = self.segments.detach_before(min(offset, self.written))
         self.quarantine = [place for place in self.quarantine if place[1] > self.min_offset]
         return detached
 

@@ -59,7 +59,11 @@ class LogWindows:
         """
         log = self._log
         segment = log.segments.at(offset)
-        if segment is None or offset + size > min(segment.end, log.end) or not self._is_at_hand(segment, offset, size):
+        if (
+            segment is None
+            or offset + size > min(segment.end, log.written)
+            or not self._is_at_hand(segment, offset, size)
+        ):
             return None
         start, stop = self._chunks(segment, offset, size)
         for first, last in log.quarantine:
@@ -103,7 +107,7 @@ class LogWindows:
         """Begin and end of the chunks that hold these bytes."""
         start = offset - (offset - segment.base) % CHUNK_BYTES
         stop = start + -(-(offset + size - start) // CHUNK_BYTES) * CHUNK_BYTES
-        return start, min(stop, segment.end, self._log.end)
+        return start, min(stop, segment.end, self._log.written)
 
     def _is_at_hand(self, segment: Segment, offset: int, size: int) -> bool:
         now, trusted = self._env.monotonic(), self._trusted

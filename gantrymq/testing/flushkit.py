@@ -203,17 +203,17 @@ async def all_that_arrives_during_a_flush_shares_the_next(case: Strategy) -> Non
 
 async def what_is_durable_survives_a_power_cut(case: Strategy) -> None:
     """Nothing may be called durable while the sync that makes it so is still under way."""
-    await _restart(case, lambda bench: [(bench.disk.power_cut(seed), bench.log.durable) for seed in CHANCES])
+    await _restart(case, lambda bench: [(bench.log.durable, bench.disk.power_cut(seed)) for seed in CHANCES])
 
 
 async def what_was_promised_survives_the_process(case: Strategy) -> None:
     """What is acknowledged is with the operating system at least, also while a sync is under way."""
-    await _restart(case, lambda bench: [(bench.disk.kill(), case.promised(bench.log))])
+    await _restart(case, lambda bench: [(case.promised(bench.log), bench.disk.kill())])
 
 
-async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[MemoryEnv, int]]]) -> None:
+async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, MemoryEnv]]]) -> None:
     bench = Bench(case)
-    machines: list[tuple[MemoryEnv, int]] = []
+    machines: list[tuple[int, MemoryEnv]] = []
     try:
         async with bench.running():
             bench.append(3)
@@ -228,7 +228,7 @@ async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[MemoryEnv
             await trio.sleep_forever()
     except* LogPoisoned:
         pass  # the machine that is switched off syncs nothing
-    for machine, promised in machines:
+    for promised, machine in machines:
         expect(promised >= bench.ends[3], "what was durable before is not promised")
         bench.check_survivors(machine, promised, "after the crash")
 

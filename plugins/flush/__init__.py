@@ -1,11 +1,14 @@
-"""When appended bytes become durable: group commit (the default) or by interval.
+"""When appended bytes become durable: group commit (the default), by interval, or by interval from a buffer.
 
 Slot: flush.
 Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
 Config ``[plugin.flush]``: ``mode`` ("sync": a reply waits for fdatasync, all that arrives while one runs shares the
-next; "async": replies do not wait, a power cut may lose the last ``interval`` plus what ``least_bytes`` holds back),
-``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync: after it the sender gets FLUSH_DISK_TIMEOUT).
-Files: none. Answers for RocketMQ's ``GroupCommitService`` and ``FlushRealTimeService``.
+next; "async": replies do not wait, a power cut may lose the last ``interval`` plus what ``least_bytes`` holds back;
+"buffered": as async, but a thread writes, in large steps, and a reply waits until the operating system has the message;
+``limits.unacknowledged_bytes`` bounds the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout``
+(sync and buffered: after it the sender gets FLUSH_DISK_TIMEOUT).
+Files: none. Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
+``CommitRealTimeService``, whose messages, unlike these, are lost with the process after they were acknowledged.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config import duration, size
+from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
 
@@ -34,7 +38,7 @@ log = structlog.get_logger("gantrymq.flush")
 class FlushConfig:
     """``[plugin.flush]``."""
 
-    mode: Literal["sync", "async"] = "sync"
+    mode: Literal["sync", "async", "buffered"] = "sync"
     interval: float = duration(default="500ms")
     least_bytes: int = size(default="16 KiB")
     thorough_interval: float = duration(default="10s")
@@ -61,12 +65,21 @@ class FlushPlugin:
         if self._config.mode == "sync":
             return GroupCommit(log, self._broker.waker)
         _warn(self._config)
-        return IntervalFlush(log, self._config.interval, self._config.least_bytes, self._config.thorough_interval)
+        steps = (self._config.interval, self._config.least_bytes, self._config.thorough_interval)
+        if self._config.mode == "buffered":
+            return BufferedFlush(log, self._broker.waker, *steps)
+        return IntervalFlush(log, *steps)
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
-        return [DurableGate(broker.log, self._config.timeout)] if self._config.mode == "sync" else []
+        if self._config.mode == "sync":
+            return [DurableGate(broker.log, self._config.timeout)]
+        return [WrittenGate(broker.log, self._config.timeout)] if self._config.mode == "buffered" else []
 
 
 def _warn(config: FlushConfig) -> None:
-    log.warning("flush mode async: a crash of the machine may lose acknowledged messages", window_s=config.interval)
+    log.warning(
+        "flush by interval: a crash of the machine may lose acknowledged messages",
+        mode=config.mode,
+        window_s=config.interval,
+    )

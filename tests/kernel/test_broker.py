@@ -16,7 +16,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.env import File, StoreInUse, SystemEnv
+from gantrymq.kernel.env import File, StoreInUse, SystemEnv, SystemFile
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.remoting.channel import Channel, open_channel
@@ -183,10 +183,13 @@ async def test_who_does_not_wait_is_answered_while_the_disk_hangs(tmp_path: Path
 
 
 @pytest.mark.trio
-async def test_async_flush_answers_before_the_disk_and_a_stop_makes_all_durable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async", "buffered"])
+async def test_flush_by_interval_answers_before_the_disk_and_a_stop_makes_all_durable(
+    tmp_path: Path, mode: str
+) -> None:
     env = WatchedEnv()
     hang = threading.Event()
-    broker = make_broker(tmp_path, env=env, settings={"plugin.flush.mode": "async"})
+    broker = make_broker(tmp_path, env=env, settings={"plugin.flush.mode": mode})
     async with run_broker(broker), open_channel(broker.address) as channel:
         assert (await channel.call(send(b"before"))).code == 0
         env.before_datasync = lambda: (hang.wait(20), None)[1]
@@ -194,6 +197,41 @@ async def test_async_flush_answers_before_the_disk_and_a_stop_makes_all_durable(
         assert await bodies(channel) == [b"before", b"x"]
         assert broker.log.durable < broker.log.end
         hang.set()
+    assert broker.log.durable == broker.log.end
+
+
+@pytest.mark.trio
+async def test_buffered_nothing_is_answered_nor_readable_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = make_broker(tmp_path, settings={"plugin.flush.mode": "buffered"})
+    go_on = threading.Event()
+    async with run_broker(broker), open_channel(broker.address) as channel, trio.open_nursery() as nursery:
+        assert (await channel.call(send(b"before"))).code == 0
+        pwrite = SystemFile.pwrite
+
+        def slow(file: SystemFile, data: bytes, offset: int) -> None:
+            if b"waits" in data:
+                assert go_on.wait(20)
+            pwrite(file, data, offset)
+
+        monkeypatch.setattr(SystemFile, "pwrite", slow)
+        answers: list[int] = []
+
+        async def ask() -> None:
+            answers.append((await channel.call(send(b"waits"), 20.0)).code)
+
+        nursery.start_soon(ask)
+        while broker.log.end == broker.log.written:
+            await trio.lowlevel.checkpoint()
+        async with open_channel(broker.address) as other:
+            assert await bodies(other) == [b"before"]
+        assert answers == []
+        go_on.set()
+        while not answers:
+            await trio.lowlevel.checkpoint()
+        assert answers == [0]
+        assert await bodies(channel) == [b"before", b"waits"]
     assert broker.log.durable == broker.log.end
 
 

@@ -13,6 +13,7 @@ import trio.testing
 
 from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
 from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
 from gantrymq.testing import flushkit
@@ -94,6 +95,9 @@ async def until(condition: Callable[[], bool]) -> None:
 STRATEGIES = {
     "sync": flushkit.Strategy(GroupCommit),
     "async": flushkit.Strategy(lambda log, waker: IntervalFlush(log, 0.01, 1, 1.0), lambda log: log.end),
+    "buffered": flushkit.Strategy(
+        lambda log, waker: BufferedFlush(log, waker, 0.01, 1, 1.0), lambda log: WrittenGate(log, 1.0).watermark
+    ),
 }
 
 
