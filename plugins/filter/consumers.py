@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
-import mmh3
 import msgspec
 import structlog
 
@@ -40,6 +39,8 @@ ENTRIES_MAX: Final = 10_000
 
 def bloom_positions(text: str) -> list[int]:
     """The bits of ``text`` in a filter of :data:`BLOOM_BITS`."""
+    import mmh3  # a library of its own: whoever never uses SQL92 does not load it
+
     hashed = mmh3.hash64(text.encode())[0] & 0xFFFF_FFFF_FFFF_FFFF
     low, high = hashed & 0xFFFF_FFFF, hashed >> 32
     positions = []
