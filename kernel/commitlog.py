@@ -25,7 +25,7 @@ log = structlog.get_logger("gantrymq.commitlog")
 
 SCAN_ROWS = 4096
 _ZEROS = bytes(1024 * 1024)
-_ZERO_AHEAD_MAX_BYTES = 64 * len(_ZEROS)
+_ZERO_AHEAD_MAX_BYTES = 32 * len(_ZEROS)
 
 
 class LogPoisoned(Exception):
@@ -69,6 +69,8 @@ class CommitLog:
         self._zeroing = threading.Lock()
         self._zeroed = 0
         self._prepared_at = 0
+        self.zeros_ahead = False
+        """Whether :meth:`prepare_next` writes zeros: somebody waits for each flush, so flushes are to be cheap."""
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
@@ -231,9 +233,10 @@ class CommitLog:
     def prepare_next(self) -> bool:
         """Make what will be needed next before it is; for a worker thread. False when there is no room.
 
-        That is the next file, once this one is half full; and zeros written ahead of the log's end, four times what
-        was appended since the last call (1 to 64 MiB): syncing bytes that were written before takes about half as long
-        as syncing reserved ones, for which the file system must note first that they are in use.
+        That is the next file, once this one is half full; and with :attr:`zeros_ahead` zeros behind the log's end, four
+        times what was appended since the last call (1 to 32 MiB): syncing bytes that were written before takes about
+        half as long as syncing reserved ones, for which the file system must note first that they are in use. When more
+        than that is appended between two calls the zeros would only be in the way.
         """
         self.check()
         try:
@@ -246,11 +249,11 @@ class CommitLog:
 
     def _zero_ahead(self) -> None:
         end = self._tail[0]
-        wanted = min(max(4 * (end - self._prepared_at), len(_ZEROS)), _ZERO_AHEAD_MAX_BYTES)
-        self._prepared_at = end
+        progress, self._prepared_at = end - self._prepared_at, end
         segment = self.segments.at(end)
-        if segment is None:
+        if segment is None or not self.zeros_ahead or progress > _ZERO_AHEAD_MAX_BYTES:
             return
+        wanted = min(max(4 * progress, len(_ZEROS)), _ZERO_AHEAD_MAX_BYTES)
         stop = min(end + wanted, segment.end)
         first = self._zeroed
         while self._zeroed < stop:
@@ -285,6 +288,7 @@ class CommitLog:
         All that is appended while one flush runs is covered by the next; the last covers all. Raises
         :class:`LogPoisoned`.
         """
+        self.zeros_ahead = True
         try:
             self._flusher.run(waker)
         except OSError as error:

@@ -275,6 +275,9 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
     env = FaultEnv(MemoryEnv())
     log = make(env)
     assert log.prepare_next()
+    assert env.calls["pwrite"] == 0, "nobody waits for a flush"
+    log.zeros_ahead = True
+    assert log.prepare_next()
     append(log, b"a" * 100)
     writes = env.calls["pwrite"]
     assert log.prepare_next()
@@ -289,6 +292,7 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
 def test_zeros_are_written_ahead_beside_appends() -> None:
     env = MemoryEnv()
     log = make(env, file_bytes=1 << 20)
+    log.zeros_ahead = True
     stop = threading.Event()
     failures: list[BaseException] = []
 
