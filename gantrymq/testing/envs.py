@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from typing import Any
 
 from gantrymq.kernel.env import DiskUsage, EventWaker, File, Lock, StoreInUse, Waker
@@ -26,6 +27,7 @@ class _Inode:
         self.data = bytearray()
         self.synced = bytearray()
         self.dirty: set[int] = set()
+        self.guard = threading.Lock()
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         end = offset + len(data)
@@ -33,7 +35,8 @@ class _Inode:
             self.resize(end)
         self.data[offset:end] = data
         if data:
-            self.dirty.update(range(offset // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
+            with self.guard:
+                self.dirty.update(range(offset // BLOCK_BYTES, (end - 1) // BLOCK_BYTES + 1))
 
     def resize(self, size: int) -> None:
         old = len(self.data)
@@ -46,10 +49,11 @@ class _Inode:
 
     def sync(self) -> None:
         _resize(self.synced, len(self.data))
-        for block in self.dirty:
+        with self.guard:  # a write by another thread belongs to this sync as a whole, or to the next
+            dirty, self.dirty = self.dirty, set()
+        for block in dirty:
             start = block * BLOCK_BYTES
             self.synced[start : start + BLOCK_BYTES] = self.data[start : start + BLOCK_BYTES]
-        self.dirty.clear()
 
     def copy(self) -> _Inode:
         other = _Inode()
