@@ -1,8 +1,8 @@
 """Reading many records of the log without waiting for the disk in the sweep.
 
-Whoever waits for a page of a map holds up everybody: the sweep, and with it each producer. So what is given out here was
-looked for in the page cache first, a chunk of a file at a time; what is not there is brought by a worker thread, which
-asks the system to read ahead.
+Whoever waits for a page of a map holds up everybody: the sweep, and with it each producer. So what is given out here
+was looked for in the page cache first, a chunk of a file at a time; what is not there is brought by a worker thread,
+which asks the system to read ahead.
 """
 
 from __future__ import annotations
