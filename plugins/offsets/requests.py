@@ -97,10 +97,10 @@ class OffsetRequests:
         return _answer(request, end_of_queue(self._broker, header.topic, header.queue_id))
 
     def min_offset(self, request: Request) -> Command:
-        """31: the offset of the first message; -1 for a queue that is not there."""
+        """31: the offset of the first message; 0 for a queue that is not there: RocketMQ makes it when it is asked."""
         header = read_header(QueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
-        return _answer(request, -1 if queue is None else queue.min_offset)
+        return _answer(request, 0 if queue is None else queue.min_offset)
 
     def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
         """Whether the queue is still whole, and its beginning near enough: or a new group would skip what waits."""
