@@ -1,7 +1,8 @@
 """Deliver messages later: a message with a delay level (property DELAY) waits in the queue of its level.
 
 Slot: none.
-Hooks: before_append, configure, config_section, persist, register_services, retention_floor, stopping.
+Hooks: before_append, configure, config_section, persist, register_services, retention_floor,
+runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before).
 Answers for RocketMQ's ``ScheduleMessageService`` and the part of ``CommitLog`` that puts messages there.
@@ -91,3 +92,14 @@ class DelayPlugin:
     def retention_floor(self, broker: Broker) -> int:
         """What waits is needed, however full the disk is."""
         return broker.log.end if self._delivery is None else self._delivery.floor()
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """Of each level, how far it is delivered and how far it reaches (``RunningStats.scheduleMessageOffset``)."""
+        told = {} if self._delivery is None else self._delivery.safe()
+        ends = {level: broker.queues.get(SCHEDULE_TOPIC, level - 1) for level in told}
+        return {
+            f"scheduleMessageOffset_{level}": f"{told[level]},{queue.max_offset}"
+            for level, queue in ends.items()
+            if queue is not None
+        }

@@ -12,7 +12,7 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import BadRecord, Record
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.kernel.services import GroupTable, Statistics, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
@@ -41,11 +41,12 @@ class SendBackProcessor:
         self._topics = topics
         self._groups = groups
         self._dead_letters = dead_letters
+        self._statistics = broker.services.find(Statistics)
 
     def handle(self, requests: list[Request]) -> None:
         """Store each message again and answer when that is safe; a bad request is answered at once."""
         # Without the trait RETRY: whether these attempts were the last is judged here.
-        batch = AppendBatch(done=_reply)
+        batch = AppendBatch(done=self._reply)
         for request in requests:
             try:
                 self._add(batch, request)
@@ -109,6 +110,23 @@ class SendBackProcessor:
             pass
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}")
 
+    def _reply(self, batch: AppendBatch) -> None:
+        for row, request in enumerate(batch.origins):
+            status = batch.statuses[row]
+            if status == ResponseCode.SUCCESS:
+                request.answer(ResponseCode.SUCCESS)
+                self._count(request, batch.properties[row])
+            else:
+                # The client knows no other failure here: it sends the message again by itself.
+                remark = batch.remarks.get(row) or f"not stored, code {status}"
+                request.answer(ResponseCode.SYSTEM_ERROR, remark)
+
+    def _count(self, request: Request, properties: bytes) -> None:
+        if self._statistics is not None:
+            group = read_header(SendBackHeader, request.command.ext).group
+            topic = (find_property(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
+            self._statistics.add("SNDBCK_PUT_NUMS", f"{topic}@{group}", 1)
+
 
 def _properties(record: Record, level: int) -> bytes:
     """The message's own properties, and those that tell of its return."""
@@ -118,14 +136,3 @@ def _properties(record: Record, level: int) -> bytes:
     if not (find_property(record.properties, b"ORIGIN_MESSAGE_ID") or b"").strip():
         changes[b"ORIGIN_MESSAGE_ID"] = record.message_id.encode()
     return replace_properties(record.properties, changes)
-
-
-def _reply(batch: AppendBatch) -> None:
-    for row, request in enumerate(batch.origins):
-        status = batch.statuses[row]
-        if status == ResponseCode.SUCCESS:
-            request.answer(ResponseCode.SUCCESS)
-        else:
-            # The client knows no other failure here: it sends the message again by itself.
-            remark = batch.remarks.get(row) or f"not stored, code {status}"
-            request.answer(ResponseCode.SYSTEM_ERROR, remark)

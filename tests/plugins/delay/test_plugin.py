@@ -9,7 +9,8 @@ import pytest
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
@@ -53,3 +54,11 @@ async def test_a_broken_file_of_positions_refuses_the_start(tmp_path: Path) -> N
         async with run_broker(make_broker(tmp_path)):
             raise AssertionError("it started")
     assert caught.group_contains(StartError, match="delayOffset.json")
+
+
+@pytest.mark.trio
+async def test_the_runtime_info_says_how_far_each_level_is(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await channel.call(send("T", b"x", properties="DELAY\x0118"))
+        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
+        assert json.loads(answer.body)["table"]["scheduleMessageOffset_18"] == "0,1"

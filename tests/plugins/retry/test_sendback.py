@@ -205,3 +205,13 @@ async def test_a_message_that_the_consumer_sends_again_itself_ends_as_well(
         properties = decode_properties(record.properties.decode())
         assert properties["DELAY"] == ("0" if dead else "4")
         assert properties["RETRY_TOPIC"] == "T"
+
+
+async def test_returns_are_counted_under_the_topic_and_the_group(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        first = await stored(broker, channel)
+        await returned(broker, channel, back(first.offset))
+        viewed = await channel.call(
+            Command(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "SNDBCK_PUT_NUMS", "statsKey": "T@G"})
+        )
+        assert viewed.code == ResponseCode.SUCCESS, viewed.remark
