@@ -26,14 +26,15 @@ async def drop_before(broker: Broker, offset: int) -> int:
     if not detached:
         return 0
     log.info("log files expired", files=len(detached), log_start=broker.log.min_offset)
+    # First of all: until then a queue's first offset names a message that is gone.
+    for number, queue in enumerate(broker.queues, start=1):
+        queue.correct_min(broker.log.min_offset)
+        if number % QUEUES_AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()
     try:
         await trio.to_thread.run_sync(broker.log.discard, detached)
     except OSError as error:
         log.warning("expired files not deleted, the next start finds them", error=str(error))
-    for number, queue in enumerate(broker.queues):
-        queue.correct_min(broker.log.min_offset)
-        if number % QUEUES_AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()
     await trio.to_thread.run_sync(broker.queues.drop_expired)
     return len(detached)
 

@@ -76,16 +76,21 @@ class Reader:
         for queue_id, known in self.ends.items():
             end = int(self._ask(RequestCode.GET_MAX_OFFSET, queue_id).ext["offset"])
             assert end >= known, f"queue {queue_id} ended at {known} and ends at {end} after a kill"
-            offset = max(known - again, int(self._ask(RequestCode.GET_MIN_OFFSET, queue_id).ext["offset"]), 0)
+            offset = max(known - again, self._start(queue_id))
             while offset < end:
                 offset = self._pull(queue_id, offset)
             self.ends[queue_id] = end
+
+    def _start(self, queue_id: int) -> int:
+        return int(self._ask(RequestCode.GET_MIN_OFFSET, queue_id).ext["offset"])
 
     def _pull(self, queue_id: int, offset: int) -> int:
         answer = self._ask(
             RequestCode.PULL_MESSAGE, queue_id, queueOffset=offset, maxMsgNums=32, sysFlag=4, commitOffset=0,
             suspendTimeoutMillis=0, subscription="*", subVersion=0,
         )  # fmt: skip
+        if answer.code != ResponseCode.SUCCESS and (start := self._start(queue_id)) > offset:
+            return start  # deleted between two requests
         assert answer.code == ResponseCode.SUCCESS, f"queue {queue_id} at {offset}: {answer.code} {answer.remark}"
         records = decode_records(answer.body)
         assert [record.queue_offset for record in records] == list(range(offset, offset + len(records)))

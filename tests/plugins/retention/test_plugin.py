@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import trio
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import DiskUsage, SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.segments import Segment
 from gantrymq.kernel.services import Retention
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.remoting.channel import Channel, open_channel
@@ -89,6 +92,32 @@ async def test_old_files_go_when_asked_and_queues_begin_with_what_is_left(tmp_pa
     async with run_broker(make_broker(tmp_path, settings={"store.commit_log_file_bytes": str(FILE),
                                                           "store.queue_file_units": "20"})) as again:  # fmt: skip
         assert again.log.min_offset == gone * FILE
+
+
+async def test_no_queue_begins_with_a_deleted_message_while_files_are_still_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env) as (broker, channel, cleaner):
+        begun, go_on = trio.Event(), threading.Event()
+        delete = broker.log.discard
+
+        def slowly(detached: list[Segment]) -> None:
+            trio.from_thread.run_sync(begun.set)
+            assert go_on.wait(10)
+            delete(detached)
+
+        monkeypatch.setattr(broker.log, "discard", slowly)
+        env.ahead_ms = 73 * 3_600_000
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(cleaner.look, asked=True))
+            await begun.wait()
+            queue = broker.queues.get("T", 0)
+            assert queue is not None
+            assert queue.min_offset > 0
+            first = await channel.call(pull("T", 0, queue.min_offset))
+            go_on.set()
+        assert first.code == ResponseCode.SUCCESS
 
 
 async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_room(tmp_path: Path) -> None:
