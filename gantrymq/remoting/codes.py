@@ -9,7 +9,8 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. The tables of headers: ``headers.REQUESTS``, ``admin_headers.ADMIN_REQUESTS``."""
+    """What a request asks for. The tables of headers: ``headers.REQUESTS``, ``admin_headers.ADMIN_REQUESTS``,
+    ``transaction_headers.TRANSACTION_REQUESTS``."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -29,7 +30,9 @@ class RequestCode(IntEnum):
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
     CONSUMER_SEND_MSG_BACK = 36
+    END_TRANSACTION = 37
     GET_CONSUMER_LIST_BY_GROUP = 38
+    CHECK_TRANSACTION_STATE = 39
     NOTIFY_CONSUMER_IDS_CHANGED = 40
     LOCK_BATCH_MQ = 41
     UNLOCK_BATCH_MQ = 42

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from gantrymq.remoting.headers import (
     read_header,
     read_send_header,
 )
+from gantrymq.remoting.transaction_headers import TRANSACTION_REQUESTS, CheckTransactionHeader, EndTransactionHeader
 
 LONG = {
     "producerGroup": "g", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "queueId": "-1",
@@ -98,9 +101,21 @@ def test_a_missing_or_wrong_field_is_named_in_code_1(ext: dict[str, str] | None,
 
 
 def test_every_request_code_has_its_headers_in_the_table() -> None:
-    assert set(REQUESTS) | set(ADMIN_REQUESTS) == set(RequestCode)
-    assert not set(REQUESTS) & set(ADMIN_REQUESTS)
-    assert {spec.server for spec in (REQUESTS | ADMIN_REQUESTS).values()} == {"broker", "nameserver", "client"}
+    tables = [REQUESTS, ADMIN_REQUESTS, TRANSACTION_REQUESTS]
+    assert sorted(itertools.chain(*tables)) == sorted(RequestCode), "each once"
+    assert {spec.server for table in tables for spec in table.values()} == {"broker", "nameserver", "client"}
+
+
+def test_the_end_of_a_transaction_says_nothing_of_a_check_unless_told() -> None:
+    ext = {
+        "producerGroup": "g", "tranStateTableOffset": "3", "commitLogOffset": "4000000000", "commitOrRollback": "8",
+        "msgId": "A1",
+    }  # fmt: skip
+    header = read_header(EndTransactionHeader, ext)
+    assert (header.from_transaction_check, header.transaction_id) == (False, None)
+    assert header.to_ext() == ext | {"fromTransactionCheck": "false"}
+    with pytest.raises(RemoteFault, match="commitLogOffset"):
+        read_header(CheckTransactionHeader, {"tranStateTableOffset": "3"})
 
 
 def test_a_send_header_without_its_group_is_refused() -> None:
