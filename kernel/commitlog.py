@@ -7,7 +7,6 @@ flush that succeeds would mean nothing. ``docs/format/record.md``, ``docs/format
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import structlog
@@ -16,6 +15,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode
+from gantrymq.kernel.roomahead import RoomAhead
 from gantrymq.kernel.segments import Segment, Segments
 from gantrymq.kernel.storeclock import StoreClock
 from gantrymq.kernel.writebehind import WriteBehind
@@ -24,8 +24,6 @@ from gantrymq.remoting.codes import ResponseCode
 log = structlog.get_logger("gantrymq.commitlog")
 
 SCAN_ROWS = 4096
-_ZEROS = bytes(1024 * 1024)
-_ZERO_AHEAD_MAX_BYTES = 32 * len(_ZEROS)
 
 
 class LogPoisoned(Exception):
@@ -66,11 +64,7 @@ class CommitLog:
         self._flusher = env.flusher()
         self._followed: Segment | None = None
         self._behind: WriteBehind | None = None
-        self._zeroing = threading.Lock()
-        self._zeroed = 0
-        self._prepared_at = 0
-        self.zeros_ahead = False
-        """Whether :meth:`prepare_next` writes zeros: somebody waits for each flush, so flushes are to be cheap."""
+        self.ahead = RoomAhead(self.segments, self._flusher.sync)
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
@@ -117,7 +111,7 @@ class CommitLog:
         self._flusher.start_at(end, timestamp)
         self._followed = None
         self.clock.begin(timestamp)
-        self._zeroed = self._prepared_at = end
+        self.ahead.start_at(end)
 
     def check(self) -> None:
         """Raise :class:`LogPoisoned` if the log is poisoned."""
@@ -199,9 +193,7 @@ class CommitLog:
         data = b"".join(parts)
         if not data:
             return
-        if position + len(data) > self._zeroed:
-            with self._zeroing:
-                self._zeroed = max(self._zeroed, position + len(data))
+        self.ahead.appending(position + len(data))
         if self._behind is not None:
             self._behind.put(self.segments.ensure(position), position, data)
             return
@@ -233,44 +225,16 @@ class CommitLog:
     def prepare_next(self) -> bool:
         """Make what will be needed next before it is; for a worker thread. False when there is no room.
 
-        That is the next file, once this one is half full; and with :attr:`zeros_ahead` zeros behind the log's end, four
-        times what was appended since the last call (1 to 32 MiB): syncing bytes that were written before takes about
-        half as long as syncing reserved ones, for which the file system must note first that they are in use. When more
-        than that is appended between two calls the zeros would only be in the way.
+        That is the next file, once this one is half full, and what :class:`~gantrymq.kernel.roomahead.RoomAhead` does.
         """
         self.check()
         try:
             middle = self.segments.end - self.segments.file_bytes // 2
             made = self.segments.prepare_next() if self.end >= middle else True
-            self._zero_ahead()
+            self.ahead.prepare(self._tail[0])
             return made
         except OSError as error:
             raise self.poison("making room for the commit log", error) from error
-
-    def _zero_ahead(self) -> None:
-        end = self._tail[0]
-        progress, self._prepared_at = end - self._prepared_at, end
-        segment = self.segments.at(end)
-        if segment is None or not self.zeros_ahead or progress > _ZERO_AHEAD_MAX_BYTES:
-            return
-        wanted = min(max(4 * progress, len(_ZEROS)), _ZERO_AHEAD_MAX_BYTES)
-        stop = min(end + wanted, segment.end)
-        first = self._zeroed
-        while self._zeroed < stop:
-            # Only behind everything that was written: an append that goes further says so first, under the same lock.
-            with self._zeroing:
-                start = self._zeroed
-                size = min(len(_ZEROS), stop - start)
-                if size > 0:
-                    try:
-                        segment.file.pwrite(_ZEROS[:size], start - segment.base)
-                    except OSError as error:
-                        if error.errno in NO_ROOM:  # an append will find out what that means; this one was ahead
-                            return
-                        raise
-                    self._zeroed = start + size
-        if self._zeroed > first:
-            self._flusher.sync(segment.file)
 
     def flush(self) -> int:
         """Bring all that was appended onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
@@ -288,7 +252,7 @@ class CommitLog:
         All that is appended while one flush runs is covered by the next; the last covers all. Raises
         :class:`LogPoisoned`.
         """
-        self.zeros_ahead = True
+        self.ahead.zeros = True
         try:
             self._flusher.run(waker)
         except OSError as error:

@@ -276,7 +276,7 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
     log = make(env)
     assert log.prepare_next()
     assert env.calls["pwrite"] == 0, "nobody waits for a flush"
-    log.zeros_ahead = True
+    log.ahead.zeros = True
     assert log.prepare_next()
     append(log, b"a" * 100)
     writes = env.calls["pwrite"]
@@ -289,10 +289,33 @@ def test_zeros_are_written_ahead_but_never_over_a_record() -> None:
     assert [len(log.read_record(offset).body) for offset in (0, *batch.offsets)] == [100, 100, 200, 200, 200, 200]
 
 
+def test_without_zeros_the_pages_behind_the_end_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make(MemoryEnv(), file_bytes=1 << 20, max_body_bytes=1000)
+    append(log, *[b"x" * 1000] * 100)
+    asked: list[tuple[int, int]] = []
+    file = log.segments.at(0)
+    assert file is not None
+    monkeypatch.setattr(file.file, "read_ahead", lambda offset, size: asked.append((offset, offset + size)))
+    assert log.prepare_next()
+    assert asked[0][0] == log.end
+    assert asked[-1][1] == 3 * log.end, "twice what was appended"
+    assert all(before[1] == after[0] for before, after in pairwise(asked))
+    assert max(end - start for start, end in asked) <= 128 * 1024
+    reached = asked[-1][1]
+    append(log, *[b"x" * 1000] * 10)
+    asked.clear()
+    assert log.prepare_next()
+    assert not asked, "they were asked for"
+    append(log, *[b"x" * 1000] * 400)
+    assert log.prepare_next()
+    assert asked[0][0] == max(reached, log.end)
+    assert asked[-1][1] == 1 << 20, "not behind the file"
+
+
 def test_zeros_are_written_ahead_beside_appends() -> None:
     env = MemoryEnv()
     log = make(env, file_bytes=1 << 20)
-    log.zeros_ahead = True
+    log.ahead.zeros = True
     stop = threading.Event()
     failures: list[BaseException] = []
 
