@@ -101,6 +101,9 @@ class Env(Protocol):
 
     def disk_usage(self, path: str) -> DiskUsage: ...
 
+    def memory_bytes(self) -> int:
+        """How much memory the machine has."""
+
     def wall_ms(self) -> int:
         """Milliseconds since 1970; never steps back while the process lives."""
 
@@ -367,6 +370,9 @@ class SystemEnv:
     def disk_usage(self, path: str) -> DiskUsage:
         usage = shutil.disk_usage(path)
         return DiskUsage(usage.total, usage.free)
+
+    def memory_bytes(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def wall_ms(self) -> int:
         return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + self._anchor_ns) // 1_000_000

@@ -65,6 +65,10 @@ def _units(value: str) -> str:
     return str(-(-int(value) // CONSUME_QUEUE_UNIT_BYTES)) if value.isascii() and value.isdigit() else value
 
 
+def _permission(value: str) -> str:
+    return {"6": "read-write", "4": "read-only", "2": "write-only"}.get(value, value)
+
+
 _ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1"})
 _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "brokerName": ("broker", "name", _same),
@@ -82,6 +86,9 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "autoCreateTopicEnable": ("plugin.topics", "auto_create", _same),
     "autoCreateSubscriptionGroup": ("plugin.topics", "auto_create_groups", _same),
     "defaultTopicQueueNums": ("plugin.topics", "default_queues", _same),
+    "brokerPermission": ("plugin.topics", "broker_permission", _permission),
+    "slaveReadEnable": ("plugin.consume", "slave_read_enable", _same),
+    "accessMessageInMemoryMaxRatio": ("plugin.consume", "memory_percent", _same),
     "messageDelayLevel": ("plugin.delay", "levels", _same),
     "enablePropertyFilter": ("plugin.filter", "sql92", _same),
     "maxHashSlotNum": ("plugin.index", "slots", _same),

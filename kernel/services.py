@@ -28,6 +28,10 @@ class Service:
 class TopicTable(Protocol):
     """The topics of this broker (plugin ``topics``)."""
 
+    @property
+    def broker_perm(self) -> int:
+        """What this broker lets clients do at all: ``PERM_READ``, ``PERM_WRITE``, both."""
+
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
 
@@ -91,6 +95,13 @@ class ConsumerGroups(Protocol):
 
     def groups_of(self, topic: str) -> list[str]:
         """The live groups that subscribe to ``topic``."""
+
+
+class ProducerGroups(Protocol):
+    """The live producers (plugin ``clients``)."""
+
+    def producers_of(self, group: str) -> Sequence[GroupMember]:
+        """The members of the producer group ``group``, by whose connections they can be asked."""
 
 
 class ConsumerOffsets(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
-from gantrymq.kernel.fast.plain_pulls import PullDesk, PullTerms, pull_form
+from gantrymq.kernel.fast.plain_pulls import PullDesk, PullForm, PullTerms, Suggest, pull_form
 from gantrymq.kernel.fast.plain_requests import reply_form
 
 _STALE = (
@@ -60,7 +60,8 @@ except AttributeError as error:
     raise ImportError(_STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullTerms", "QueueEntries", "Stop", "add_sends",
+    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullTerms", "QueueEntries", "Stop", "Suggest",
+    "add_sends",
     "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "pull_form", "queue_entries",
     "read_pull_header", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ cdef enum:
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
     KEPT_QUEUES = 64  # queues of which such entries are kept
+    KEPT_FORMS = 64  # suggested brokers whose answers' pieces are kept
     SEND_BYTES = 1 << 17  # frames for one peer go to its connection when they are so many: it may be congested by then
 
 
@@ -108,6 +109,8 @@ cdef class PullAnswers:
     cdef object terms, find_queue, commit, pulled, reader
     cdef int64_t max_messages, max_bytes, scan_entries
     cdef Form found, unmatched
+    cdef object make_forms
+    cdef dict other_forms
     cdef Frames frames
     cdef dict kept
     cdef object connection
@@ -127,7 +130,8 @@ cdef class PullAnswers:
         self.terms, self.find_queue, self.commit, self.pulled = desk.terms, desk.find_queue, desk.commit, desk.pulled
         self.reader = desk.windows
         self.max_messages, self.max_bytes, self.scan_entries = desk.max_messages, desk.max_bytes, desk.scan_entries
-        self.found, self.unmatched = Form(desk.found), Form(desk.unmatched)
+        self.make_forms, self.other_forms = desk.forms, {}
+        self.found, self.unmatched = map(Form, desk.forms(0))
         self.frames = Frames()
         self.kept = {}
         self.runs = <Run*>PyMem_Malloc(self.max_messages * sizeof(Run))
@@ -277,8 +281,17 @@ cdef class PullAnswers:
         self.send()
         return 0
 
+    cdef Form form_for(self, broker_id):
+        """The form of the answer that suggests this broker."""
+        cdef tuple forms = self.other_forms.get(broker_id)
+        if forms is None:
+            if len(self.other_forms) >= KEPT_FORMS:
+                self.other_forms.clear()
+            forms = self.other_forms[broker_id] = tuple(map(Form, self.make_forms(broker_id)))
+        return <Form>forms[0 if self.run_count else 1]
+
     cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
-                      int64_t limit, object codes, int64_t* commit_offset) except -2:
+                      int64_t limit, object codes, object suggest, int64_t* commit_offset) except -2:
         """Answer with what is in the queue, and commit, unless that is NULL; the body's size, -1: nothing done."""
         cdef object queue = self.find_queue(topic, queue_id)
         cdef bytes entries
@@ -314,6 +327,8 @@ cdef class PullAnswers:
             self.pulled(group, topic, queue_id, self.found_count, total)
         request.answered = True
         form = self.found if self.run_count else self.unmatched
+        if suggest is not None:
+            form = self.form_for(suggest(<int64_t>get64(entry + 20 * (scanned - 1))))
         at = form.write(self.frames.reserve(form.most + total), request, offset + scanned, low, high, total)
         for number in range(self.run_count):
             memcpy(at, self.runs[number].at, self.runs[number].size)
@@ -334,12 +349,12 @@ cdef class PullAnswers:
             terms = known[key] = self.terms(*key)
         if terms is None or pull.answered or pull.flag & ONEWAY:
             return -1
-        queues, codes = terms
+        queues, codes, suggest = terms
         if not 0 <= queue_id < queues:
             return -1
         return self.give(
             pull, pull.group, pull.topic, queue_id, pull.numbers[1],
-            max(1, min(pull.numbers[2], self.max_messages)), codes,
+            max(1, min(pull.numbers[2], self.max_messages)), codes, suggest,
             &pull.numbers[4] if pull.numbers[3] & COMMIT_OFFSET else NULL,
         )
 
@@ -363,7 +378,7 @@ cdef class PullAnswers:
             self.finish()
         return first
 
-    def resume(self, pull, codes):
+    def resume(self, pull, codes, suggest):
         """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.resume`."""
         cdef HotRequest request
         if not isinstance(pull.request, HotRequest):
@@ -374,7 +389,7 @@ cdef class PullAnswers:
         self.oldest = self.reader.min_offset
         try:
             return self.give(
-                request, pull.group, pull.topic, pull.queue_id, pull.offset, pull.limit, codes, NULL
+                request, pull.group, pull.topic, pull.queue_id, pull.offset, pull.limit, codes, suggest, NULL
             )
         finally:
             self.finish()

@@ -4,7 +4,7 @@ from typing import Any
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull
 from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
-from gantrymq.kernel.fast.plain_pulls import PullDesk
+from gantrymq.kernel.fast.plain_pulls import PullDesk, Suggest
 from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.headers import PullMessageHeader
@@ -49,4 +49,4 @@ def scan(
 class PullAnswers:
     def __init__(self, desk: PullDesk) -> None: ...
     def answer(self, requests: list[Request], first: int, budget: int, other: Callable[[Request], int]) -> int: ...
-    def resume(self, pull: Pull, codes: frozenset[int]) -> int: ...
+    def resume(self, pull: Pull, codes: frozenset[int], suggest: Suggest | None) -> int: ...

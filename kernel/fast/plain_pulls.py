@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.consumequeue import ConsumeQueue
     from gantrymq.kernel.logwindows import LogWindows
 
-PullTerms = tuple[int, frozenset[int]]
-"""The topic's number of queues, and the tag codes that are wanted; no codes: every message."""
+Suggest = Callable[[int], int]
+"""The id of the broker that a reader shall turn to next, by the log offset of the last entry that was looked at."""
+
+PullTerms = tuple[int, frozenset[int], Suggest | None]
+"""The topic's number of queues, the tag codes that are wanted (none: every message), and which broker to suggest; None:
+the one with the id 0."""
 
 _SLOTS: Final = ("<next>", "<min>", "<max>")
 _OPAQUE: Final = 1_234_567_890
@@ -73,9 +77,8 @@ class PullDesk:
     max_bytes: int
     scan_entries: int
     """Entries that are looked at when not every message is wanted."""
-    found: PullForm
-    unmatched: PullForm
-    """When there are messages, but none that is wanted."""
+    forms: Callable[[int], tuple[PullForm, PullForm]]
+    """By the id of the suggested broker: when messages are found, and when there are some, but none that is wanted."""
 
 
 class PullAnswers:
@@ -95,6 +98,6 @@ class PullAnswers:
             first += 1
         return first
 
-    def resume(self, pull: Pull, codes: frozenset[int]) -> int:
+    def resume(self, pull: Pull, codes: frozenset[int], suggest: Suggest | None) -> int:
         """Answer one that was held, whose filter wants these ``codes``; the body's size, or -1: it was left alone."""
         return -1

@@ -13,6 +13,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.fields import coerce
+from gantrymq.kernel.properties_file import translate
 from gantrymq.remoting.bodies import DataVersion
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -27,15 +28,13 @@ T = TypeVar("T")
 BODY_BYTES_MAX = 65_536
 """A change names a few keys."""
 UNIT_BYTES = 20
+PERMISSIONS = {"read-write": 6, "read-only": 4, "write-only": 2}
 CONSTANTS = {
     "clientCallbackExecutorThreads": "1",
-    "brokerRole": "ASYNC_MASTER",
-    "brokerPermission": "6",
     "fileReservedTime": "72",
     "filterServerNums": "0",
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
     "msgTraceTopicName": TRACE_TOPIC,
-    "slaveReadEnable": "false",
     "traceOn": "true",
     "traceTopicEnable": "false",
     "useTLS": "false",
@@ -64,6 +63,9 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.topics", "auto_create"): ("autoCreateTopicEnable", _plain),
     ("plugin.topics", "auto_create_groups"): ("autoCreateSubscriptionGroup", _plain),
     ("plugin.topics", "default_queues"): ("defaultTopicQueueNums", _plain),
+    ("plugin.topics", "broker_permission"): ("brokerPermission", lambda said: str(PERMISSIONS[said])),
+    ("plugin.consume", "slave_read_enable"): ("slaveReadEnable", _plain),
+    ("plugin.consume", "memory_percent"): ("accessMessageInMemoryMaxRatio", _plain),
     ("plugin.clients", "notify"): ("notifyConsumerIdsChangedEnable", _plain),
     ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
     ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
@@ -95,7 +97,7 @@ class ChangeableSettings:
 
     def text(self) -> bytes:
         """All settings as properties: by RocketMQ's names and, with their section, by our own."""
-        table = dict(CONSTANTS)
+        table = {**CONSTANTS, "brokerRole": "SLAVE" if self._broker.broker_id else "ASYNC_MASTER"}
         sections = self._sections()
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
@@ -121,7 +123,8 @@ class ChangeableSettings:
         changes: dict[str, dict[str, object]] = {}
         for name, value in given.items():
             section, key = self._place(name)
-            changes.setdefault(section, {})[key] = self._read(section, key, name, value)
+            ours = translate({name: value})[0].get((section, key), value)
+            changes.setdefault(section, {})[key] = self._read(section, key, name, ours)
         for section, values in changes.items():
             live = self._live[section]
             live.current = attrs.evolve(live.current, **values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
-from gantrymq.kernel.fast import PullAnswers, PullDesk, PullTerms, pull_form, read_pull_header
+from gantrymq.kernel.fast import PullAnswers, PullDesk, PullForm, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.kernel.processors import Request
@@ -17,6 +17,7 @@ from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, To
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, read_queue
 from gantrymq.plugins.consume.subscriptions import Subscriptions
+from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import PullMessageHeader
@@ -29,15 +30,18 @@ log = structlog.get_logger("gantrymq.consume")
 _COMMIT_OFFSET = 1
 _MAY_SUSPEND = 2
 
-FIELDS = {"suggestWhichBrokerId": "0"}
-"""The header fields that are the same in every answer."""
+SUGGESTED = "suggestWhichBrokerId"
 
 
 class PullProcessor:
     """Batch processor of the pull codes."""
 
-    def __init__(self, broker: Broker, max_messages: int, max_bytes: int, scan_entries: int) -> None:
+    def __init__(
+        self, broker: Broker, max_messages: int, max_bytes: int, scan_entries: int, suggestions: Suggestions
+    ) -> None:
         self._broker = broker
+        self._suggestions = suggestions
+        self._is_slave = broker.broker_id != MASTER_ID
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._scan_entries = scan_entries
@@ -50,22 +54,17 @@ class PullProcessor:
         self._windows = LogWindows(broker.env, broker.log)
         self.postponed = Postponed(self._again)
         """The pulls that wait for their turn or for the disk; somebody has to run it."""
-        found, unmatched = (
-            pull_form(CODES[status], status.name, FIELDS)
-            for status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
-        )
         self._answers = PullAnswers(
             PullDesk(
                 terms=self._terms,
                 find_queue=broker.queues.get,
-                commit=self._offsets.commit,
+                commit=_ignore_commit if self._is_slave else self._offsets.commit,
                 pulled=None if self._statistics is None else self._statistics.pulled,
                 windows=self._windows,
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 scan_entries=scan_entries,
-                found=found,
-                unmatched=unmatched,
+                forms=_forms,
             )
         )
 
@@ -107,7 +106,10 @@ class PullProcessor:
     def _again(self, pull: Pull, wait: bool) -> int:
         """Answer a pull that was postponed, or hold it; the bytes of its body."""
         wanted = pull.filter
-        given = self._answers.resume(pull, wanted.codes) if isinstance(wanted, CodeFilter) else -1
+        given = -1
+        if isinstance(wanted, CodeFilter):
+            group = self._groups.find(pull.group) if self._suggestions.enabled else None
+            given = self._answers.resume(pull, wanted.codes, None if group is None else self._suggestions.of(group))
         if given >= 0:
             return given
         left = self._run(pull, wait)
@@ -123,6 +125,10 @@ class PullProcessor:
 
     def _parse(self, request: Request) -> Pull:
         header = read_pull_header(request)
+        if not self._topics.broker_perm & PERM_READ:
+            raise RemoteFault(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._broker.name}] pulling message is forbidden"
+            )
         group = self._groups.find(header.consumer_group)
         if group is None:
             raise RemoteFault(
@@ -141,7 +147,7 @@ class PullProcessor:
             header.sub_version,
             header.sys_flag,
         )
-        if header.sys_flag & _COMMIT_OFFSET:
+        if header.sys_flag & _COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         wait_s = header.suspend_timeout_millis / 1000
         return Pull(
@@ -161,13 +167,17 @@ class PullProcessor:
     ) -> PullTerms | None:
         """See :class:`PullDesk`: what :meth:`_parse` finds out of the group, the topic and the filter."""
         consumers, config = self._groups.find(group), self._topics.get(topic)
-        if consumers is None or not consumers.consume_enable or config is None or not config.perm & PERM_READ:
+        if consumers is None or not consumers.consume_enable or config is None:
+            return None
+        if not config.perm & self._topics.broker_perm & PERM_READ:
             return None
         try:
             wanted = self._subscriptions.filter_of(group, consumers, topic, expression, kind, version, sys_flag)
         except RemoteFault:
             return None
-        return (config.read_queue_nums, wanted.codes) if isinstance(wanted, CodeFilter) else None
+        if not isinstance(wanted, CodeFilter):
+            return None
+        return config.read_queue_nums, wanted.codes, self._suggestions.of(consumers)
 
     def _check_queue(self, header: PullMessageHeader) -> None:
         topic = self._topics.get(header.topic)
@@ -222,10 +232,40 @@ class PullProcessor:
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
         if self._statistics is not None:
             self._statistics.pulled(pull.group, pull.topic, pull.queue_id, result.messages, len(result.body))
+        next_offset, suggested = result.next_offset, self._suggested(pull, result)
+        if self._is_slave and result.looked_at is None:
+            # Its replica may be behind: what the reader asks for may be right all the same, and the master knows.
+            next_offset = pull.offset
+            if code == ResponseCode.PULL_OFFSET_MOVED:
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
         fields = {
-            **FIELDS,
-            "nextBeginOffset": str(result.next_offset),
+            SUGGESTED: str(suggested),
+            "nextBeginOffset": str(next_offset),
             "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset),
         }
         pull.request.answer(code, result.status.name, fields, result.body)
+
+    def _suggested(self, pull: Pull, result: PullResult) -> int:
+        """The id of the broker for the reader's next pull."""
+        if not self._suggestions.enabled and not self._is_slave:
+            return MASTER_ID
+        group = self._groups.find(pull.group)
+        suggest = None if group is None else self._suggestions.of(group)
+        if suggest is not None and result.looked_at is not None:
+            return suggest(result.looked_at)
+        if self._is_slave and group is not None and result.code(pull.offset) == ResponseCode.PULL_OFFSET_MOVED:
+            return group.broker_id
+        return self._suggestions.nothing_read(group)
+
+
+def _ignore_commit(group: str, topic: str, queue_id: int, offset: int) -> None:
+    """On a slave: the master keeps the offsets."""
+
+
+def _forms(broker_id: int) -> tuple[PullForm, PullForm]:
+    found, unmatched = (
+        pull_form(CODES[status], status.name, {SUGGESTED: str(broker_id)})
+        for status in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE)
+    )
+    return found, unmatched

@@ -60,6 +60,8 @@ class PullResult:
     max_offset: int
     body: bytes = b""
     messages: int = 0
+    looked_at: int | None = None
+    """The log offset of the last entry that was looked at; None when none was."""
 
     def code(self, asked: int) -> int:
         """The response code. In a queue without messages only offset 0 is right: any other one has moved."""
@@ -139,7 +141,8 @@ def _gather(
         matches = None if wanted.matches_all else wanted.matches
         parts, scanned, removed, messages = gather(entries, limit, max_bytes, oldest, matches, window, damaged)
     low, high = bounds
+    looked_at, _, _ = ENTRY.unpack_from(entries, ENTRY.size * (scanned - 1))
     if parts:
-        return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts), messages)
+        return PullResult(PullStatus.FOUND, offset + scanned, low, high, b"".join(parts), messages, looked_at)
     status = PullStatus.MESSAGE_WAS_REMOVING if removed else PullStatus.NO_MATCHED_MESSAGE
-    return PullResult(status, offset + scanned, low, high)
+    return PullResult(status, offset + scanned, low, high, looked_at=looked_at)

@@ -6,7 +6,7 @@ Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), 
 Files: none. Answers for RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
-store such a message as an ordinary one would deliver it too early.
+store such a message as an ordinary one would deliver it too early. A slave (``broker.id`` above 0) refuses everything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.send import SendProcessor
-from gantrymq.plugins.produce.validate import refuse_unhandled
+from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class ProducePlugin:
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
         self._config = config.section(ProduceConfig)
+        self._slave_id = broker.broker_id
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
@@ -63,5 +64,7 @@ class ProducePlugin:
 
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:
-        if batch.traits & (Trait.DELAY | Trait.PREPARED):
+        if self._slave_id:
+            refuse_all(batch, self._slave_id)
+        elif batch.traits & (Trait.DELAY | Trait.PREPARED):
             refuse_unhandled(batch)

@@ -12,7 +12,7 @@ from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import check_properties, check_topic, split_batch, traits_of
 from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import SendMessageHeader, read_send_header
 from gantrymq.remoting.names import RETRY_PREFIX
@@ -72,6 +72,8 @@ class SendProcessor:
         config = self._topics.get(topic)
         if config is None or self._topics.refuses_sends(topic) or topic.startswith(RETRY_PREFIX):
             return None
+        if config.order and not self._topics.broker_perm & PERM_WRITE:
+            return None
         return max(config.read_queue_nums, config.write_queue_nums), _topic_bits(config)
 
     def _take(self, batch: AppendBatch, request: Request) -> None:
@@ -83,7 +85,7 @@ class SendProcessor:
     def _add(self, batch: AppendBatch, request: Request) -> None:
         command = request.command
         header = read_send_header(command.code, command.ext)
-        config = check_topic(header, self._topics, self._groups)
+        config = check_topic(header, self._topics, self._groups, self._broker.name)
         if len(command.body) > self._max_bytes:
             raise RemoteFault(
                 ResponseCode.MESSAGE_ILLEGAL,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
@@ -17,10 +17,13 @@ from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 _INNER = struct.Struct(">iiiii")
 
 
-def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable) -> TopicConfig:
+def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable, broker: str) -> TopicConfig:
     """The topic of the request, created on first use where that is allowed; ``RemoteFault`` otherwise."""
     topic = header.topic
     config = topics.get(topic)
+    if config is not None and config.order and not topics.broker_perm & PERM_WRITE:
+        # Others learn from the nameserver that they are to go elsewhere; who keeps an order has no other broker.
+        raise RemoteFault(ResponseCode.NO_PERMISSION, f"the broker[{broker}] sending message is forbidden")
     if config is None:
         validate_topic(topic)
     if topics.refuses_sends(topic):
@@ -85,6 +88,16 @@ def check_properties(properties: bytes) -> None:
         raise RemoteFault(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the message is illegal, maybe msg properties length limit 32k ({len(properties)} bytes)",
+        )
+
+
+def refuse_all(batch: AppendBatch, broker_id: int) -> None:
+    """Refuse every row: this broker is a slave."""
+    for row in batch.live:
+        batch.refuse(
+            row,
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"service not available now: this broker is a slave (id {broker_id}), messages go to the master",
         )
 
 

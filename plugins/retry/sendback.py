@@ -62,6 +62,10 @@ class SendBackProcessor:
             raise RemoteFault(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {header.group}"
             )
+        if not self._topics.broker_perm & PERM_WRITE:
+            raise RemoteFault(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._broker.name}] sending message is forbidden"
+            )
         if group.retry_queue_nums <= 0:
             # The group wants no retries: the message is done with.
             request.answer(ResponseCode.SUCCESS)

@@ -1,7 +1,8 @@
 """Topics and consumer groups: which there are, how many queues, who may do what.
 
 Slot: none; essential. Hooks: config_section, configure, register_processors, before_append, advertise, persist.
-Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups.
+Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
+broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
 Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
 and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
 
-LIVE_KEYS = ("auto_create", "auto_create_groups", "default_queues")
+LIVE_KEYS = ("auto_create", "auto_create_groups", "broker_permission", "default_queues")
 """What administrators may change while the broker runs."""
 
 log = structlog.get_logger("gantrymq.topics")
@@ -97,8 +98,8 @@ class TopicsPlugin:
     def advertise(self, broker: Broker) -> dict[str, Any]:
         """The topics of this broker and their data version."""
         assert self._topics is not None
-        table = self._topics.table
-        return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(dict(table.entries), table.version)}
+        topics = self._topics.advertised()
+        return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(topics, self._topics.table.version)}
 
     @hookimpl
     def persist(self, broker: Broker) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from gantrymq.kernel.config import number
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 
 
 @attrs.frozen(kw_only=True)
@@ -22,3 +25,12 @@ class TopicsConfig:
     auto_create_groups: bool = True
     """A consumer group is created by its first member (autoCreateSubscriptionGroup)."""
     max_groups: int = number(10_000, 1, 1_000_000)
+    broker_permission: Literal["read-write", "read-only", "write-only"] = "read-write"
+    """What clients may do here, whatever a topic's own permission (RocketMQ's brokerPermission)."""
+
+    @property
+    def broker_perm(self) -> int:
+        """The same in RocketMQ's bits."""
+        return {"read-write": PERM_READ | PERM_WRITE, "read-only": PERM_READ, "write-only": PERM_WRITE}[
+            self.broker_permission
+        ]

@@ -57,7 +57,7 @@ class StateTable(Generic[B]):
         if self._entries.get(name) == entry:
             return False
         self._set(name, entry)
-        self._touch()
+        self.touch()
         return True
 
     def remove(self, name: str) -> bool:
@@ -65,7 +65,7 @@ class StateTable(Generic[B]):
         if self._entries.pop(name, None) is None:
             return False
         del self._texts[name]
-        self._touch()
+        self.touch()
         return True
 
     def encode(self) -> bytes:
@@ -83,6 +83,7 @@ class StateTable(Generic[B]):
         self._entries[name] = entry
         self._texts[name] = entry.to_bytes()
 
-    def _touch(self) -> None:
+    def touch(self) -> None:
+        """What others are told of the entries is another thing now: take the next data version."""
         self.version = self.version.next(self._env.wall_ms())
         self.changed = True

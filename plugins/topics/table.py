@@ -14,7 +14,7 @@ from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
 from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import (
     AUTO_CREATE_TOPIC,
@@ -37,6 +37,7 @@ class Topics:
     def __init__(self, env: Env, path: str, config: TopicsConfig, groups: Groups, cluster: str, broker: str) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
         self._config = config
+        self.broker_perm = config.broker_perm
         self._groups = groups
         self.changed: Callable[[str], None] = _nobody
         self.table: StateTable[TopicConfig] = StateTable(env, path, "topicConfigTable")
@@ -81,6 +82,9 @@ class Topics:
     def reconfigure(self, config: TopicsConfig) -> None:
         """Go by other settings from now on; TBW102 comes, goes or changes with them."""
         self._config = config
+        if self.broker_perm != config.broker_perm:
+            self.broker_perm = config.broker_perm
+            self.table.touch()
         default = next((topic for topic in boot_topics(config, "", "") if topic.topic_name == AUTO_CREATE_TOPIC), None)
         if default is None:
             self.table.remove(AUTO_CREATE_TOPIC)
@@ -93,6 +97,16 @@ class Topics:
         for name, config in list(self.table.entries.items()):
             if config.order != (name in topics):
                 self.set(msgspec.structs.replace(config, order=name in topics))
+
+    def advertised(self) -> dict[str, TopicConfig]:
+        """The topics as nameservers shall know them: with what this broker lets clients do."""
+        allowed = self.broker_perm
+        if allowed == PERM_READ | PERM_WRITE:
+            return dict(self.table.entries)
+        return {
+            name: msgspec.structs.replace(config, perm=config.perm & (allowed | PERM_INHERIT))
+            for name, config in self.table.entries.items()
+        }
 
     def names(self) -> list[str]:
         """The topics that there are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,9 @@ from gantrymq.testing.processes import free_ports, gantrymq_child
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 BODY_MAX = 4 * 1024 * 1024
-ACTED_ON = ("nextBeginOffset", "minOffset", "maxOffset", "offset", "queueId", "queueOffset")
+SLAVE = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}
+OUR_SLAVE = ("--set", "broker.id=1", "--set", "plugin.consume.slave_read_enable=true")
+ACTED_ON = ("nextBeginOffset", "minOffset", "maxOffset", "offset", "queueId", "queueOffset", "suggestWhichBrokerId")
 ON_PURPOSE = {
     "a batch that is rubbish": "13 and a text; RocketMQ answers with the trace of an exception",
     "a pull by nonsense": "23 and the place; RocketMQ gives every message where the expression cannot be read",
@@ -132,21 +134,50 @@ REQUESTS: tuple[Request, ...] = (
 
 
 @pytest.fixture(scope="module")
-def brokers(java: Java, homes: Callable[[str], Path]) -> Iterator[tuple[str, str]]:
-    """Ours and RocketMQ's, with the same in them."""
-    with ExitStack() as stack:
-        ours, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
-        home = homes("answers")
-        serve = ("serve", "--data", str(home / "data"), "--listen", ours, "--nameserver-listen", nameserver)
-        child = stack.enter_context(gantrymq_child(serve, home / "serve.err"))
+def nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
+    """Where RocketMQ's brokers register."""
+    server = start_nameserver(java, homes("answers-nameserver"))
+    yield server.address
+    server.discard()
+
+
+@contextmanager
+def ours_running(home: Path, *options: str) -> Iterator[str]:
+    """Our broker over the data in ``home``."""
+    address, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ("serve", "--data", str(home / "data"), "--listen", address, "--nameserver-listen", nameserver, *options)
+    with gantrymq_child(serve, home / "serve.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))
-        theirs = start_nameserver(java, homes("answers-nameserver"))
-        stack.callback(theirs.discard)
-        broker = start_broker(java, homes("answers-broker"), theirs.address, enablePropertyFilter="true")
+        yield address
+
+
+@pytest.fixture(scope="module")
+def brokers(java: Java, homes: Callable[[str], Path], nameserver: str) -> Iterator[tuple[str, str]]:
+    """Ours and RocketMQ's, with the same in them."""
+    with ours_running(homes("answers")) as ours, ExitStack() as stack:
+        broker = start_broker(java, homes("answers-broker"), nameserver, enablePropertyFilter="true")
         stack.callback(broker.discard)
         for address in (ours, broker.address):
             for command in PREPARED:
                 assert ask(address, command).code == 0, command
+        yield ours, broker.address
+
+
+@pytest.fixture(scope="module")
+def slaves(java: Java, homes: Callable[[str], Path], nameserver: str) -> Iterator[tuple[str, str]]:
+    """Ours and RocketMQ's, with what came to them while they were masters."""
+    home, their_home = homes("slave"), homes("slave-broker")
+    with ours_running(home) as ours:
+        broker = start_broker(java, their_home, nameserver, name="java-slave")
+        for address in (ours, broker.address):
+            for command in SLAVE_PREPARED:
+                assert ask(address, command).code == 0, command
+        broker.discard()
+    with ours_running(home, *OUR_SLAVE) as ours, ExitStack() as stack:
+        broker = start_broker(
+            java, homes("slave-again"), nameserver, name="java-slave", store=their_home / "store", **SLAVE
+        )
+        stack.callback(broker.discard)
         yield ours, broker.address
 
 
@@ -155,8 +186,40 @@ def acted_on(answer: Command) -> dict[str, object]:
     return {"code": answer.code, **{name: fields[name] for name in ACTED_ON if name in fields}}
 
 
+SLAVE_PREPARED: tuple[Command, ...] = (
+    topic("T"), group("g", brokerId=3, whichBrokerWhenConsumeSlowly=4),
+    *(send("T", b"message %d" % number) for number in range(5)),
+)  # fmt: skip
+
+SLAVE_REQUESTS: tuple[Request, ...] = (
+    ("a message", send("T")),
+    ("a delayed message", send("T", i="DELAY\x013")),
+    ("half a message", send("T", i="TRAN_MSG\x01true\x02PGROUP\x01p")),
+    ("to a new topic", send("NewTopic")),
+    ("back from a consumer", Command(Code.CONSUMER_SEND_MSG_BACK, {
+        "offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T", "unitMode": "false"})),
+    ("a pull", pull("T")),
+    ("a pull that commits", pull("T", sysFlag=5, commitOffset=3)),
+    ("what that pull committed", of_queue(Code.QUERY_CONSUMER_OFFSET, "T", consumerGroup="g")),
+    ("a pull at the end", pull("T", queueOffset=5)),
+    ("a pull from -1", pull("T", queueOffset=-1)),
+    ("a pull far behind the end", pull("T", queueOffset=1000)),
+    ("a pull of a queue without messages", pull("T", queueId=2)),
+    ("a pull of a queue without messages from 7", pull("T", queueId=2, queueOffset=7)),
+    ("a pull by a tag that nobody sent", pull("T", subscription="TagZ")),
+    ("the last offset", of_queue(Code.GET_MAX_OFFSET, "T")),
+    ("a commit", of_queue(Code.UPDATE_CONSUMER_OFFSET, "T", consumerGroup="g", commitOffset=2)),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "request_"), REQUESTS, ids=[name for name, _ in REQUESTS])
 def test_both_brokers_answer_alike(brokers: tuple[str, str], name: str, request_: Command) -> None:
     ours, theirs = (ask(address, request_) for address in brokers)
     same = acted_on(ours) == acted_on(theirs)
     assert same != (name in ON_PURPOSE), (acted_on(ours), ours.remark, acted_on(theirs), theirs.remark)
+
+
+@pytest.mark.parametrize(("name", "request_"), SLAVE_REQUESTS, ids=[name for name, _ in SLAVE_REQUESTS])
+def test_both_slaves_answer_alike(slaves: tuple[str, str], name: str, request_: Command) -> None:
+    ours, theirs = (ask(address, request_) for address in slaves)
+    assert acted_on(ours) == acted_on(theirs), (ours.remark, theirs.remark)

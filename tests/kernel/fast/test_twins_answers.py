@@ -18,6 +18,7 @@ from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.plugins.consume import pull as pull_module
+from gantrymq.plugins.consume.suggest import Suggestions
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.remoting.bodies import SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, PERM_READ, PERM_WRITE
@@ -63,13 +64,17 @@ class Peer:
 class Tables:
     """All services that the processor asks for."""
 
+    broker_perm = PERM_READ | PERM_WRITE
+
     def __init__(self) -> None:
         self.commits: list[tuple[str, str, int, int]] = []
         self.counted: list[tuple[str, str, int, int, int]] = []
 
     def find(self, group: str) -> Any:
         enabled = {"g": True, "off": False, "heard": True, "gone": True}.get(group)
-        return enabled if enabled is None else SimpleNamespace(consume_enable=enabled, consume_broadcast_enable=False)
+        return enabled if enabled is None else SimpleNamespace(
+            consume_enable=enabled, consume_broadcast_enable=False, broker_id=3, which_broker_when_consume_slowly=70_000
+        )  # fmt: skip
 
     def get(self, topic: str) -> Any:
         perm = {"T": PERM_READ | PERM_WRITE, "secret": PERM_WRITE}.get(topic)
@@ -91,17 +96,21 @@ class Tables:
 class Run:
     """The real processor with either twin over a store."""
 
-    def __init__(self, store: Store, twin: Any, answers: Any, max_bytes: int) -> None:
+    def __init__(
+        self, store: Store, twin: Any, answers: Any, max_bytes: int, suggests: bool = False, broker_id: int = 0
+    ) -> None:
         self.twin, self.tables, self.held = twin, Tables(), []  # type: ignore[var-annotated]
         services = SimpleNamespace(get=lambda kind: self.tables, find=lambda kind: self.tables)
         hook = SimpleNamespace(hold_pulls=self.hold)
         broker: Any = SimpleNamespace(
             services=services, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
-            filters={"TAG": compile_tags}, env=SimpleNamespace(monotonic=lambda: 5.0),
+            filters={"TAG": compile_tags}, env=SimpleNamespace(monotonic=lambda: 5.0, memory_bytes=lambda: 8000),
+            broker_id=broker_id,
         )  # fmt: skip
+        suggestions = Suggestions(broker, suggests, 50)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pull_module, "PullAnswers", answers)
-            self.processor = pull_module.PullProcessor(broker, 16, max_bytes, 24)
+            self.processor = pull_module.PullProcessor(broker, 16, max_bytes, 24, suggestions)
 
     def hold(self, batch: PullBatch) -> bool:
         self.held += [
@@ -193,13 +202,31 @@ def pulls(draw: st.DrawFn) -> Command:
     )
 
 
-@given(some=st.lists(pulls(), max_size=6), max_bytes=st.sampled_from([1 << 20, 2000, 10]))
-def test_pulls_are_answered_alike(store: Store, some: list[Command], max_bytes: int) -> None:
+@given(
+    some=st.lists(pulls(), max_size=6),
+    max_bytes=st.sampled_from([1 << 20, 2000, 10]),
+    suggests=st.booleans(),
+    broker_id=st.sampled_from([0, 0, 1]),
+)
+def test_pulls_are_answered_alike(
+    store: Store, some: list[Command], max_bytes: int, suggests: bool, broker_id: int
+) -> None:
     data = b"".join(map(encode, some))
     store.log.quarantine = []
-    expected = Run(store, plain_requests, plain_pulls.PullAnswers, max_bytes).outcome(data)
+    expected = Run(store, plain_requests, plain_pulls.PullAnswers, max_bytes, suggests, broker_id).outcome(data)
     store.log.quarantine = []
-    assert Run(store, compiled, compiled.PullAnswers, max_bytes).outcome(data) == expected
+    assert Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id).outcome(data) == expected
+
+
+def test_who_is_far_behind_is_sent_elsewhere_on_the_compiled_road_as_well(store: Store) -> None:
+    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, suggests=True), Peer(False)
+    for kind in (0, 1):
+        for offset, tags in ((80, "*"), (122, "*"), (122, "Z")):
+            ext = {**PULL, "queueOffset": str(offset), "maxMsgNums": "1", "subscription": tags}
+            (request,), _ = compiled.read_requests(peer, encode(Command(11, ext, kind=kind)), 1 << 20)
+            assert run.processor._answers.answer([request], 0, 1 << 40, pytest.fail) == 1
+    found = [(decode(frame).ext or {})["suggestWhichBrokerId"] for frame in cut_frames(b"".join(peer.frames))[0]]
+    assert found == ["70000", "3", "3"] * 2
 
 
 def test_a_usual_pull_never_leaves_the_compiled_road(store: Store) -> None:

@@ -82,7 +82,7 @@ async def test_a_setting_on_the_list_is_in_force_at_once(bench: Any, name: str) 
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"brokerName=evil", "these can: autoCreateSubscriptionGroup, autoCreateTopicEnable, defaultTopicQueueNums"),
+        (b"brokerName=evil", "these can: accessMessageInMemoryMaxRatio, autoCreateSubscriptionGroup, "),
         (b"storePathRootDir=/etc", "cannot be changed"), (b"rmqHome=/tmp", "cannot be changed"),
         (b"plugin.topics.max_topics=1", "cannot be changed"), (b"=x", "cannot be changed"),
         (b"defaultTopicQueueNums=0", "allowed: 1 to 1024"), (b"defaultTopicQueueNums=many", "whole number"),

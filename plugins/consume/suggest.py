@@ -1,0 +1,48 @@
+"""Which broker a reader is told to turn to next.
+
+Source: RocketMQ 4.9.7 ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage`` (``suggestPullingFromSlave``).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.kernel.fast import Suggest
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.remoting.bodies import SubscriptionGroupConfig
+
+MASTER_ID: Final = 0
+
+
+class Suggestions:
+    """What the groups' configurations say, where replicas may be read; else everybody is sent to the master.
+
+    A reader is far behind when more lies between it and the log's end than ``memory_percent`` of the machine's memory:
+    what it reads is then no longer in memory, and another broker may have less to do.
+    """
+
+    def __init__(self, broker: Broker, enabled: bool, memory_percent: int) -> None:
+        self._broker = broker
+        self._memory = broker.env.memory_bytes()
+        self.configure(enabled, memory_percent)
+
+    def configure(self, enabled: bool, memory_percent: int) -> None:
+        """Go by other settings from now on."""
+        self.enabled = enabled
+        self._far = self._memory * memory_percent // 100
+
+    def of(self, group: SubscriptionGroupConfig) -> Suggest | None:
+        """The broker for a reader of this group, by the offset that it has come to; None: always the master."""
+        if not self.enabled:
+            return None
+        return partial(self._choose, group.broker_id, group.which_broker_when_consume_slowly)
+
+    def nothing_read(self, group: SubscriptionGroupConfig | None) -> int:
+        """The broker for a reader whose pull looked at nothing."""
+        return group.broker_id if self.enabled and group is not None else MASTER_ID
+
+    def _choose(self, near: int, far: int, offset: int) -> int:
+        return far if self._broker.log.end - offset > self._far else near
