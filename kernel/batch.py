@@ -7,6 +7,8 @@ refuses stay in place, so that row numbers never change, and are left out of :at
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -59,6 +61,8 @@ class AppendBatch:
     origins: list[Any] = attrs.field(factory=list)
     attempts_max: dict[int, int] = attrs.field(factory=dict)
     """By row: how often its sender wants the message to be consumed at most, where it said so."""
+    own_queue_offsets: dict[int, int] = attrs.field(factory=dict)
+    """By row: the queue offset that its record says, of rows that enter no queue (``record.PREPARED_BIT``); else 0."""
 
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)
@@ -161,6 +165,11 @@ class DispatchBatch:
     def newest_timestamp(self) -> int:
         """The highest store timestamp (ms since 1970); 0 without rows."""
         return max(self.store_timestamps, default=0)
+
+    @property
+    def sys_flag_bits(self) -> int:
+        """The bits that the sys flag of one row at least has. Cheaper than a look at each row."""
+        return reduce(or_, self.sys_flags, 0)
 
     @property
     def queues(self) -> list[tuple[str, int]]:

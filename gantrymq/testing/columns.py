@@ -27,4 +27,5 @@ def columns_of(batch: AppendBatch | DispatchBatch) -> dict[str, list[Any]]:
 def dispatched(batch: DispatchBatch) -> tuple[Any, ...]:
     """All of a dispatch batch that can be seen, to be compared."""
     views = [(key, batch.tag_codes_of(*key)) for key in batch.queues]
-    return columns_of(batch), batch.start, batch.end, batch.replay, len(batch), batch.newest_timestamp, views
+    numbers = (batch.start, batch.end, batch.replay, len(batch), batch.newest_timestamp, batch.sys_flag_bits)
+    return columns_of(batch), *numbers, views

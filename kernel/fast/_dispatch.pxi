@@ -116,6 +116,14 @@ cdef class DispatchRows(Columns):
         return newest
 
     @property
+    def sys_flag_bits(self):
+        """See :attr:`gantrymq.kernel.batch.DispatchBatch.sys_flag_bits`."""
+        cdef int32_t place, bits = 0
+        for place in range(self.count):
+            bits |= self.rows[place].sys_flag
+        return bits
+
+    @property
     def queues(self):
         """See :attr:`gantrymq.kernel.batch.DispatchBatch.queues`."""
         cdef int32_t number

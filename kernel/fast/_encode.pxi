@@ -63,7 +63,7 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
     cdef AppendRows some
     cdef bytes store_host = layout[0], data
     cdef int64_t max_body = layout[1], max_record = layout[2], limit = offset + room - BLANK, end = offset, size
-    cdef Py_ssize_t index, behind, count = len(rows)
+    cdef Py_ssize_t index, place, behind, count = len(rows)
     cdef list chosen = None
     cdef RecordForm form
     cdef Part* topics
@@ -114,9 +114,13 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
         at = <uint8_t*>PyBytes_AS_STRING(data)
         some.pieces.append(data)
         for index in range(first, behind):
-            row = &some.rows[index if chosen is None else <Py_ssize_t>chosen[index]]
+            place = index if chosen is None else <Py_ssize_t>chosen[index]
+            row = &some.rows[place]
             row.sys_flag = row.sys_flag & ~HOST_V6 | form.bits | (BORN_HOST_V6 if row.host_size == 20 else 0)
-            row.queue_offset = 0 if row.sys_flag & PREPARED else next_offset(some.groups, row.group, next_offsets)
+            if row.sys_flag & PREPARED:
+                row.queue_offset = some.own_queue_offsets.get(place, 0)
+            else:
+                row.queue_offset = next_offset(some.groups, row.group, next_offsets)
             row.offset = offset
             row.record = at
             at = put_record(at, row, &topics[some.groups.groups[row.group].topic], &form)

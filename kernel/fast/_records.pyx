@@ -106,6 +106,7 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
     cdef uint8_t* start
     cdef uint8_t* at
     cdef list parts = []
+    cdef dict own_offsets = batch.own_queue_offsets
 
     if not (count == len(queue_ids) == len(bodies) == len(properties) == len(flags) == len(sys_flags)
             == len(born_timestamps) == len(born_hosts) == len(times) == len(prepared_offsets) == len(offsets)
@@ -152,7 +153,9 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
             if end > limit:
                 break
             queue_offset = 0
-            if not sys_flag & PREPARED:
+            if sys_flag & PREPARED:
+                queue_offset = own_offsets.get(row, 0)
+            else:
                 key = (topic, queue_ids[row])
                 found = PyDict_GetItem(next_offsets, key)
                 if found != NULL:

@@ -99,7 +99,7 @@ cdef class AppendRows(Columns):
 
     cdef public object done
     cdef public int traits
-    cdef public dict remarks, attempts_max
+    cdef public dict remarks, attempts_max, own_queue_offsets
     cdef public int64_t start, end, store_timestamp
     cdef public Py_ssize_t refused
     cdef bint listed, placed, frozen, waited
@@ -134,6 +134,7 @@ cdef class AppendRows(Columns):
         self.traits = traits
         self.remarks = {}
         self.attempts_max = {}
+        self.own_queue_offsets = {}
         self.made = [None] * COLUMNS
         self.origins_kept = []
         self.kept = []

@@ -90,7 +90,7 @@ def encode_rows(
     bits = STORE_HOST_V6 if len(store_host) == 20 else 0
     pack, fixed_size = HEADS[bits].pack, HEADS[bits].size + 2
     offsets, sizes, queue_offsets, stored = batch.offsets, batch.sizes, batch.queue_offsets, batch.store_timestamp
-    crc32, lengths, topic_parts = zlib.crc32, _lengths, _topic_parts
+    crc32, lengths, topic_parts, own = zlib.crc32, _lengths, _topic_parts, batch.own_queue_offsets
     limit = offset + room - BLANK_BYTES
     parts: list[bytes] = []
     index = first - 1
@@ -117,7 +117,7 @@ def encode_rows(
         if end > limit:
             return parts, index, offset
         key = (topic, queue_id)
-        queue_offset = 0 if sys_flag & PREPARED_BIT else next_offsets.get(key, 0)
+        queue_offset = own.get(row, 0) if sys_flag & PREPARED_BIT else next_offsets.get(key, 0)
         try:
             head = row_pack(
                 size, MAGIC_V1, crc32(body) & CRC_MASK, queue_id, flag, queue_offset, offset, sys_flag, born,

@@ -15,6 +15,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.env import NoRoom, StoreInUse, StoreNotWritable, SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.testing.columns import columns_of
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
@@ -362,3 +363,19 @@ def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
     report = again.recover(lambda batch: None)
     assert again.recovered is report
     again.close()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_row_that_enters_no_queue_says_the_queue_offset_that_it_was_given(compiled: bool) -> None:
+    store, _, _ = open_store(MemoryEnv())
+    batch = new_batch(lambda batch: None) if compiled else AppendBatch()
+    for body, sys_flag in [(b"kept", 4), (b"given back", 12), (b"ordinary", 0), (b"not given", 4)]:
+        batch.add("T", 0, body, b"", sys_flag=sys_flag)
+    batch.own_queue_offsets.update({0: 41, 1: 42, 2: 43})
+    store.append(batch)
+    [dispatched] = commit(store)
+    assert dispatched.queue_offsets == batch.queue_offsets == [41, 42, 0, 0]
+    assert [store.log.read_record(offset).queue_offset for offset in batch.offsets] == [41, 42, 0, 0]
+    assert read_queue(store) == {0: b"ordinary"}
+    assert dispatched.sys_flag_bits == 12
+    store.abandon()

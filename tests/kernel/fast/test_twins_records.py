@@ -60,6 +60,7 @@ def batch_of(rows: list[Any], refused: set[int]) -> AppendBatch:
     count = len(rows)
     batch.offsets, batch.sizes, batch.queue_offsets = [-1] * count, [0] * count, [-1] * count
     batch.store_timestamp = 1_700_000_000_000
+    batch.own_queue_offsets = {row: 1000 + row for row in range(0, count, 2)}
     return batch
 
 

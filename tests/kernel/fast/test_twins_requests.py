@@ -310,6 +310,7 @@ class Produce(SendProcessor):
         changes: Sequence[tuple[str, int, Any]] = (),
         refused: Sequence[int] = (),
         late: Sequence[int] = (),
+        own: Sequence[tuple[int, int]] = (),
         store_host: bytes = HOSTS[0],
         room: int = 10**6,
     ) -> Any:
@@ -327,6 +328,8 @@ class Produce(SendProcessor):
             getattr(batch, name)[row % count] = value
         for row in refused if count else ():
             batch.refuse(row % count, 13, "odd")
+        for row, queue_offset in own if count else ():
+            batch.own_queue_offsets[row % count] = queue_offset
         batch.place(500, 1_700_000_000_000)
         rows, table = batch.live, {("orders", 1): 7}
         layout = Layout(store_host, 140, 1000)
@@ -378,7 +381,7 @@ def sends(draw: st.DrawFn) -> Command:
         **SEND,
         "b": draw(st.sampled_from(["orders", "orders", "multi", "made", "none", "%RETRY%g", "SCHEDULE_TOPIC_XXXX"])),
         "e": draw(st.sampled_from(["0", "1", "2", "3"])),
-        "f": draw(st.sampled_from(["0", "1", "16", "18", "-1"])),
+        "f": draw(st.sampled_from(["0", "1", "4", "12", "16", "18", "-1"])),
         "i": draw(st.one_of(st.sampled_from(PROPERTIES), st.dictionaries(
             st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", ""]), st.sampled_from(["true", "false", "0", ""])
         ).map(encode_properties))),
@@ -419,16 +422,17 @@ CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
     st.lists(sends(), max_size=6), st.sampled_from(HOSTS),
     st.lists(st.one_of(CELLS), max_size=3), st.lists(st.integers(0, 9), max_size=2),
     st.lists(st.integers(0, 9), max_size=2), st.sampled_from(HOSTS), st.sampled_from([10**6, 10**6, 300, 900]),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 5, 2**63 - 1])), max_size=3),
 )  # fmt: skip
 def test_sends_become_the_same_records_entries_and_answers(
     some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int], late: list[int],
-    store_host: bytes, room: int,
+    store_host: bytes, room: int, own: list[tuple[int, int]],
 ) -> None:  # fmt: skip
     data = b"".join(map(encode, some))
     results = [
         outcome(
             lambda twin=twin: Produce(twin).run(  # type: ignore[misc]
-                data, host, changes=changes, refused=refused, late=late, store_host=store_host, room=room
+                data, host, changes=changes, refused=refused, late=late, store_host=store_host, room=room, own=own
             )
         )
         for twin in (SlowRoad, plain_requests, compiled)
