@@ -29,7 +29,16 @@ if TYPE_CHECKING:
         SendTimeout,
     )
     from gantrymq.client.producer import Producer
-    from gantrymq.message import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+    from gantrymq.client.transactions import TransactionalProducer
+    from gantrymq.message import (
+        Message,
+        MessageQueue,
+        Outcome,
+        ReceivedMessage,
+        SendResult,
+        SendStatus,
+        TransactionResult,
+    )
 
 _HOMES = {
     "__version__": "gantrymq._version",
@@ -37,6 +46,7 @@ _HOMES = {
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
     "Producer": "gantrymq.client.producer",
+    "TransactionalProducer": "gantrymq.client.transactions",
     "BadAnswer": "gantrymq.client.errors",
     "BodyError": "gantrymq.client.errors",
     "BrokerError": "gantrymq.client.errors",
@@ -52,9 +62,11 @@ _HOMES = {
     "SendTimeout": "gantrymq.client.errors",
     "Message": "gantrymq.message",
     "MessageQueue": "gantrymq.message",
+    "Outcome": "gantrymq.message",
     "ReceivedMessage": "gantrymq.message",
     "SendResult": "gantrymq.message",
     "SendStatus": "gantrymq.message",
+    "TransactionResult": "gantrymq.message",
 }
 
 __all__ = [
@@ -74,11 +86,14 @@ __all__ = [
     "Message",
     "MessageQueue",
     "NoRoute",
+    "Outcome",
     "Producer",
     "ReceivedMessage",
     "SendResult",
     "SendStatus",
     "SendTimeout",
+    "TransactionResult",
+    "TransactionalProducer",
     "__version__",
     "connect",
 ]

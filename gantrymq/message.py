@@ -18,9 +18,11 @@ __all__ = [
     "Delivery",
     "Message",
     "MessageQueue",
+    "Outcome",
     "ReceivedMessage",
     "SendResult",
     "SendStatus",
+    "TransactionResult",
 ]
 
 
@@ -62,6 +64,31 @@ class SendResult:
     offset_message_id: str
     queue: MessageQueue
     queue_offset: int
+
+
+class Outcome(Enum):
+    """What became of a transaction. UNKNOWN: nobody can tell yet; the broker asks later, some times."""
+
+    UNKNOWN = 0
+    COMMIT = 8
+    ROLLBACK = 12
+
+
+@attrs.frozen
+class TransactionResult:
+    """How a transactional send ended: what the broker said of the half message, and the ``outcome`` that it was told.
+
+    ``error`` is what the local branch raised; the outcome is UNKNOWN then.
+    """
+
+    sent: SendResult
+    outcome: Outcome
+    error: Exception | None = None
+
+    @property
+    def transaction_id(self) -> str:
+        """The transaction's id, which is the message's."""
+        return self.sent.message_id
 
 
 class Delivery(Protocol):

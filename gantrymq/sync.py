@@ -7,27 +7,47 @@ does. Errors are those of ``gantrymq.client``. Any thread may call; a consumer i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import start_blocking_portal
 
-from gantrymq.client import admin, client, consumer, producer
+from gantrymq.client import admin, client, consumer, producer, transactions
 from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.lookup import FOREVER
+from gantrymq.client.loop import Loop
 from gantrymq.client.options import Start
-from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, QueueChoice
-from gantrymq.message import DeliveredRecord, Delivery, Message, MessageQueue, SendResult
+from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
+from gantrymq.client.sender import QueueChoice
+from gantrymq.client.transactions import CHECKS_AT_ONCE
+from gantrymq.message import (
+    DeliveredRecord,
+    Delivery,
+    Message,
+    MessageQueue,
+    Outcome,
+    SendResult,
+    SendStatus,
+    TransactionResult,
+)
 from gantrymq.remoting.bodies import ClusterInfo, TopicRouteData
+from gantrymq.remoting.logs import LibraryLog
 
 T = TypeVar("T")
 
-__all__ = ["Admin", "Client", "Consumer", "Producer", "ReceivedMessage", "connect"]
+log = LibraryLog()
+
+__all__ = ["Admin", "Client", "Consumer", "Producer", "ReceivedMessage", "TransactionalProducer", "connect"]
+
+Local = Callable[[Message, str], Outcome]
+"""The local branch of a transaction: given the message and the transaction's id, tells what became of the work."""
+Check = Callable[[DeliveredRecord], Outcome]
+"""Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
 
 
 class ReceivedMessage(DeliveredRecord):
@@ -45,31 +65,11 @@ class ReceivedMessage(DeliveredRecord):
         delivery.give_back_and_wait(self, delay_level)
 
 
-class _Loop:
-    """The way into the event loop, shut when ``what`` ends."""
-
-    def __init__(self, portal: BlockingPortal, what: str) -> None:
-        self.portal = portal
-        self._what = what
-        self._closed = False
-
-    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        self.ensure_open()
-        return self.portal.call(function, *args)
-
-    def ensure_open(self) -> None:
-        if self._closed:
-            raise ClientClosed(f"the {self._what} is closed: its `with` block has ended")
-
-    def close(self) -> None:
-        self._closed = True
-
-
 class _DeliveryAcrossThreads:
     # The event loop's own objects must not be touched from here: what is done is handed over at the next call.
     __slots__ = ("_done", "_inner", "_loop")
 
-    def __init__(self, inner: Delivery, done: deque[tuple[Delivery, int]], loop: _Loop) -> None:
+    def __init__(self, inner: Delivery, done: deque[tuple[Delivery, int]], loop: Loop) -> None:
         self._inner = inner
         self._done = done
         self._loop = loop
@@ -92,7 +92,7 @@ class _DeliveryAcrossThreads:
 class Producer:
     """:class:`gantrymq.Producer` with blocking calls."""
 
-    def __init__(self, loop: _Loop, inner: producer.Producer) -> None:
+    def __init__(self, loop: Loop, inner: producer.Producer) -> None:
         self._loop = loop
         self._inner = inner
 
@@ -136,13 +136,49 @@ class Producer:
         return self._loop.call(self._inner.queues, topic)
 
 
+class TransactionalProducer:
+    """:class:`gantrymq.TransactionalProducer` with blocking calls."""
+
+    def __init__(self, loop: Loop, inner: transactions.TransactionalProducer, local: Local | None) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._local = local
+
+    def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        local: Local | None = None,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float | None = None,
+    ) -> TransactionResult:
+        """As :meth:`gantrymq.TransactionalProducer.send`; the local branch runs in the thread that calls."""
+        branch = transactions.choose_branch(local, self._local)
+        given = as_message(message, body, tags, keys, properties)
+        half = self._loop.call(partial(self._inner.send_half, queue=queue, timeout=timeout), given)
+        outcome: Outcome = Outcome.ROLLBACK
+        error: Exception | None = None
+        if half.status is SendStatus.OK:
+            try:
+                outcome = transactions.checked_outcome(branch(given, half.message_id))
+            except Exception as failure:
+                outcome, error = Outcome.UNKNOWN, failure
+                log.exception("transaction_branch_failed", group=self._inner.group, transaction=half.message_id)
+        self._loop.call(self._inner.end, half, outcome, error)
+        return TransactionResult(half, outcome, error)
+
+
 class Consumer:
     """:class:`gantrymq.Consumer` as a plain iterator.
 
     Acknowledgements take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
     """
 
-    def __init__(self, loop: _Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:
+    def __init__(self, loop: Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:
         self._loop = loop
         self._inner = inner
         self._current: deque[ReceivedMessage] = deque()
@@ -209,7 +245,7 @@ class Consumer:
 class Admin:
     """:class:`gantrymq.client.admin.Admin` with blocking calls."""
 
-    def __init__(self, loop: _Loop, inner: admin.Admin) -> None:
+    def __init__(self, loop: Loop, inner: admin.Admin) -> None:
         self._loop = loop
         self._inner = inner
 
@@ -271,7 +307,7 @@ class Admin:
 class Client:
     """:class:`gantrymq.Client` with blocking calls."""
 
-    def __init__(self, loop: _Loop, inner: client.Client) -> None:
+    def __init__(self, loop: Loop, inner: client.Client) -> None:
         self._loop = loop
         self._inner = inner
         self.admin = Admin(loop, inner.admin)
@@ -292,10 +328,38 @@ class Client:
         """As :meth:`gantrymq.Client.producer`."""
         self._loop.ensure_open()
         opened = self._inner.producer(group, timeout=timeout, retries=retries)
-        loop = _Loop(self._loop.portal, f"producer of group {group}")
+        loop = Loop(self._loop.portal, f"producer of group {group}")
         with self._loop.portal.wrap_async_context_manager(opened) as inner:
             try:
                 yield Producer(loop, inner)
+            finally:
+                loop.close()
+
+    @contextmanager
+    def transactional_producer(
+        self,
+        group: str,
+        *,
+        check: Check,
+        local: Local | None = None,
+        topics: Iterable[str] = (),
+        timeout: float = SEND_TIMEOUT_SECONDS,
+        retries: int = SEND_RETRIES,
+        checks_at_once: int = CHECKS_AT_ONCE,
+    ) -> Iterator[TransactionalProducer]:
+        """As :meth:`gantrymq.Client.transactional_producer`.
+
+        ``local`` runs in the thread that sends, ``check`` in threads of its own: what it uses must allow that.
+        """
+        self._loop.ensure_open()
+        opened = self._inner.transactional_producer(
+            group, check=transactions.in_thread(check, checks_at_once), topics=topics, timeout=timeout,
+            retries=retries, checks_at_once=checks_at_once,
+        )  # fmt: skip
+        loop = Loop(self._loop.portal, f"producer of group {group}")
+        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+            try:
+                yield TransactionalProducer(loop, inner, local)
             finally:
                 loop.close()
 
@@ -304,7 +368,7 @@ class Client:
         """As :meth:`gantrymq.Client.consumer`."""
         self._loop.ensure_open()
         opened = self._inner.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start)
-        loop = _Loop(self._loop.portal, f"consumer of group {group}")
+        loop = Loop(self._loop.portal, f"consumer of group {group}")
         with self._loop.portal.wrap_async_context_manager(opened) as inner:
             consumer = Consumer(loop, inner)
             try:
@@ -317,7 +381,7 @@ class Client:
 def connect(nameservers: str | Sequence[str], *, backend: Literal["asyncio", "trio"] = "asyncio") -> Iterator[Client]:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
     with start_blocking_portal(backend) as portal:
-        loop = _Loop(portal, "client")
+        loop = Loop(portal, "client")
         with portal.wrap_async_context_manager(client.connect(nameservers)) as inner:
             try:
                 yield Client(loop, inner)

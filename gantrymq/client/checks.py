@@ -6,6 +6,8 @@ The rules are RocketMQ 4.9.7's (``Validators``, ``TopicValidator``); a broker wo
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from gantrymq.client.errors import InvalidMessage, InvalidName
@@ -72,9 +74,14 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
             raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
 
 
-def encode_message_properties(message: Message, unique_key: str) -> str:
-    """The text form of a checked message's properties; :class:`InvalidMessage` for what that form cannot hold."""
-    pairs = dict(message.properties)
+def encode_message_properties(
+    message: Message, unique_key: str, added: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The text form of a checked message's properties and of those ``added`` for it.
+
+    :class:`InvalidMessage` for what that form cannot hold.
+    """
+    pairs = {**message.properties, **added}
     if message.keys:
         pairs[properties.KEYS] = " ".join(message.keys)
     if message.tags is not None:

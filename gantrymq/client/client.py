@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -13,6 +13,14 @@ from gantrymq.client.consumer import Consumer, open_consumer
 from gantrymq.client.nameservers import parse_nameservers
 from gantrymq.client.options import ConsumerOptions, R, Start
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
+from gantrymq.client.sender import Sender
+from gantrymq.client.transactions import (
+    CHECKS_AT_ONCE,
+    Check,
+    Local,
+    TransactionalProducer,
+    open_transactional_producer,
+)
 from gantrymq.message import ReceivedMessage
 from gantrymq.remoting.tasks import background_tasks
 
@@ -44,6 +52,31 @@ class Client:
         ``timeout`` (seconds) is the bound of one send with all its ``retries``. Raises :class:`InvalidName`.
         """
         async with open_producer(self._cluster, group, timeout=timeout, retries=retries) as producer:
+            yield producer
+
+    @asynccontextmanager
+    async def transactional_producer(
+        self,
+        group: str,
+        *,
+        check: Check,
+        local: Local | None = None,
+        topics: Iterable[str] = (),
+        timeout: float = SEND_TIMEOUT_SECONDS,
+        retries: int = SEND_RETRIES,
+        checks_at_once: int = CHECKS_AT_ONCE,
+    ) -> AsyncIterator[TransactionalProducer]:
+        """A producer of messages that consumers see only when the local branch of their transaction succeeded.
+
+        ``local`` is the branch of sends that give none of their own. ``check`` is called with the half message when a
+        broker asks what became of it: after a producer died, or with an UNKNOWN outcome; ``checks_at_once`` may run
+        together, and 2,000 wait. Both are functions or coroutine functions that return an :class:`Outcome`. ``topics``
+        names brokers that may ask before anything was sent. Raises :class:`InvalidName`, and :class:`GantryError` when
+        this client already has a transactional producer of that group.
+        """
+        sender = Sender(self._cluster, group, timeout, retries)
+        opened = open_transactional_producer(self._cluster, sender, local, check, topics, checks_at_once)
+        async with opened as producer:
             yield producer
 
     @asynccontextmanager

@@ -15,12 +15,17 @@ from gantrymq.client.errors import ClientClosed, ConnectError, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.routes import MASTER_ID, Routes
+from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.properties import PGROUP
+from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.transaction_headers import CheckTransactionHeader
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
@@ -40,6 +45,13 @@ class Member(Protocol):
         """The group or the routes changed: share out the queues again."""
 
 
+class Transactional(Protocol):
+    """A transactional producer, as the cluster sees it."""
+
+    def take_check(self, address: str, header: CheckTransactionHeader, record: DeliveredRecord) -> None:
+        """A broker asks what became of a half message. Returns at once."""
+
+
 class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
@@ -53,6 +65,7 @@ class Cluster:
         self.closed = False
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
+        self._transactional: dict[str, Transactional] = {}
 
     async def start(self) -> None:
         """Reach a nameserver and begin the timed work. Raises :class:`ConnectFailed`."""
@@ -86,6 +99,21 @@ class Cluster:
         if not self._producers[group]:
             del self._producers[group]
             await self._unregister(UnregisterClientHeader(client_id=self.client_id, producer_group=group))
+
+    def join_as_transactional(self, group: str, producer: Transactional) -> None:
+        """As :meth:`join_as_producer`, and what brokers ask the group goes to ``producer``.
+
+        Raises :class:`GantryError` when ``group`` has one here.
+        """
+        if group in self._transactional:
+            raise GantryError(f"this client already has a transactional producer of group {group}: share it")
+        self._transactional[group] = producer
+        self.join_as_producer(group)
+
+    async def leave_as_transactional(self, group: str) -> None:
+        """The opposite."""
+        del self._transactional[group]
+        await self.leave_as_producer(group)
 
     def join_as_consumer(self, group: str, member: Member) -> None:
         """Name ``member`` in the heartbeats from now on. Raises :class:`GantryError` when ``group`` has one here."""
@@ -158,7 +186,10 @@ class Cluster:
         for member in self._consumers.values():
             member.rebalance_soon()
 
-    def _take_request(self, request: Command) -> Command | None:
+    def _take_request(self, address: str, request: Command) -> Command | None:
+        if request.code == RequestCode.CHECK_TRANSACTION_STATE:
+            self._take_check(address, request)
+            return None
         if request.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             return request.answer(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
@@ -167,3 +198,19 @@ class Cluster:
         if member is not None:
             member.rebalance_soon()
         return request.answer(ResponseCode.SUCCESS)
+
+    def _take_check(self, address: str, request: Command) -> None:
+        try:
+            header = read_header(CheckTransactionHeader, request.ext)
+            # the outcome depends on the id, not on the body, whose CRC a broker need not set when it asks
+            records = decode_records(request.body, DeliveredRecord, check_crc=False)
+        except (RemoteFault, FatalRemoteFault) as error:
+            log.warning("transaction_check_unreadable", broker=address, reason=str(error))
+            return
+        for record in records:
+            group = record.properties.get(PGROUP, "")
+            producer = self._transactional.get(group)
+            if producer is None:
+                log.warning("transaction_check_unknown_group", broker=address, group=group)
+            else:
+                producer.take_check(address, header, record)

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gantrymq.client.errors import BadAnswer, BrokerError, ClientClosed
-from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel, Handler
+from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
@@ -18,14 +18,17 @@ from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 Greeting = Callable[[Channel], Awaitable[None]]
 """Called with each new connection before anybody else uses it."""
 
+RequestTaker = Callable[[str, Command], Command | None]
+"""Answers a request of the peer at an address, if it wants an answer."""
+
 
 class Connections:
     """All connections of one client. They live in ``tasks`` and end with :meth:`aclose`, not when it is cancelled:
     a consumer that is cancelled still has to commit what it has done."""
 
-    def __init__(self, tasks: TaskGroup, handler: Handler) -> None:
+    def __init__(self, tasks: TaskGroup, take_request: RequestTaker) -> None:
         self._tasks = tasks
-        self._handler = handler
+        self._take_request = take_request
         self._channels: dict[str, Channel] = {}
         self._started: list[Channel] = []
         self._opening: dict[str, anyio.Lock] = {}
@@ -47,7 +50,7 @@ class Connections:
                 return channel
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
-            channel = Channel(address, self._handler)
+            channel = Channel(address, partial(self._take_request, address))
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
             await self._tasks.start(partial(channel.run, shield=True))

@@ -8,7 +8,8 @@ from __future__ import annotations
 import struct
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -21,7 +22,9 @@ from gantrymq.message import Message, MessageQueue, SendResult, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import SendMessageResponse, read_header
+from gantrymq.remoting.properties import PGROUP, TRAN_MSG
 from gantrymq.remoting.records import COMPRESSED
+from gantrymq.remoting.transaction_headers import TransactionState
 
 COMPRESS_FROM_BYTES: Final = 4096
 COMPRESS_LEVEL: Final = 5
@@ -81,12 +84,17 @@ class Outgoing:
         ]
 
 
-async def prepare(message: Message, new_key: Callable[[], str]) -> Outgoing:
-    """The request for one message, its body compressed from 4 KiB on where that makes it smaller."""
+async def prepare(
+    message: Message, new_key: Callable[[], str], added: Mapping[str, str] = MappingProxyType({})
+) -> Outgoing:
+    """The request for one message, its body compressed from 4 KiB on where that makes it smaller.
+
+    ``added`` are properties that a user may not give.
+    """
     check_message(message)
     key = new_key()
     body = bytes(message.body)
-    outgoing = Outgoing(message.topic, body, [key], properties=encode_message_properties(message, key))
+    outgoing = Outgoing(message.topic, body, [key], properties=encode_message_properties(message, key, added))
     outgoing.flag = message.flag
     if len(body) >= COMPRESS_FROM_BYTES:
         if len(body) < _COMPRESS_IN_THREAD_BYTES:
@@ -96,6 +104,13 @@ async def prepare(message: Message, new_key: Callable[[], str]) -> Outgoing:
         if len(packed) < len(body):
             outgoing.body = packed
             outgoing.sys_flag = COMPRESSED
+    return outgoing
+
+
+async def prepare_half(message: Message, group: str, new_key: Callable[[], str]) -> Outgoing:
+    """The request for a message that no consumer sees until a producer of ``group`` has committed it."""
+    outgoing = await prepare(message, new_key, {TRAN_MSG: "true", PGROUP: group})
+    outgoing.sys_flag |= TransactionState.PREPARED
     return outgoing
 
 

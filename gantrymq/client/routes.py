@@ -102,6 +102,11 @@ class Routes:
             self._set(topic, route)
         return route
 
+    async def learn(self, topic: str) -> None:
+        """Know the route of ``topic``, so that its brokers hear from this client; nothing if there is none."""
+        if topic not in self._routes:
+            await self._ask(topic)
+
     def known_publish_queues(self, topic: str) -> Sequence[MessageQueue] | None:
         """The queues to send to, if they are known and there are any."""
         return self._publish_queues.get(topic) or None

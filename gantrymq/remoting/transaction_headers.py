@@ -22,7 +22,8 @@ class TransactionState(IntEnum):
 
 class EndTransactionHeader(Header, kw_only=True):
     """END_TRANSACTION (37): what became of a half message. The first offset is its place in the queue of half messages,
-    the second one its place in the log; ``commit_or_rollback`` is a :class:`TransactionState`."""
+    the second one its place in the log; ``commit_or_rollback`` is a :class:`TransactionState`. 5.x asks for the right
+    to write to ``topic``."""
 
     producer_group: str
     tran_state_table_offset: Int64
@@ -31,6 +32,7 @@ class EndTransactionHeader(Header, kw_only=True):
     from_transaction_check: bool = False
     msg_id: str
     transaction_id: str | None = None
+    topic: str | None = None
 
 
 class CheckTransactionHeader(Header, kw_only=True):

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from gantrymq.remoting.bodies import BrokerData, ClusterInfo, ConsumerList, HeartbeatData, QueueData, TopicList
 from gantrymq.remoting.bodies import TopicRouteData as Route
@@ -192,6 +192,21 @@ class FakeBroker(Fake):
     def on_update_and_create_topic(self, request: Command) -> Command:
         return request.answer(0)
 
+    def on_end_transaction(self, request: Command) -> None:
+        self.stir()
+
+    async def ask(self, group: str, key: str, *, offset: int = 7, body: bytes = b"half") -> None:
+        """Ask every client what became of the half message with this unique key, at this log offset."""
+        properties = f"UNIQ_KEY\x01{key}\x02PGROUP\x01{group}\x02TRAN_MSG\x01true\x02REAL_TOPIC\x01T\x02"
+        self.store("T", 99, body, properties)
+        record = self.queues["T", 99].pop()
+        await self.ask_with(record, {"tranStateTableOffset": "3", "commitLogOffset": str(offset), "msgId": key})
+
+    async def ask_with(self, body: bytes, ext: dict[str, str]) -> None:
+        """Send CHECK_TRANSACTION_STATE to every client as it stands."""
+        for connection in self.connections:
+            await connection.write(Command(RequestCode.CHECK_TRANSACTION_STATE, ext, body, flag=2))
+
     async def notify(self, group: str) -> None:
         """Tell every client that the members of ``group`` changed."""
         for connection in self.connections:
@@ -243,6 +258,7 @@ class FakeCluster:
         self.brokers = brokers
         self.broker = brokers[0]
         self.address = nameserver.address
+        self.portal: BlockingPortal | None = None
 
 
 @asynccontextmanager
@@ -268,6 +284,7 @@ def fake_cluster() -> Callable[..., Any]:
 def fake_in_thread() -> Iterator[FakeCluster]:
     """A fake cluster with one broker and two queues of topic T, for tests that block."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(run_fake_cluster(T=2)) as cluster:
+        cluster.portal = portal
         yield cluster
 
 

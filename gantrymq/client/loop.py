@@ -1,0 +1,35 @@
+"""How threads without a loop of their own get work done in the event loop of a blocking client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from anyio.from_thread import BlockingPortal
+
+from gantrymq.client.errors import ClientClosed
+
+T = TypeVar("T")
+
+
+class Loop:
+    """The way into the event loop, shut when ``what`` ends."""
+
+    def __init__(self, portal: BlockingPortal, what: str) -> None:
+        self.portal = portal
+        self._what = what
+        self._closed = False
+
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """The result of ``function``, which runs in the loop while this thread waits; :class:`ClientClosed`."""
+        self.ensure_open()
+        return self.portal.call(function, *args)
+
+    def ensure_open(self) -> None:
+        """Raise :class:`ClientClosed` after :meth:`close`."""
+        if self._closed:
+            raise ClientClosed(f"the {self._what} is closed: its `with` block has ended")
+
+    def close(self) -> None:
+        """Let no call in any more."""
+        self._closed = True

@@ -1,0 +1,117 @@
+"""Bring prepared requests to brokers: choose a queue, send, and on some failures send again through another broker.
+
+Source of the rules: RocketMQ 4.9.7 ``DefaultMQProducerImpl.sendDefaultImpl``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.errors import BrokerError, ConnectError, NoRoute, SendTimeout
+from gantrymq.client.outgoing import Outgoing
+from gantrymq.message import MessageQueue, SendResult
+from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.logs import LibraryLog
+
+RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
+"""Answers after which another broker is asked: SYSTEM_ERROR, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
+NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
+
+QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
+"""A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
+
+log = LibraryLog()
+
+
+class Sender:
+    """Sends for the producers of ``group``; ``timeout`` (seconds) bounds one send with all its ``retries``."""
+
+    def __init__(self, cluster: Cluster, group: str, timeout: float, retries: int) -> None:
+        self.group = group
+        self._cluster = cluster
+        self._timeout = timeout
+        self._attempts = 1 + retries
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> list[SendResult]:
+        """Send ``outgoing`` to the chosen queue, or to the next one with retries; a result for each message.
+
+        Raises :class:`NoRoute`, :class:`SendTimeout`, and after the last attempt its :class:`BrokerError` or
+        :class:`ConnectError`.
+        """
+        limit = self._timeout if timeout is None else timeout
+        deadline = anyio.current_time() + limit
+        queues = self._cluster.routes.known_publish_queues(outgoing.topic)
+        if queues is None:
+            try:
+                with anyio.fail_after(limit):
+                    queues = await self.queues(outgoing.topic)
+            except TimeoutError:
+                raise SendTimeout(f"no nameserver told the route of {outgoing.topic} within {limit:g} s") from None
+        failure: Exception | None = None
+        target: MessageQueue | None = None
+        for _ in range(self._attempts if choice is None else 1):
+            target = self._next_queue(outgoing.topic, queues, target) if choice is None else _pick(choice, queues)
+            try:
+                channel = await self._channel(target, deadline)
+                answer = await channel.call(outgoing.command(self.group, target), deadline - anyio.current_time())
+                return outgoing.results(target, answer, channel.address)
+            except BrokerError as error:
+                failure = error
+                if error.code not in RETRIED_CODES:
+                    raise
+            except (ConnectError, NoRoute, TimeoutError) as error:
+                failure = error
+            if anyio.current_time() >= deadline:
+                raise SendTimeout(
+                    f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
+                    f"it may be stored all the same ({failure or 'no connection came about'})"
+                ) from failure
+            log.warning("send_failed", topic=outgoing.topic, broker=target.broker_name, reason=str(failure))
+        assert failure is not None  # each turn of the loop returns, raises or fails
+        raise failure
+
+    async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
+        """Send ``outgoing`` once; nobody tells whether it has arrived."""
+        queues = await self.queues(outgoing.topic)
+        target = self._next_queue(outgoing.topic, queues, None) if choice is None else _pick(choice, queues)
+        channel = await self._cluster.broker(self._cluster.routes.master(target))
+        await channel.send_oneway(outgoing.command(self.group, target))
+
+    async def _channel(self, queue: MessageQueue, deadline: float) -> Channel:
+        address = self._cluster.routes.master(queue)
+        channel = self._cluster.connections.open_one(address)
+        if channel is None:
+            with anyio.fail_after(deadline - anyio.current_time()):
+                channel = await self._cluster.broker(address)
+        return channel
+
+    async def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The queues that messages of ``topic`` can go to; :class:`NoRoute` when there is none."""
+        queues = await self._cluster.routes.publish_queues(topic)
+        if not queues:
+            raise NoRoute(f"topic {topic} has no writable queue: no master that has it is up, or it is read-only")
+        return queues
+
+    def _next_queue(self, topic: str, queues: Sequence[MessageQueue], last: MessageQueue | None) -> MessageQueue:
+        turns = self._turns.get(topic)
+        if turns is None:
+            # not all producers begin with the same queue
+            turns = self._turns[topic] = itertools.count(secrets.randbelow(len(queues)))
+        queue = queues[next(turns) % len(queues)]
+        if last is not None:
+            for _ in queues:
+                if queue.broker_name != last.broker_name:
+                    break
+                queue = queues[next(turns) % len(queues)]
+        return queue
+
+
+def _pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
+    return choice if isinstance(choice, MessageQueue) else choice(queues)

@@ -1,0 +1,245 @@
+"""Send messages that only count once a piece of work of the producer's own has succeeded.
+
+A half message is stored first, where no consumer sees it; then the local branch runs, and its outcome makes the message
+visible or drops it. Who never tells an outcome is asked by the broker. Source: RocketMQ 4.9.7
+``DefaultMQProducerImpl`` (``sendMessageInTransaction``, ``endTransaction``, ``checkTransactionState``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from traceback import format_exception_only
+from typing import Final, TypeVar
+
+import anyio
+import attrs
+
+from gantrymq.client.checks import check_group
+from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
+from gantrymq.client.errors import BadAnswer, ClientClosed, GantryError, InvalidMessage
+from gantrymq.client.outgoing import prepare_half
+from gantrymq.client.producer import as_message
+from gantrymq.client.routes import DEFAULT_TOPIC
+from gantrymq.client.sender import QueueChoice, Sender
+from gantrymq.message import DeliveredRecord, Message, Outcome, SendResult, SendStatus, TransactionResult
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader
+
+CHECKS_AT_ONCE: Final = 4
+"""Questions of brokers that one producer answers at the same time."""
+CHECKS_WAITING_MAX: Final = 2000
+"""Questions that may wait for their turn (``checkRequestHoldMax``); more are dropped, and the broker asks again."""
+REMARK_MAX_CHARACTERS: Final = 1000
+"""What the broker is told of an error."""
+
+_OFFSET_DIGITS: Final = 16
+
+Local = Callable[[Message, str], Outcome | Awaitable[Outcome]]
+"""The local branch: given the message and the transaction's id, does the work and tells what became of it."""
+Check = Callable[[DeliveredRecord], Outcome | Awaitable[Outcome]]
+"""Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
+
+B = TypeVar("B")
+T = TypeVar("T")
+
+log = LibraryLog()
+
+
+@attrs.frozen
+class _Question:
+    address: str
+    header: CheckTransactionHeader
+    record: DeliveredRecord
+
+
+class TransactionalProducer:
+    """Sends messages in transactions as a member of ``group``, and answers the brokers that ask about them."""
+
+    def __init__(self, cluster: Cluster, sender: Sender, local: Local | None, check: Check) -> None:
+        self.group = sender.group
+        self._cluster = cluster
+        self._sender = sender
+        self._local = local
+        self._check = check
+        self._ask, self._asked = anyio.create_memory_object_stream[_Question](CHECKS_WAITING_MAX)
+        self._closed = False
+
+    async def send(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        local: Local | None = None,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float | None = None,
+    ) -> TransactionResult:
+        """Store a half message, run the local branch (``local``, else the producer's), and tell the broker its outcome.
+
+        The branch runs only when the broker has stored the half message as safely as it promises; with any other
+        status the transaction is rolled back. What the branch raises is logged and makes the outcome UNKNOWN: the
+        broker asks ``check`` later. Errors of the sending itself are those of :meth:`gantrymq.Producer.send`.
+        """
+        branch = choose_branch(local, self._local)
+        given = as_message(message, body, tags, keys, properties)
+        half = await self.send_half(given, queue=queue, timeout=timeout)
+        outcome: Outcome = Outcome.ROLLBACK
+        error: Exception | None = None
+        if half.status is SendStatus.OK:
+            outcome, error = await self._run(
+                "transaction_branch_failed", half.message_id, branch, given, half.message_id
+            )
+        await self.end(half, outcome, error)
+        return TransactionResult(half, outcome, error)
+
+    async def send_half(
+        self, message: Message, *, queue: QueueChoice | None = None, timeout: float | None = None
+    ) -> SendResult:
+        """The first step alone: store ``message`` where no consumer sees it. :meth:`end` is the last step.
+
+        For who runs the branch elsewhere; it must not run unless the result's status is OK. Errors as in :meth:`send`.
+        """
+        self._ensure_open()
+        outgoing = await prepare_half(message, self.group, self._cluster.unique_keys.next)
+        return (await self._sender.deliver(outgoing, queue, timeout))[0]
+
+    async def end(self, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
+        """Tell the broker that stored ``half`` its ``outcome``; no answer is waited for.
+
+        Raises nothing when the broker cannot be reached: it asks for the outcome when it has waited long enough.
+        """
+        self._ensure_open()
+        try:
+            header = EndTransactionHeader(
+                producer_group=self.group, tran_state_table_offset=half.queue_offset,
+                commit_log_offset=_log_offset(half), commit_or_rollback=outcome.value, msg_id=half.message_id,
+                transaction_id=half.message_id, topic=half.queue.topic,
+            )  # fmt: skip
+            await self._tell(self._cluster.routes.master(half.queue), header, error)
+        except GantryError as failure:
+            log.warning("transaction_end_failed", group=self.group, transaction=half.message_id, reason=str(failure))
+
+    def take_check(self, address: str, header: CheckTransactionHeader, record: DeliveredRecord) -> None:
+        """Take the question of the broker at ``address`` about a half message; a task of the producer's answers it."""
+        try:
+            self._ask.send_nowait(_Question(address, header, record))
+        except anyio.WouldBlock:
+            log.warning("transaction_check_dropped", group=self.group, broker=address, waiting=CHECKS_WAITING_MAX)
+
+    async def answer_checks(self) -> None:
+        """Answer the questions one after the other, until cancelled."""
+        while True:
+            await self._answer(await self._asked.receive())
+
+    def close(self) -> None:
+        """From now on every use raises :class:`ClientClosed`."""
+        self._closed = True
+        self._ask.close()
+        self._asked.close()
+
+    def _ensure_open(self) -> None:
+        self._cluster.ensure_open()
+        if self._closed:
+            raise ClientClosed(f"the producer of group {self.group} is closed: its `async with` block has ended")
+
+    async def _answer(self, question: _Question) -> None:
+        record, asked = question.record, question.header
+        outcome, error = await self._run("transaction_check_failed", record.message_id, self._check, record)
+        header = EndTransactionHeader(
+            producer_group=self.group, tran_state_table_offset=asked.tran_state_table_offset,
+            commit_log_offset=asked.commit_log_offset, commit_or_rollback=outcome.value, from_transaction_check=True,
+            msg_id=record.message_id, transaction_id=asked.transaction_id, topic=record.topic,
+        )  # fmt: skip
+        try:
+            await self._tell(question.address, header, error)
+        except GantryError as failure:
+            log.warning("transaction_end_failed", group=self.group, transaction=record.message_id, reason=str(failure))
+
+    async def _run(
+        self, failed: str, transaction: str, work: Callable[..., Outcome | Awaitable[Outcome]], *arguments: object
+    ) -> tuple[Outcome, Exception | None]:
+        # What users' code does is no reason for this side to fail: the broker asks again.
+        try:
+            outcome = work(*arguments)
+            if isawaitable(outcome):
+                outcome = await outcome
+            return checked_outcome(outcome), None
+        except Exception as error:
+            log.exception(failed, group=self.group, transaction=transaction)
+            return Outcome.UNKNOWN, error
+
+    async def _tell(self, address: str, header: EndTransactionHeader, error: Exception | None) -> None:
+        remark = None if error is None else "".join(format_exception_only(error)).strip()[:REMARK_MAX_CHARACTERS]
+        channel = await self._cluster.broker(address)
+        await channel.send_oneway(Command(RequestCode.END_TRANSACTION, header.to_ext(), remark=remark))
+
+
+@asynccontextmanager
+async def open_transactional_producer(
+    cluster: Cluster, sender: Sender, local: Local | None, check: Check, topics: Iterable[str], checks_at_once: int
+) -> AsyncIterator[TransactionalProducer]:
+    """A :class:`TransactionalProducer` that brokers can ask, for the length of the block.
+
+    The brokers of ``topics``, and those that create topics, are told of it at once: they may have questions that an
+    earlier member of the group has left open.
+    """
+    cluster.ensure_open()
+    check_group(sender.group)
+    producer = TransactionalProducer(cluster, sender, local, check)
+    try:
+        cluster.join_as_transactional(sender.group, producer)
+        try:
+            # who answers ends before the brokers are told that nobody does
+            async with background_tasks() as answering:
+                for _ in range(checks_at_once):
+                    answering.start_soon(producer.answer_checks)
+                for topic in (*topics, DEFAULT_TOPIC):
+                    await cluster.routes.learn(topic)
+                await cluster.heartbeat()
+                yield producer
+        finally:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                await cluster.leave_as_transactional(sender.group)
+    finally:
+        producer.close()
+
+
+def in_thread(work: Callable[[T], Outcome], at_once: int) -> Callable[[T], Awaitable[Outcome]]:
+    """``work`` for who may block: called in a thread, ``at_once`` of them together, while the event loop goes on."""
+    limiter: anyio.CapacityLimiter | None = None
+
+    async def call(argument: T) -> Outcome:
+        nonlocal limiter
+        limiter = limiter or anyio.CapacityLimiter(at_once)
+        return await anyio.to_thread.run_sync(work, argument, limiter=limiter)
+
+    return call
+
+
+def choose_branch(own: B | None, common: B | None) -> B:
+    """The local branch of a send: its ``own``, else the ``common`` one; :class:`InvalidMessage` without either."""
+    branch = own or common
+    if branch is None:
+        raise InvalidMessage("a transaction needs a local branch: give `local` here or to transactional_producer")
+    return branch
+
+
+def checked_outcome(outcome: object) -> Outcome:
+    """What users' code returned, if it is an outcome; TypeError if not."""
+    if isinstance(outcome, Outcome):
+        return outcome
+    raise TypeError(f"the outcome of a transaction is an Outcome, not {outcome!r}")
+
+
+def _log_offset(half: SendResult) -> int:
+    try:
+        return int(half.offset_message_id[-_OFFSET_DIGITS:], 16)
+    except ValueError:
+        raise BadAnswer(half.queue.broker_name, f"{half.offset_message_id!r} is no id of a stored message") from None
