@@ -278,6 +278,7 @@ class Produce(SendProcessor):
 
     def __init__(self, twin: Any) -> None:
         self.twin = twin
+        self._broker = type("B", (), {"name": "b"})  # type: ignore[assignment]
         self._topics = self._groups = self  # type: ignore[assignment]
         self._reply_fields = {"MSG_REGION": 'region "é"', "TRACE_ON": "true"}
         self._cluster = b"CLUSTER\x01C"
@@ -293,7 +294,7 @@ class Produce(SendProcessor):
         return (
             None
             if kind is None
-            else type("T", (), {"read_queue_nums": 2, "write_queue_nums": 3, "topic_filter_type": kind})
+            else type("T", (), {"read_queue_nums": 2, "write_queue_nums": 3, "topic_filter_type": kind, "order": False})
         )
 
     def for_send(self, topic: str, default_topic: str, default_queues: int) -> Any:
