@@ -3,9 +3,9 @@
 Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, connections_changed.
 Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
 max_subscriptions, max_kept_bytes. Files: none.
-Services: ConsumerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager,
-DefaultConsumerIdsChangeListener, code 38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes
-34, 35, 38, 203, 204, 328, 345, and 40 towards clients.
+Services: ConsumerGroups, ProducerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager,
+ProducerManager, DefaultConsumerIdsChangeListener, code 38 of ConsumerManageProcessor and the connections of
+AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40 towards clients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import ConsumerGroups, GroupTable, Service, TopicTable
+from gantrymq.kernel.services import ConsumerGroups, GroupTable, ProducerGroups, Service, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
@@ -50,6 +50,7 @@ class ClientsPlugin:
         self._config = config.section(ClientsConfig)
         self._clients = Clients(broker.env, self._config)
         broker.services.provide(ConsumerGroups, self._clients)
+        broker.services.provide(ProducerGroups, self._clients)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:

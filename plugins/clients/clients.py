@@ -30,7 +30,7 @@ WISH_BYTES = 100
 
 
 class Clients:
-    """The service ``ConsumerGroups``. ``changed`` holds the names of groups whose members are still to be told."""
+    """The services ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members are to be told."""
 
     def __init__(self, env: Env, config: ClientsConfig) -> None:
         self.consumers = Roster(ConsumerGroup, config.max_groups)
@@ -74,6 +74,11 @@ class Clients:
     def groups_of(self, topic: str) -> list[str]:
         """The live groups that subscribe to ``topic``."""
         return [name for name, group in self.consumers.groups.items() if topic in group.subscriptions]
+
+    def producers_of(self, group: str) -> list[Member]:
+        """The members of the producer group."""
+        found = self.producers.groups.get(group)
+        return [] if found is None else list(found.members.values())
 
     def member(self, connection: Connection, client_id: str, language: str = "OTHER", version: int = 0) -> Member:
         """A client that was just heard of."""

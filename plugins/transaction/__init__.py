@@ -1,0 +1,132 @@
+"""Transactions: a half message is kept from consumers until its producer commits it, or never reaches them.
+
+Slot: transaction.
+Hooks: before_append, config_section, configure, dispatch, persist, register_processors, register_services,
+retention_floor, runtime_info, stopping.
+Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
+``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``reject``.
+Files: those of the strategy.
+Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and what is behind them: code
+37, and 39 towards producers.
+
+``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them. The strategy
+``half``: ``half``. ``docs/howto/transactions.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Trait
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.services import Service
+from gantrymq.plugins.transaction.check import CheckBack
+from gantrymq.plugins.transaction.config import TransactionConfig
+from gantrymq.plugins.transaction.endings import EndTransactions
+from gantrymq.plugins.transaction.prepare import half_rows, refuse_halves
+from gantrymq.plugins.transaction.strategies import STRATEGIES
+from gantrymq.plugins.transaction.strategy import Means, Strategy
+from gantrymq.remoting.codes import RequestCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class TransactionPlugin:
+    """Takes charge of the trait PREPARED, with the strategy that the configuration names."""
+
+    name = "transaction"
+    slot = "transaction"
+    _config: TransactionConfig  # these three from configure on
+    _means: Means
+    _strategy: Strategy
+
+    def __init__(self) -> None:
+        self._check: CheckBack | None = None
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.transaction]``."""
+        return "transaction", TransactionConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Make the strategy: it sees what the recovery dispatches."""
+
+        def append(batch: AppendBatch) -> None:
+            broker.append(batch)
+            broker.wake()
+
+        self._config = config.section(TransactionConfig)
+        self._means = Means(broker.env, broker.store, self._config, broker.services, append)
+        kind = STRATEGIES.get(self._config.strategy)
+        if kind is None:
+            raise StartError(f"plugin.transaction.strategy: there is no {self._config.strategy!r} in this version")
+        self._strategy = kind.make(self._means)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """37. The store is recovered: what is open can be known."""
+        self._refuse_strangers()
+        self._strategy.open()
+        processor = EndTransactions(broker.store, self._strategy, is_slave=broker.broker_id != 0)
+        return {RequestCode.END_TRANSACTION: processor}
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """The check-back; a slave asks nobody."""
+        if broker.broker_id != 0:
+            return []
+        self._check = CheckBack(self._strategy, self._config.check_interval)
+        return [Service("transaction", self._check.run)]
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        """Hand the half messages to the strategy."""
+        if batch.traits & Trait.PREPARED:
+            rows = half_rows(batch)
+            if rows and not refuse_halves(batch, rows, self._config, self._strategy.open_count):
+                self._strategy.prepare(batch, rows)
+            batch.traits &= ~Trait.PREPARED
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """What is committed, for strategies that build something from it."""
+        self._strategy.dispatch(batch)
+
+    @hookimpl
+    def stopping(self, broker: Broker) -> None:
+        """Ask nobody any more."""
+        if self._check is not None:
+            self._check.stop()
+
+    @hookimpl
+    def persist(self, broker: Broker) -> dict[str, bytes] | None:
+        """The strategy's files."""
+        return self._strategy.persist()
+
+    @hookimpl
+    def retention_floor(self, broker: Broker) -> int:
+        """Open transactions are needed, however full the disk is."""
+        return self._strategy.floor()
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """How many transactions are open, and who keeps them."""
+        return {
+            "openTransactions": str(self._strategy.open_count),
+            "transactionStrategy": self._config.strategy,
+        }
+
+    def _refuse_strangers(self) -> None:
+        """:class:`StartError` when another strategy's transactions are open in this store: nobody would end them."""
+        for name, kind in STRATEGIES.items():
+            if name != self._config.strategy and (count := kind.count_open(self._means)):
+                raise StartError(
+                    f"{count} transactions of the strategy {name!r} are open in {self._means.store.root}: start with "
+                    f"plugin.transaction.strategy = {name!r} until they have ended (runtime info: openTransactions), "
+                    f"then switch to {self._config.strategy!r}"
+                )

@@ -1,0 +1,99 @@
+"""Ask producers what became of their transactions: CHECK_TRANSACTION_STATE (39), and when it is time for it.
+
+Source: RocketMQ 4.9.7 ``TransactionalMessageCheckService``, ``AbstractTransactionalMessageCheckListener``,
+``ProducerManager.getAvailableChannel``.
+"""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.record import Record, encode
+from gantrymq.kernel.services import ProducerGroups
+from gantrymq.plugins.transaction.strategy import Strategy
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.transaction_headers import CheckTransactionHeader
+
+SLICE_S = 0.05
+"""A walk works in slices, and this long in between it sleeps."""
+TRIES = 4
+"""As many producers of a group are looked at for one that can take a question."""
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+class Questions:
+    """Finds the producer to be asked, and asks."""
+
+    def __init__(self, env: Env, producers: ProducerGroups) -> None:
+        self._env = env
+        self._producers = producers
+        self._opaque = 0
+
+    def find(self, group: str) -> Connection | None:
+        """The connection of a random live producer of the group; None when there is none that can take a question."""
+        members = self._producers.producers_of(group)
+        if not members:
+            return None
+        first = self._env.random_int(len(members))
+        for step in range(min(TRIES, len(members))):
+            connection = members[(first + step) % len(members)].connection
+            if not connection.closed and not connection.is_congested():
+                return connection
+        return None
+
+    def ask(self, connection: Connection, record: Record) -> None:
+        """Ask about the half message ``record``, which the producer gets as it was meant; no answer is awaited.
+
+        The record has its real topic and queue already; its queue offset and its offset are what an answer must name.
+        """
+        unique = find_property(record.properties, b"UNIQ_KEY")
+        name = None if unique is None else unique.decode("utf-8", "replace")
+        header = CheckTransactionHeader(
+            tran_state_table_offset=record.queue_offset,
+            commit_log_offset=record.offset,
+            msg_id=name,
+            transaction_id=name,
+            offset_msg_id=record.message_id,
+        )
+        self._opaque = self._opaque + 1 & 0x7FFFFFFF
+        connection.send(
+            Command(
+                RequestCode.CHECK_TRANSACTION_STATE,
+                header.to_ext(),
+                encode(record),
+                opaque=self._opaque,
+                flag=ONEWAY_FLAG,
+            )
+        )
+
+
+@attrs.define
+class CheckBack:
+    """The service: a walk each ``interval`` seconds. :meth:`stop` lets it begin nothing new."""
+
+    strategy: Strategy
+    interval: float
+    _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
+
+    async def run(self) -> None:
+        """Walk until stopped or cancelled; a walk that fails is logged, and the next one begins in time."""
+        while not self._stopping.is_set():
+            await trio.sleep(self.interval)
+            try:
+                for _ in self.strategy.walk():
+                    await trio.sleep(SLICE_S)
+                    if self._stopping.is_set():
+                        break
+            except Exception:
+                log.exception("transaction_check_failed")
+
+    def stop(self) -> None:
+        """Begin nothing new."""
+        self._stopping.set()

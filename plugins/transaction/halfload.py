@@ -1,0 +1,107 @@
+"""Find out, at a start, which half messages are open: from the stored progress, the queue of ends and the copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.kernel.store import Store
+from gantrymq.plugins.transaction.halfrows import END_CODE, FIRST_OFFSET, GROUP, QUEUE_ID, ended_in, number_in
+from gantrymq.plugins.transaction.halftable import GONE, HalfTable
+from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+
+ENTRIES = 1024
+"""So many entries of a queue are read at once."""
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+def load_halves(means: Means) -> HalfTable:
+    """The table of a recovered store; nothing is changed."""
+    store, offsets = means.store, means.services.get(ConsumerOffsets)
+    table = HalfTable(
+        _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
+    )
+    for op_offset, half_offset in _ends(store, _begin(store, offsets, TRANS_OP_HALF_TOPIC)):
+        table.noted(op_offset, half_offset)
+        table.close(half_offset, GONE)
+    _join_copies(store, table)
+    return table
+
+
+def count_open_halves(means: Means) -> int:
+    """How many half messages of the strategy ``half`` are open in a store that uses another one."""
+    if means.store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID) is None:
+        return 0
+    return load_halves(means).open_count
+
+
+def read_half(store: Store, offset: int) -> Record | None:
+    """The half message at a queue offset; None when the disk has lost it."""
+    queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+    entry = b"" if queue is None else queue.entries(offset, 1)
+    if not entry:
+        return None
+    place, _, _ = ENTRY.unpack(entry)
+    try:
+        return store.log.read_record(place)
+    except (OutOfLog, CorruptRange, BadRecord) as error:
+        log.error("half_message_lost", queue_offset=offset, at=place, reason=str(error))
+        return None
+
+
+def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
+    """Where the broker goes on in one of the two queues."""
+    queue = store.queues.get(topic, QUEUE_ID)
+    stored = offsets.query(GROUP, topic, QUEUE_ID) or 0
+    if queue is None:
+        return 0
+    begin = min(max(stored, queue.min_offset), queue.max_offset)
+    if stored > queue.max_offset:
+        log.warning("transaction_offset_corrected", topic=topic, offset=stored, corrected=begin)
+    return begin
+
+
+def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
+    """The notes of ends from ``begin`` on: their queue offset, and the half offset in it."""
+    queue = store.queues.get(TRANS_OP_HALF_TOPIC, QUEUE_ID)
+    if queue is None:
+        return
+    while begin < queue.max_offset:
+        entries = queue.entries(begin, ENTRIES)
+        if not entries:
+            return
+        for unit, (offset, size, code) in enumerate(ENTRY.iter_unpack(entries), begin):
+            if code != END_CODE:
+                log.error("transaction_end_unknown", queue_offset=unit, at=offset, size=size)
+                continue
+            try:
+                body = store.log.read_record(offset).body
+            except (OutOfLog, CorruptRange, BadRecord) as error:
+                log.error("transaction_end_lost", queue_offset=unit, at=offset, reason=str(error))
+                continue
+            for half_offset in ended_in(body):
+                yield unit, half_offset
+        begin += len(entries) // ENTRY.size
+
+
+def _join_copies(store: Store, table: HalfTable) -> None:
+    """Let each transaction go on as its newest copy: a crash may have come between a copy and the end of the one
+    before it."""
+    offset, end = table.base, table.end
+    while (found := table.next_open(offset, end)) is not None:
+        offset = found + 1
+        record = read_half(store, found)
+        if record is None:
+            table.close(found, GONE)
+            continue
+        first = number_in(record, FIRST_OFFSET)
+        if first is not None:
+            table.close(table.current(first), GONE)
+            table.moved[first] = found

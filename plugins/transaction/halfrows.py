@@ -1,0 +1,146 @@
+"""The rows that the strategy ``half`` writes, and what it reads out of stored ones.
+
+Source: RocketMQ 4.9.7 ``TransactionalMessageBridge``, ``EndTransactionProcessor.endMessageTransaction``,
+``DefaultTransactionalMessageCheckListener``. Unlike there, a copy keeps the flag of its half message.
+"""
+
+from __future__ import annotations
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.record import Record
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.properties import find_property, java_hash, replace_properties
+from gantrymq.remoting.transaction_headers import TransactionState
+
+QUEUE_ID = 0
+"""Half messages and their ends have one queue each."""
+GROUP = "CID_RMQ_SYS_TRANS"
+"""As this group the broker itself consumes both."""
+END_TAG = "d"
+END_CODE = java_hash(END_TAG)
+
+STATE_BITS = int(TransactionState.ROLLBACK)
+CHECK_TIMES = b"TRANSACTION_CHECK_TIMES"
+FIRST_OFFSET = b"TRAN_PREPARED_QUEUE_OFFSET"
+IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
+_REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
+_END_PROPERTIES = b"TAGS\x01" + END_TAG.encode()
+_OPS_SEPARATOR = b","
+
+
+def hide(batch: AppendBatch, row: int) -> None:
+    """Make the row a half message: no consumer reads its topic; the real one is kept in its properties.
+
+    What only the broker says of a half message is taken out of what the producer sent.
+    """
+    changes: dict[bytes, bytes | None] = {
+        FIRST_OFFSET: None,
+        CHECK_TIMES: None,
+        _REAL_TOPIC: batch.topics[row].encode(),
+        _REAL_QID: b"%d" % batch.queue_ids[row],
+    }
+    batch.properties[row] = replace_properties(batch.properties[row], changes)
+    batch.topics[row] = TRANS_HALF_TOPIC
+    batch.queue_ids[row] = QUEUE_ID
+    batch.sys_flags[row] &= ~STATE_BITS
+
+
+def real_place(record: Record) -> tuple[str, int]:
+    """The topic and the queue that the message is meant for; :class:`RemoteFault` (code 1) when it does not say."""
+    topic = (find_property(record.properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
+    queue_id = find_property(record.properties, _REAL_QID) or b""
+    if not topic or topic == TRANS_HALF_TOPIC or not queue_id.isdigit() or len(queue_id) > 10:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR, f"the half message belongs to queue {queue_id!r} of {topic!r}: nowhere"
+        )
+    return topic, int(queue_id)
+
+
+def number_in(record: Record, name: bytes) -> int | None:
+    """A property that is a whole number of at most 18 digits; None when it is missing or something else."""
+    value = find_property(record.properties, name)
+    return int(value) if value is not None and value.isdigit() and len(value) <= 18 else None
+
+
+def first_offset(record: Record) -> int:
+    """The queue offset with which the transaction began."""
+    first = number_in(record, FIRST_OFFSET)
+    return record.queue_offset if first is None else first
+
+
+def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: bool, origin: object) -> None:
+    """Add the message as it was meant. Its properties stay whole, as RocketMQ leaves them.
+
+    ``prepared_offset``: the log offset of the half message that the producer named.
+    """
+    topic, queue_id = real_place(record)
+    batch.add(
+        topic,
+        queue_id,
+        record.body,
+        record.properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag & ~STATE_BITS | int(TransactionState.COMMIT),
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        prepared_offset=prepared_offset,
+        wait=wait,
+        origin=origin,
+    )
+
+
+def add_end(
+    batch: AppendBatch, half_offset: int, now_ms: int, host: bytes, *, wait: bool = False, origin: object = None
+) -> None:
+    """Add the note that the half message at ``half_offset`` has ended; ``host``: this broker, as stored."""
+    batch.add(
+        TRANS_OP_HALF_TOPIC,
+        QUEUE_ID,
+        b"%d" % half_offset,
+        _END_PROPERTIES,
+        born_timestamp=now_ms,
+        born_host=host,
+        wait=wait,
+        origin=origin,
+    )
+
+
+def add_copy(batch: AppendBatch, record: Record, checks: int, *, wait: bool) -> None:
+    """Add the half message again, checked ``checks`` times; it knows the offset with which it began."""
+    changes: dict[bytes, bytes | None] = {FIRST_OFFSET: b"%d" % first_offset(record)}
+    if checks:
+        changes[CHECK_TIMES] = b"%d" % checks
+    _add_again(batch, record, TRANS_HALF_TOPIC, replace_properties(record.properties, changes), wait=wait)
+
+
+def add_aside(batch: AppendBatch, record: Record) -> None:
+    """Add the half message to the topic of those that nobody ended."""
+    _add_again(batch, record, TRANS_CHECK_MAX_TIME_TOPIC, record.properties, wait=False)
+
+
+def _add_again(batch: AppendBatch, record: Record, topic: str, properties: bytes, *, wait: bool) -> None:
+    batch.add(
+        topic,
+        QUEUE_ID,
+        record.body,
+        properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        wait=wait,
+    )
+
+
+def is_written(batch: AppendBatch, row: int) -> bool:
+    """Whether the log took the row; of a batch that was refused as a whole it was never asked."""
+    return bool(batch.offsets) and batch.offsets[row] >= 0
+
+
+def ended_in(body: bytes) -> list[int]:
+    """The half offsets in a note of ends: one number (4.x), or numbers each followed by a comma (5.x)."""
+    return [int(piece) for piece in body.split(_OPS_SEPARATOR) if piece.isdigit() and len(piece) <= 18]

@@ -1,0 +1,104 @@
+"""Which half messages are open: a byte for each one between the oldest that is open and the newest.
+
+A half message is named by its queue offset in RMQ_SYS_TRANS_HALF_TOPIC. One that was checked is put back as a copy
+behind all others, and the transaction goes on as that copy: ``moved`` knows it by its first offset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+OPEN, COMMITTED, ROLLED_BACK, GONE = range(4)
+"""What a byte says; GONE: it goes on as a copy, was put aside, or ended before this broker was started."""
+
+CHUNK_OPS = 1024
+"""Progress in the queue of ends is known to so many."""
+
+
+class HalfTable:
+    """The open half messages of a store, and how far both queues are done with. ``next_half`` tells the end."""
+
+    def __init__(self, base: int, next_half: Callable[[], int]) -> None:
+        self._states = bytearray()
+        self._base = base
+        self._next_half = next_half
+        self._ended = 0
+        self.moved: dict[int, int] = {}
+        """The copy as which a transaction goes on, by its first offset; only of open ones."""
+        self._ops: deque[tuple[int, int, int]] = deque()
+
+    def refresh(self) -> None:
+        """Take in what was appended since the last call."""
+        new = self._next_half() - self._base - len(self._states)
+        if new > 0:
+            self._states += bytes(new)
+
+    @property
+    def base(self) -> int:
+        """Every half message before this one has ended."""
+        return self._base
+
+    @property
+    def end(self) -> int:
+        """The offset of the next half message."""
+        self.refresh()
+        return self._base + len(self._states)
+
+    @property
+    def open_count(self) -> int:
+        """How many are open."""
+        self.refresh()
+        return len(self._states) - self._ended
+
+    def state(self, offset: int) -> int:
+        """How a half message stands; GONE for one of which nothing is known any more."""
+        self.refresh()
+        index = offset - self._base
+        return self._states[index] if 0 <= index < len(self._states) else GONE
+
+    def current(self, first: int) -> int:
+        """As which half message a transaction goes on that began as ``first``."""
+        return self.moved.get(first, first)
+
+    def close(self, offset: int, state: int) -> None:
+        """An open half message has ended; for any other nothing changes."""
+        if self.state(offset) == OPEN and offset >= self._base:
+            self._states[offset - self._base] = state
+            self._ended += 1
+            if offset == self._base:
+                self._trim()
+
+    def next_open(self, offset: int, end: int) -> int | None:
+        """The first open one from ``offset`` on and before ``end``."""
+        self.refresh()
+        found = self._states.find(OPEN, max(offset - self._base, 0), max(end - self._base, 0))
+        return None if found < 0 else self._base + found
+
+    def _trim(self) -> None:
+        kept = self._states.find(OPEN)
+        drop = len(self._states) if kept < 0 else kept
+        del self._states[:drop]
+        self._base += drop
+        self._ended -= drop
+
+    # ------------------------------------------------------------------------------------------- the queue of ends
+
+    def noted(self, op_offset: int, half_offset: int) -> None:
+        """The end of ``half_offset`` stands at ``op_offset`` of the queue of ends, behind all noted before."""
+        ops = self._ops
+        if ops and op_offset - ops[-1][0] < CHUNK_OPS:
+            first, _, highest = ops.pop()
+            ops.append((first, op_offset + 1, max(highest, half_offset)))
+        else:
+            ops.append((op_offset, op_offset + 1, half_offset))
+
+    def ops_done(self) -> int | None:
+        """All ends before this offset are of half messages before :attr:`base`; None when nothing was noted."""
+        ops = self._ops
+        if not ops:
+            return None
+        while len(ops) > 1 and ops[0][2] < self._base:
+            ops.popleft()
+        first, after, highest = ops[0]
+        return after if highest < self._base else first

@@ -1,0 +1,239 @@
+"""One walk over the open half messages: ask who can be asked, put aside what was asked too often.
+
+Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl.check``, with other answers where it is known to go wrong
+(issues 544, 1517, 8158, 8311, 9500): which transactions have ended is known before anything is decided, time that a
+producer asked for costs no checks, only questions that are asked are counted, a message whose producer is not here
+stays where it is instead of being written again each minute, and what goes wrong with one concerns no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.services import ProducerGroups
+from gantrymq.plugins.transaction.check import SLICE_S, Questions
+from gantrymq.plugins.transaction.halfload import read_half
+from gantrymq.plugins.transaction.halfrows import (
+    CHECK_TIMES,
+    FIRST_OFFSET,
+    IMMUNITY,
+    QUEUE_ID,
+    add_aside,
+    add_copy,
+    add_end,
+    first_offset,
+    is_written,
+    number_in,
+    real_place,
+)
+from gantrymq.plugins.transaction.halftable import GONE, OPEN, HalfTable
+from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
+from gantrymq.remoting.properties import find_property
+
+SLICE_ROWS = 256
+"""So many half messages are looked at before others get their turn."""
+FAR_HALVES = 1_000_000
+"""A half message that so many came after is put back without being asked about, so that the rest can be forgotten."""
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+@attrs.frozen
+class _Step:
+    """What the walk writes for one half message: in its place a copy, or the message put aside; then the end."""
+
+    offset: int
+    record: Record
+    connection: Connection | None
+    is_copy: bool
+
+
+@attrs.define
+class _Slice:
+    """What one slice of a walk writes as one batch: two rows a step."""
+
+    batch: AppendBatch
+    steps: list[_Step] = attrs.field(factory=list)
+    looked: int = 0
+
+
+class HalfWalk:
+    """Walks over a table. ``unnoted``: what ended without a note, which a full disk may cause; noted with a walk."""
+
+    def __init__(self, means: Means, table: HalfTable) -> None:
+        self._means = means
+        self._store = means.store
+        self._table = table
+        self._questions = Questions(means.env, means.services.get(ProducerGroups))
+        self._host = means.store.config.store_host
+        self.unnoted: list[int] = []
+
+    def run(self) -> Iterator[None]:
+        """One walk; yields after each slice."""
+        self._note_rest()
+        config = self._means.config
+        steps_max = max(int(config.checks_per_second * SLICE_S), 1)
+        queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+        end = 0 if queue is None else queue.max_offset
+        # The log's own time: the store's clock never steps back, so younger messages lie behind this one.
+        start = self._store.log.clock.now_ms()
+        offset = self._table.base
+        part = self._new_slice()
+        try:
+            while (found := self._table.next_open(offset, end)) is not None:
+                offset = found + 1
+                part.looked += 1
+                try:
+                    if not self._look(part, found, start):
+                        break
+                except Exception:
+                    log.exception("transaction_check_failed", queue_offset=found)
+                if part.looked >= SLICE_ROWS or len(part.steps) >= steps_max:
+                    written, part = part, self._new_slice()
+                    self._write(written)
+                    yield
+        finally:
+            self._write(part)
+
+    def _look(self, part: _Slice, offset: int, now: int) -> bool:
+        """Decide on one half message; False when it and all behind it are too young."""
+        record = read_half(self._store, offset)
+        if record is None:
+            self._table.close(offset, GONE)
+            return True
+        config = self._means.config
+        if record.store_timestamp > now - config.timeout * 1000:
+            return False
+        age = now - self._began(record)
+        if age > config.max_age * 1000:
+            self._put_aside(part, record, "too old")
+        elif age <= self._patience(record):
+            self._leave(part, record)
+        elif (number_in(record, CHECK_TIMES) or 0) >= config.check_max:
+            self._put_aside(part, record, "asked too often")
+        else:
+            real_place(record)
+            group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+            connection = self._questions.find(group)
+            if connection is None:
+                self._leave(part, record)
+            else:
+                add_copy(part.batch, record, (number_in(record, CHECK_TIMES) or 0) + 1, wait=True)
+                self._add_step(part, _Step(offset, record, connection, is_copy=True))
+        return True
+
+    @staticmethod
+    def _began(record: Record) -> int:
+        """When the transaction began, ms: by our clock, but for a copy, of which only the producer's clock is left."""
+        if number_in(record, FIRST_OFFSET) is None:
+            return record.store_timestamp
+        return min(record.born_timestamp, record.store_timestamp)
+
+    def _patience(self, record: Record) -> float:
+        """How long, in ms, the producer is not asked: what it asked for, else the configured time."""
+        asked_for = number_in(record, IMMUNITY)
+        return self._means.config.timeout * 1000 if asked_for is None else asked_for * 1000
+
+    def _leave(self, part: _Slice, record: Record) -> None:
+        """Leave it where it is, unless it keeps too much behind it from being forgotten."""
+        if self._table.end - record.queue_offset > FAR_HALVES:
+            add_copy(part.batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
+            self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
+
+    def _put_aside(self, part: _Slice, record: Record, reason: str) -> None:
+        log.error("transaction_put_aside", queue_offset=record.queue_offset, at=record.offset, reason=reason)
+        add_aside(part.batch, record)
+        self._add_step(part, _Step(record.queue_offset, record, None, is_copy=False))
+
+    def _add_step(self, part: _Slice, step: _Step) -> None:
+        add_end(part.batch, step.offset, self._store.log.clock.now_ms(), self._host)
+        part.steps.append(step)
+
+    # ------------------------------------------------------------------------------------------------------- to write
+
+    def _new_slice(self) -> _Slice:
+        return _Slice(AppendBatch())
+
+    def _write(self, part: _Slice) -> None:
+        """Write the slice, and take in what of it is written; the questions follow when that is safe."""
+        steps, batch, table = part.steps, part.batch, self._table
+        if not steps:
+            return
+        batch.done = lambda done: self._ask(done, steps)
+        self._means.append(batch)
+        lost = []
+        for number, step in enumerate(steps):
+            written, noted = is_written(batch, 2 * number), is_written(batch, 2 * number + 1)
+            if not written:
+                if noted:
+                    lost.append(step.record)
+                continue
+            first = first_offset(step.record)
+            if step.is_copy:
+                table.moved[first] = batch.queue_offsets[2 * number]
+            else:
+                table.moved.pop(first, None)
+            table.close(step.offset, GONE)
+            if noted:
+                table.noted(batch.queue_offsets[2 * number + 1], step.offset)
+            else:
+                self.unnoted.append(step.offset)
+        self.reopen(lost)
+
+    def reopen(self, records: list[Record]) -> None:
+        """Half messages whose end is noted while what it stands for was refused go on as copies."""
+        if not records:
+            return
+        batch = AppendBatch()
+        for record in records:
+            add_copy(batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
+        self._means.append(batch)
+        for row, record in enumerate(records):
+            if is_written(batch, row):
+                self._table.close(self._table.current(first_offset(record)), GONE)
+                self._table.moved[first_offset(record)] = batch.queue_offsets[row]
+            else:
+                log.error("half_message_lost", queue_offset=record.queue_offset, reason=batch.remarks.get(row))
+
+    def _note_rest(self) -> None:
+        """Write the notes that are missing."""
+        offsets, self.unnoted = self.unnoted, []
+        batch = AppendBatch()
+        for offset in offsets:
+            add_end(batch, offset, self._store.log.clock.now_ms(), self._host)
+        if offsets:
+            self._means.append(batch)
+            self.unnoted = [offset for row, offset in enumerate(offsets) if not is_written(batch, row)]
+
+    # --------------------------------------------------------------------------------------------------------- to ask
+
+    def _ask(self, batch: AppendBatch, steps: list[_Step]) -> None:
+        """The copies are safe: ask about those whose transactions are still open."""
+        for number, step in enumerate(steps):
+            row = 2 * number
+            connection = step.connection
+            if connection is None or not is_written(batch, row):
+                continue
+            if self._table.state(batch.queue_offsets[row]) == OPEN:
+                try:
+                    self._ask_one(self._store.log.read_record(batch.offsets[row]), connection)
+                except Exception:
+                    log.exception("transaction_check_failed", queue_offset=batch.queue_offsets[row])
+
+    def _ask_one(self, record: Record, connection: Connection) -> None:
+        group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+        if connection.closed:
+            found = self._questions.find(group)
+            if found is None:
+                return
+            connection = found
+        topic, queue_id = real_place(record)
+        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id))
+        log.info("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

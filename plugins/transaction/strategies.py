@@ -1,0 +1,27 @@
+"""The strategies by the name that the configuration gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from gantrymq.plugins.transaction.half import HalfStrategy
+from gantrymq.plugins.transaction.halfload import count_open_halves
+from gantrymq.plugins.transaction.strategy import Means, Strategy
+
+
+@attrs.frozen
+class StrategyKind:
+    """How to make a strategy, and how to find out whether a store has open transactions of it.
+
+    ``count_open`` is asked when another strategy is configured, once the store is recovered; it changes nothing.
+    """
+
+    make: Callable[[Means], Strategy]
+    count_open: Callable[[Means], int]
+
+
+STRATEGIES: Mapping[str, StrategyKind] = {
+    "half": StrategyKind(HalfStrategy, count_open_halves),
+}
