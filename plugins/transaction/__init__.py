@@ -40,9 +40,9 @@ class TransactionPlugin:
 
     name = "transaction"
     slot = "transaction"
-    _config: TransactionConfig  # these three from configure on
+    _config: TransactionConfig  # these three are set by configure
     _means: Means
-    _strategy: Strategy
+    strategy: Strategy
 
     def __init__(self) -> None:
         self._check: CheckBack | None = None
@@ -65,14 +65,14 @@ class TransactionPlugin:
         kind = STRATEGIES.get(self._config.strategy)
         if kind is None:
             raise StartError(f"plugin.transaction.strategy: there is no {self._config.strategy!r} in this version")
-        self._strategy = kind.make(self._means)
+        self.strategy = kind.make(self._means)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """37. The store is recovered: what is open can be known."""
         self._refuse_strangers()
-        self._strategy.open()
-        processor = EndTransactions(broker.store, self._strategy, is_slave=broker.broker_id != 0)
+        self.strategy.open()
+        processor = EndTransactions(broker.store, self.strategy, is_slave=broker.broker_id != 0)
         return {RequestCode.END_TRANSACTION: processor}
 
     @hookimpl
@@ -80,7 +80,7 @@ class TransactionPlugin:
         """The check-back; a slave asks nobody."""
         if broker.broker_id != 0:
             return []
-        self._check = CheckBack(self._strategy, self._config.check_interval)
+        self._check = CheckBack(self.strategy, self._config.check_interval)
         return [Service("transaction", self._check.run)]
 
     @hookimpl
@@ -88,14 +88,14 @@ class TransactionPlugin:
         """Hand the half messages to the strategy."""
         if batch.traits & Trait.PREPARED:
             rows = half_rows(batch)
-            if rows and not refuse_halves(batch, rows, self._config, self._strategy.open_count):
-                self._strategy.prepare(batch, rows)
+            if rows and not refuse_halves(batch, rows, self._config, self.strategy.open_count):
+                self.strategy.prepare(batch, rows)
             batch.traits &= ~Trait.PREPARED
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
         """What is committed, for strategies that build something from it."""
-        self._strategy.dispatch(batch)
+        self.strategy.dispatch(batch)
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
@@ -106,18 +106,18 @@ class TransactionPlugin:
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
         """The strategy's files."""
-        return self._strategy.persist()
+        return self.strategy.persist()
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
         """Open transactions are needed, however full the disk is."""
-        return self._strategy.floor()
+        return self.strategy.floor()
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """How many transactions are open, and who keeps them."""
         return {
-            "openTransactions": str(self._strategy.open_count),
+            "openTransactions": str(self.strategy.open_count),
             "transactionStrategy": self._config.strategy,
         }
 

@@ -93,8 +93,8 @@ class HalfWalk:
                 try:
                     if not self._look(part, found, start):
                         break
-                except Exception:
-                    log.exception("transaction_check_failed", queue_offset=found)
+                except Exception as error:
+                    log.error("transaction_check_failed", queue_offset=found, reason=repr(error))
                 if part.looked >= SLICE_ROWS or len(part.steps) >= steps_max:
                     written, part = part, self._new_slice()
                     self._write(written)
@@ -224,8 +224,8 @@ class HalfWalk:
             if self._table.state(batch.queue_offsets[row]) == OPEN:
                 try:
                     self._ask_one(self._store.log.read_record(batch.offsets[row]), connection)
-                except Exception:
-                    log.exception("transaction_check_failed", queue_offset=batch.queue_offsets[row])
+                except Exception as error:
+                    log.error("transaction_check_failed", queue_offset=batch.queue_offsets[row], reason=repr(error))
 
     def _ask_one(self, record: Record, connection: Connection) -> None:
         group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
@@ -236,4 +236,4 @@ class HalfWalk:
             connection = found
         topic, queue_id = real_place(record)
         self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id))
-        log.info("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)
+        log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

@@ -1,0 +1,335 @@
+"""A store with transactions on a machine in memory, and producers beside it; nothing moves but by its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import attrs
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.processors import BatchProcessor, Request
+from gantrymq.kernel.record import Record, decode
+from gantrymq.kernel.services import ConsumerOffsets, ProducerGroups, Services, TopicTable
+from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.transaction import TransactionPlugin
+from gantrymq.plugins.transaction.config import TransactionConfig
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader, TransactionState
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.tinystore import TINY
+
+OFFSETS_FILE = "store/config/consumerOffset.json"
+GROUP = "orders"
+COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
+
+
+@attrs.frozen
+class Half:
+    """A half message as its producer knows it. ``status``: what the producer was told of it."""
+
+    body: bytes
+    offset: int
+    queue_offset: int
+    group: str = GROUP
+
+
+@attrs.frozen
+class Question:
+    """A broker's question, and the half message that came with it."""
+
+    header: CheckTransactionHeader
+    record: Record
+
+    @property
+    def half(self) -> Half:
+        """The half message by the names that an answer must use."""
+        return Half(self.record.body, self.header.commit_log_offset, self.header.tran_state_table_offset)
+
+
+class Producer:
+    """A producer's connection; keeps what the broker sent. With ``error`` each send raises it."""
+
+    def __init__(self) -> None:
+        self.id = id(self)
+        self.address = "127.0.0.1:40000"
+        self.client_id = "producer"
+        self.version = 0
+        self.closed = False
+        self.error: Exception | None = None
+        self.sent: list[Command] = []
+
+    @property
+    def connection(self) -> Producer:
+        """A member of a group and its connection are one here."""
+        return self
+
+    def is_congested(self) -> bool:
+        """It takes whatever it is sent."""
+        return False
+
+    def send(self, command: Command) -> None:
+        """What the broker says to it."""
+        if self.error is not None:
+            raise self.error
+        self.sent.append(command)
+
+    def take_questions(self) -> list[Question]:
+        """The questions since the last call, in their order."""
+        asked = [command for command in self.sent if command.code == RequestCode.CHECK_TRANSACTION_STATE]
+        self.sent = [command for command in self.sent if command not in asked]
+        return [
+            Question(read_header(CheckTransactionHeader, command.ext), decode(command.body)[0]) for command in asked
+        ]
+
+
+class Topics:
+    """As much of the table of topics as the plugin asks for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def ensure(self, config: TopicConfig) -> TopicConfig:
+        """The topic is there from now on."""
+        self.names.append(config.topic_name)
+        return config
+
+
+class Producers:
+    """The live producers by group."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Producer]] = {}
+
+    def producers_of(self, group: str) -> list[Producer]:
+        """The members of the group."""
+        return self.groups.get(group, [])
+
+    def join(self, group: str = GROUP) -> Producer:
+        """A new producer of the group."""
+        producer = Producer()
+        self.groups.setdefault(group, []).append(producer)
+        return producer
+
+
+@attrs.frozen
+class _Config:
+    """The configuration, of which the plugin asks one section."""
+
+    transaction: TransactionConfig
+
+    def section(self, _kind: type[Any]) -> TransactionConfig:
+        """The section."""
+        return self.transaction
+
+
+class TransactedStore:
+    """The plugin ``transaction`` around a store on ``env``, as a broker has it; ``settings`` are the plugin's.
+
+    Acknowledgements wait for the disk, as with group commit. ``refuse`` may take rows out of what is appended, as
+    another plugin might.
+    """
+
+    def __init__(
+        self, env: MemoryEnv | Any, strategy: str = "half", *, config: StoreConfig = TINY, **settings: Any
+    ) -> None:
+        self.env: Env = env
+        self.log_waits: list[AppendBatch] = []
+        self.refuse: Callable[[AppendBatch], None] = lambda batch: None
+        self.broker_id = 0
+        self.producers = Producers()
+        self.topics = Topics()
+        self.services = Services()
+        self.store = Store(env, "store", config)
+        self.log = self.store.log
+        self.plugin = TransactionPlugin()
+        broker: Any = self
+        given: Any = {"strategy": strategy, **settings}
+        section: Any = _Config(TransactionConfig(**given))
+        self.store.open()
+        try:
+            self.offsets = Offsets(env, OFFSETS_FILE, 1000, self._end_of_queue)
+            for kind, provider in self._provided():
+                self.services.provide(kind, provider)
+            self.plugin.configure(broker, section)
+            self.report = self.store.recover(partial(self.plugin.dispatch))
+            processor: Any = self.plugin.register_processors(broker)[RequestCode.END_TRANSACTION]
+            self.ends: BatchProcessor = processor
+        except BaseException:
+            self.store.abandon()
+            raise
+
+    def _provided(self) -> Iterator[tuple[Any, object]]:
+        yield TopicTable, self.topics
+        yield ConsumerOffsets, self.offsets
+        yield ProducerGroups, self.producers
+
+    def _end_of_queue(self, topic: str, queue_id: int) -> int:
+        queue = self.store.queues.get(topic, queue_id)
+        return 0 if queue is None else queue.max_offset
+
+    # ------------------------------------------------------------------------------------------------- as the broker
+
+    def append(self, batch: AppendBatch) -> None:
+        """The write path, up to the gates."""
+        self.plugin.before_append(batch)
+        self.refuse(batch)
+        if batch.refused < len(batch):
+            self.store.append(batch)
+        if batch.refused < len(batch) and batch.waited_for:
+            self.log_waits.append(batch)
+        elif batch.done is not None:
+            batch.done(batch)
+
+    def wake(self) -> None:
+        """Nobody sleeps here."""
+
+    def commit(self) -> None:
+        """Everything that is written goes to the disk and into its queue; who waits gets the answer."""
+        for batch in self.store.dispatch(self.store.flush()):
+            self.plugin.dispatch(batch)
+        waiting, self.log_waits = self.log_waits, []
+        for waited in waiting:
+            if waited.done is not None:
+                waited.done(waited)
+
+    def walk(self) -> None:
+        """One walk of the check-back; between its slices the sockets get their turn."""
+        for _ in self.plugin.strategy.walk():
+            self.commit()
+        self.commit()
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        machine: Any = self.env
+        machine.advance(int(seconds * 1000))
+
+    def persist(self) -> None:
+        """Write the tables, as the broker does now and then."""
+        broker: Any = self
+        for changes in (self.offsets.changes(), self.plugin.persist(broker)):
+            for path, data in (changes or {}).items():
+                self.env.replace(path, data)
+
+    def close(self) -> None:
+        """Stop in order."""
+        self.commit()
+        self.persist()
+        self.store.close()
+
+    # ------------------------------------------------------------------------------------------------- as a producer
+
+    def half(self, body: bytes, *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b"") -> Half:
+        """A half message, written but not committed. ``AssertionError`` when it is refused."""
+        batch = self.halves([body], group=group, topic=topic, queue_id=queue_id, more=more)
+        if batch.refused:
+            raise AssertionError(f"{body[:20]!r} was refused: {batch.remarks}")
+        return Half(body, batch.offsets[0], batch.queue_offsets[0], group)
+
+    def halves(
+        self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
+    ) -> AppendBatch:
+        """Half messages in one batch, as one sweep may bring them."""
+        batch = AppendBatch(traits=Trait.PREPARED)
+        for body in bodies:
+            properties = b"TRAN_MSG\x01true\x02PGROUP\x01%s\x02UNIQ_KEY\x01%s\x02TAGS\x01a" % (
+                group.encode(),
+                body[:20],
+            )
+            batch.add(
+                topic,
+                queue_id,
+                body,
+                properties + more,
+                flag=7,
+                sys_flag=TransactionState.PREPARED,
+                born_timestamp=self.env.wall_ms(),
+                born_host=b"\x0a\1\2\3\0\0\0\x09",
+            )
+        self.append(batch)
+        return batch
+
+    def end(
+        self,
+        half: Half,
+        state: int,
+        *,
+        group: str | None = None,
+        oneway: bool = False,
+        checked: bool = False,
+        offset: int | None = None,
+        queue_offset: int | None = None,
+    ) -> Producer:
+        """END_TRANSACTION; what the broker answers comes to the connection that is returned."""
+        header = EndTransactionHeader(
+            producer_group=half.group if group is None else group,
+            tran_state_table_offset=half.queue_offset if queue_offset is None else queue_offset,
+            commit_log_offset=half.offset if offset is None else offset,
+            commit_or_rollback=state,
+            from_transaction_check=checked,
+            msg_id="id",
+        )
+        peer = Producer()
+        connection: Any = peer
+        flag = ONEWAY_FLAG if oneway else 0
+        self.ends.handle([Request(connection, Command(RequestCode.END_TRANSACTION, header.to_ext(), flag=flag))])
+        return peer
+
+    def end_now(self, half: Half, state: int, **others: Any) -> int | None:
+        """As :meth:`end`, and committed: the code of the answer, None without one."""
+        peer = self.end(half, state, **others)
+        self.commit()
+        return peer.sent[0].code if peer.sent else None
+
+    # ------------------------------------------------------------------------------------------------- as a consumer
+
+    def messages(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
+        """What consumers of a queue get, in its order."""
+        queue = self.store.queues.get(topic, queue_id)
+        if queue is None:
+            return []
+        entries = queue.entries(queue.min_offset, queue.max_offset - queue.min_offset)
+        return [self.store.log.read_record(offset) for offset, _, _ in ENTRY.iter_unpack(entries)]
+
+    def bodies(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        """The bodies of a queue's messages."""
+        return [record.body for record in self.messages(topic, queue_id)]
+
+
+# ------------------------------------------------------------------------------------------------- ways to start again
+
+
+def in_order(world: TransactedStore, strategy: str) -> TransactedStore:
+    """The broker is stopped and started."""
+    world.close()
+    return TransactedStore(world.env, strategy)
+
+
+def killed(world: TransactedStore, strategy: str) -> TransactedStore:
+    """The process ends at once and is started again."""
+    assert isinstance(world.env, MemoryEnv)
+    return TransactedStore(world.env.kill(), strategy)
+
+
+def cut_off(world: TransactedStore, strategy: str) -> TransactedStore:
+    """The power goes: what was not synced is gone."""
+    assert isinstance(world.env, MemoryEnv)
+    return TransactedStore(world.env.power_cut(), strategy)
+
+
+def written_first(world: TransactedStore, strategy: str) -> TransactedStore:
+    """The tables are written, twice so that all of them are new, and the process ends."""
+    world.persist()
+    world.persist()
+    return killed(world, strategy)
+
+
+Restart = Callable[[TransactedStore, str], TransactedStore]
+RESTARTS: Final[tuple[Restart, ...]] = (in_order, killed, cut_off, written_first)

@@ -1,0 +1,396 @@
+"""What every transaction strategy must keep: the contract of ``[plugin.transaction] strategy``, as functions.
+
+Each of :data:`RULES` takes the name of a strategy; it returns when the rule is kept and raises ``AssertionError`` when
+not. Machine and clock are in memory: minutes pass at once.
+
+    @pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
+    def test_my_strategy_keeps_the_contract(rule):
+        rule("mine")
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store import StoreConfig
+from gantrymq.plugins.transaction.strategies import STRATEGIES
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
+
+OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
+"""How many transactions are open at once in the rule about many."""
+ROOMY: Final = StoreConfig(commit_log_file_bytes=16 * 1024 * 1024, queue_file_units=30_000)
+WAIT_S: Final = 90
+"""After so long a producer is asked; less than two intervals."""
+
+Rule = Callable[[str], None]
+
+
+def expect(holds: bool, otherwise: str) -> None:
+    """Raise ``AssertionError`` unless it ``holds``."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def fresh(strategy: str, **settings: Any) -> TransactedStore:
+    """An empty store."""
+    return TransactedStore(MemoryEnv(), strategy, **settings)
+
+
+# ------------------------------------------------------------------------------------------------------------ to end it
+
+
+def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
+    """And then once, as it was sent, by what consumers filter by."""
+    world = fresh(strategy)
+    half = world.half(b"paid", queue_id=3)
+    world.commit()
+    expect(world.bodies(queue_id=3) == [], "a half message can be read")
+    expect(world.plugin.strategy.open_count == 1, "one transaction is open")
+    stored = world.log.read_record(half.offset)
+    expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "a commit is answered")
+    expect(world.plugin.strategy.open_count == 0, "none is open")
+    [message] = world.messages(queue_id=3)
+    expect((message.body, message.flag) == (b"paid", 7), f"{message} is not what was sent")
+    expect(message.sys_flag & 12 == COMMIT, f"sys flag {message.sys_flag}")
+    expect(message.prepared_offset == half.offset, "it does not name its half message")
+    kept = (stored.born_timestamp, stored.born_host, stored.reconsume_times)
+    expect((message.born_timestamp, message.born_host, message.reconsume_times) == kept, "it forgot who sent it")
+    expect(b"TAGS\x01a" in message.properties and b"UNIQ_KEY\x01paid" in message.properties, "properties are missing")
+
+
+def what_is_rolled_back_is_never_seen(strategy: str) -> None:
+    """Not after a walk, not after a restart, and nobody is asked about it."""
+    world = fresh(strategy)
+    expect(world.end_now(world.half(b"no"), ROLLBACK) == ResponseCode.SUCCESS, "a rollback is answered")
+    for restart in RESTARTS:
+        producer = world.producers.join()
+        world.pass_time(WAIT_S)
+        world.walk()
+        expect(producer.take_questions() == [], "somebody was asked about a transaction that was rolled back")
+        expect(world.bodies() == [], "what was rolled back can be read")
+        world = restart(world, strategy)
+
+
+def the_first_word_counts(strategy: str) -> None:
+    """Commit twice, commit then rollback, rollback then commit; in one sweep, later, behind any restart."""
+    for first, second in ((COMMIT, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, COMMIT), (ROLLBACK, ROLLBACK)):
+        wanted = [b"x"] if first == COMMIT else []
+        for restart in (None, *RESTARTS):
+            for oneway in (False, True):
+                world = fresh(strategy)
+                half = world.half(b"x")
+                world.commit()
+                world.end(half, first, oneway=oneway)
+                world.end(half, second, oneway=oneway)
+                world.commit()
+                if restart is not None:
+                    world = restart(world, strategy)
+                code = world.end_now(half, second)
+                same = first == second
+                expect(not same or code == ResponseCode.SUCCESS, f"{first} said again is answered {code}")
+                expect(world.bodies() == wanted, f"{first}, then {second}: {world.bodies()}")
+                expect(world.plugin.strategy.open_count == 0, "it is still open")
+
+
+def nothing_known_is_nothing_done(strategy: str) -> None:
+    """A producer that does not know yet gets no answer, and the transaction stays open."""
+    world = fresh(strategy)
+    half = world.half(b"x")
+    world.commit()
+    for state in (0, 4, 99):
+        expect(world.end_now(half, state) is None, f"the state {state} was answered")
+    expect(world.plugin.strategy.open_count == 1, "it is not open any more")
+
+
+def forged_ends_are_refused(strategy: str) -> None:
+    """Another group, another queue offset, another place in the log, a place of something else: code 1, no effect."""
+    world = fresh(strategy)
+    batch = AppendBatch()
+    batch.add("T", 0, b"ordinary", b"PGROUP\x01orders")
+    world.append(batch)
+    half, other = world.half(b"x"), world.half(b"y")
+    world.commit()
+    forged: list[dict[str, object]] = [
+        {"group": "others"},
+        {"group": ""},
+        {"queue_offset": half.queue_offset + 1},
+        {"queue_offset": -1},
+        {"queue_offset": 2**62},
+        {"offset": other.offset},
+        {"offset": half.offset + 1},
+        {"offset": -1},
+        {"offset": 2**62},
+        {"offset": batch.offsets[0], "queue_offset": 0},
+    ]
+    for fields in forged:
+        for state in (COMMIT, ROLLBACK):
+            code = world.end_now(half, state, **fields)
+            expect(code == ResponseCode.SYSTEM_ERROR, f"{fields} was answered {code}")
+    expect(world.bodies() == [b"ordinary"], "a forged commit had an effect")
+    expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "the right one has none")
+    expect(world.bodies() == [b"ordinary", b"x"], "the right one has none")
+
+
+def what_only_the_broker_says_cannot_be_sent(strategy: str) -> None:
+    """Properties of checked messages, sent by a producer, make its message no other's."""
+    world = fresh(strategy)
+    victim = world.half(b"victim")
+    more = b"\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02TRANSACTION_CHECK_TIMES\x0199" % victim.queue_offset
+    forged = world.half(b"forged", more=more)
+    world.commit()
+    expect(world.end_now(forged, ROLLBACK) == ResponseCode.SUCCESS, "it can be ended")
+    expect(world.end_now(victim, COMMIT) == ResponseCode.SUCCESS, "the other one is open")
+    expect(world.bodies() == [b"victim"], f"{world.bodies()}")
+
+
+def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
+    """Whatever keeps the message from being stored, the transaction stays open, whatever happens next."""
+    for restart in (None, *RESTARTS):
+        world = fresh(strategy)
+        half = world.half(b"x")
+        world.commit()
+
+        def refuse(batch: AppendBatch) -> None:
+            for row, topic in enumerate(batch.topics):
+                if topic == "T":
+                    batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
+
+        world.refuse = refuse
+        code = world.end_now(half, COMMIT)
+        expect(code == ResponseCode.SERVICE_NOT_AVAILABLE, f"a message that was not stored is answered {code}")
+        world.refuse = lambda batch: None
+        if restart is not None:
+            world = restart(world, strategy)
+        expect(world.plugin.strategy.open_count == 1, "it is not open any more")
+        expect(world.end_now(half, COMMIT) == ResponseCode.SUCCESS, "and cannot be committed")
+        expect(world.bodies() == [b"x"], f"{world.bodies()}")
+
+
+# ------------------------------------------------------------------------------------------------------- to be asked
+
+
+def asked(world: TransactedStore) -> list[Half]:
+    """Who a walk asks about, in order, answered or not."""
+    world.walk()
+    groups = world.producers.groups.values()
+    return [question.half for group in groups for producer in group for question in producer.take_questions()]
+
+
+def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
+    """Not before its time; by the names in the question; of messages that other groups sent nobody else is asked."""
+    world = fresh(strategy)
+    world.producers.join("orders")
+    stranger = world.producers.join("others")
+    world.half(b"x", queue_id=2)
+    world.commit()
+    expect(asked(world) == [], "it was asked at once")
+    world.pass_time(WAIT_S)
+    world.walk()
+    expect(stranger.take_questions() == [], "a producer of another group was asked")
+    [question] = world.producers.groups["orders"][0].take_questions()
+    record = question.record
+    expect((record.topic, record.queue_id, record.body) == ("T", 2, b"x"), f"it was asked about {record}")
+    expect(question.header.msg_id == question.header.transaction_id == "x", f"{question.header}")
+    expect(world.end_now(question.half, COMMIT, checked=True) == ResponseCode.SUCCESS, "its answer is refused")
+    expect(world.bodies(queue_id=2) == [b"x"], "its answer has no effect")
+    world.pass_time(WAIT_S)
+    expect(asked(world) == [], "it is asked again")
+
+
+def who_was_asked_may_answer_by_the_first_names(strategy: str) -> None:
+    """A local transaction takes long, and the producer ends it by what it was told when it sent it (issue 8158)."""
+    for state in (COMMIT, ROLLBACK):
+        for restart in (None, *RESTARTS):
+            world = fresh(strategy)
+            half = world.half(b"x")
+            world.commit()
+            for _ in range(3):
+                world.producers.join()
+                world.pass_time(WAIT_S)
+                expect(len(asked(world)) == 1, "it was not asked")
+            if restart is not None:
+                world = restart(world, strategy)
+            expect(world.end_now(half, state) == ResponseCode.SUCCESS, "its word is refused")
+            world.producers.join()
+            world.pass_time(WAIT_S)
+            expect(asked(world) == [], "it is asked again, for all that")
+            expect(world.end_now(half, COMMIT) is not None, "no answer")
+            expect(world.bodies() == ([b"x"] if state == COMMIT else []), f"{world.bodies()}")
+
+
+def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
+    """Many ends before the walk, one while it writes (issue 1517)."""
+    world = TransactedStore(MemoryEnv(), strategy, config=ROOMY)
+    world.producers.join()
+    halves = [world.half(b"%d" % number) for number in range(200)]
+    world.commit()
+    for half in halves[:-1]:
+        world.end(half, COMMIT, oneway=True)
+    world.commit()
+    world.pass_time(WAIT_S)
+    for _ in world.plugin.strategy.walk():
+        pass
+    world.end(halves[-1], COMMIT, oneway=True)
+    world.commit()
+    for producer in world.producers.groups["orders"]:
+        expect(producer.take_questions() == [], "somebody was asked about a transaction that had ended")
+    expect(Counter(world.bodies()) == Counter(half.body for half in halves), "messages are missing or doubled")
+
+
+def a_group_without_producers_waits_for_one(strategy: str) -> None:
+    """Its producer went before it answered: another one of the group, who comes hours later, is asked."""
+    world = fresh(strategy)
+    gone = world.producers.join()
+    gone.closed = True
+    world.half(b"x")
+    world.commit()
+    for _ in range(60):
+        world.pass_time(WAIT_S)
+        world.walk()
+    world = in_order(world, strategy)
+    expect(world.plugin.strategy.open_count == 1, "it was given up")
+    world.producers.join()
+    world.pass_time(WAIT_S)
+    [half] = asked(world)
+    world.end_now(half, COMMIT)
+    expect(world.bodies() == [b"x"], f"{world.bodies()}")
+
+
+def many_open_transactions_are_all_asked_about(strategy: str) -> None:
+    """However many: each once in a walk, a part of them at a time, and each is committed once (row 65)."""
+    world = TransactedStore(MemoryEnv(), strategy, config=ROOMY, max_open=OPEN_HALVES)
+    producer = world.producers.join()
+    for first in range(0, OPEN_HALVES, 500):
+        world.halves([b"%d" % number for number in range(first, min(first + 500, OPEN_HALVES))])
+        world.commit()
+    expect(world.halves([b"more"]).statuses == [ResponseCode.SYSTEM_BUSY], "max_open is no bound")
+    world.pass_time(WAIT_S)
+    questions: list[Half] = []
+    turns = most = 0
+    for _ in world.plugin.strategy.walk():
+        world.commit()
+        now = [question.half for question in producer.take_questions()]
+        most, turns = max(most, len(now)), turns + 1
+        questions += now
+    world.commit()
+    questions += [question.half for question in producer.take_questions()]
+    expect(len(questions) == len({half.body for half in questions}) == OPEN_HALVES, f"{len(questions)} were asked")
+    expect(most <= 256 and turns >= OPEN_HALVES // 256, f"{most} at once, {turns} turns")
+    for half in questions:
+        world.end(half, COMMIT, oneway=True)
+    world.commit()
+    expect(sorted(world.bodies()) == sorted(half.body for half in questions), "messages are missing or doubled")
+    expect(world.plugin.strategy.open_count == 0, "some are still open")
+
+
+def what_fails_in_the_middle_keeps_no_other_from_being_asked(strategy: str) -> None:
+    """A producer whose connection raises, a message that belongs nowhere (issue 9500)."""
+    world = fresh(strategy)
+    world.producers.join()
+    world.producers.join("broken").error = RuntimeError("on purpose")
+    for number in range(9):
+        world.half(b"%d" % number, group="broken" if number % 3 == 1 else "orders")
+    world.commit()
+    for _ in range(3):
+        world.pass_time(WAIT_S)
+        expect({half.body for half in asked(world)} == {b"0", b"2", b"3", b"5", b"6", b"8"}, "some were left out")
+    for producer in world.producers.groups["broken"]:
+        producer.error = None
+    world.pass_time(WAIT_S)
+    expect(len(asked(world)) == 9, "what failed is not tried again")
+
+
+# ----------------------------------------------------------------------------------------------------- to start again
+
+
+def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
+    """Open, committed, rolled back, asked, asked and ended; in order or not, with written tables or not."""
+    for restart in RESTARTS:
+        world = TransactedStore(MemoryEnv(), strategy)
+        world.producers.join()
+        halves = {name: world.half(name) for name in (b"open", b"asked", b"done", b"undone", b"late")}
+        world.commit()
+        world.end_now(halves[b"done"], COMMIT)
+        world.end_now(halves[b"undone"], ROLLBACK)
+        world.pass_time(WAIT_S)
+        questions = {half.body: half for half in asked(world)}
+        expect(set(questions) == {b"open", b"asked", b"late"}, f"{set(questions)} were asked")
+        world.end_now(questions[b"late"], COMMIT)
+        for _ in range(2):
+            world = restart(world, strategy)
+            expect(world.bodies() == [b"done", b"late"], f"{world.bodies()}")
+            expect(world.plugin.strategy.open_count == 2, f"{world.plugin.strategy.open_count} are open")
+            expect(world.end_now(halves[b"done"], COMMIT) == ResponseCode.SUCCESS, "the same word again")
+            world.end_now(halves[b"undone"], COMMIT)
+        world.producers.join()
+        world.pass_time(WAIT_S)
+        again = {half.body: half for half in asked(world)}
+        expect(set(again) == {b"open", b"asked"}, f"{set(again)} were asked")
+        world.end_now(again[b"open"], COMMIT)
+        world.end_now(questions[b"asked"], COMMIT)
+        expect(sorted(world.bodies()) == [b"asked", b"done", b"late", b"open"], f"{world.bodies()}")
+
+
+def open_transactions_keep_their_files(strategy: str) -> None:
+    """The floor below which the log may be deleted is no higher than an open half message."""
+    world = fresh(strategy)
+    expect(world.plugin.strategy.floor() == world.log.end, "an empty store needs something")
+    first, second = world.half(b"x"), world.half(b"y")
+    expect(world.plugin.strategy.floor() <= first.offset, "a half message that is not yet dispatched")
+    world.commit()
+    expect(world.plugin.strategy.floor() <= first.offset, "the first is open")
+    world.end_now(first, COMMIT)
+    expect(world.plugin.strategy.floor() <= second.offset, "the second is open")
+    world.end_now(second, ROLLBACK)
+    world.persist()
+    expect(world.plugin.strategy.floor() == world.log.end, "nothing is open")
+
+
+def another_strategy_refuses_to_start(strategy: str) -> None:
+    """With open transactions of this one; without any it starts."""
+    for other in STRATEGIES:
+        if other == strategy:
+            continue
+        world = fresh(strategy)
+        half = world.half(b"x")
+        world.close()
+        try:
+            TransactedStore(world.env, other)
+        except StartError as refused:
+            expect(strategy in str(refused) and other in str(refused), f"the text does not say it: {refused}")
+        else:
+            raise AssertionError(f"{other!r} started on open transactions of {strategy!r}")
+        world = TransactedStore(world.env, strategy)
+        world.end_now(half, COMMIT)
+        world = in_order(world, strategy)
+        world.close()
+        world = TransactedStore(world.env, other)
+        expect(world.bodies() == [b"x"], f"{world.bodies()}")
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    a_half_message_is_seen_only_when_it_is_committed,
+    what_is_rolled_back_is_never_seen,
+    the_first_word_counts,
+    nothing_known_is_nothing_done,
+    forged_ends_are_refused,
+    what_only_the_broker_says_cannot_be_sent,
+    a_commit_that_is_refused_may_be_repeated,
+    a_producer_is_asked_and_its_answer_counts,
+    who_was_asked_may_answer_by_the_first_names,
+    nobody_is_asked_about_what_has_ended,
+    a_group_without_producers_waits_for_one,
+    many_open_transactions_are_all_asked_about,
+    what_fails_in_the_middle_keeps_no_other_from_being_asked,
+    a_restart_in_any_state_forgets_nothing,
+    open_transactions_keep_their_files,
+    another_strategy_refuses_to_start,
+)
+"""All rules."""
