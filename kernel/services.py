@@ -35,8 +35,12 @@ class TopicTable(Protocol):
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
 
-    def for_send(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+    def for_send(
+        self, topic: str, default_topic: str, default_queues: int, unit_mode: bool = False
+    ) -> TopicConfig | None:
         """As ``get``, and created on first use when ``default_topic`` allows it (or it is a retry topic).
+
+        The sender's ``unit_mode`` marks what is created.
 
         ``RemoteFault`` for an illegal name, for the retry topic of an unknown group, for one topic too many.
         """
@@ -170,6 +174,9 @@ class Statistics(Protocol):
 
     def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
         """A pull was answered with ``messages`` messages of ``size`` bytes; 0 messages: it found nothing."""
+
+    def waited(self, group: str, topic: str, queue_id: int, seconds: float) -> None:
+        """A pull was answered so much later than it came: its messages came from the disk, or others had their turn."""
 
     def consume_tps(self, group: str, topic: str) -> float:
         """Messages a second that the group got of the topic, over the last minute."""

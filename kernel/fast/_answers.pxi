@@ -10,7 +10,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     COMMIT_OFFSET = 1
-    WHICH_FILTER = 12  # the bits of a pull's sys flag by which its filter is chosen
+    WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
     WINDOWS = 8
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow

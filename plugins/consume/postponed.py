@@ -25,12 +25,14 @@ class Postponed:
     """Pulls that run again: when what they want came from the disk, or when the others had their turn.
 
     ``again(pull, wait)`` answers one and returns its bytes; with ``wait`` it reads from the disk, come what may.
+    ``waited(pull, seconds)`` hears how long that took to come, if somebody wants to know.
     """
 
-    def __init__(self, again: Callable[[Pull, bool], int]) -> None:
+    def __init__(self, again: Callable[[Pull, bool], int], waited: Callable[[Pull, float], None] | None = None) -> None:
         self._again = again
-        self._ready: deque[Pull] = deque()
-        self._absent: deque[tuple[Pull, Callable[[], object]]] = deque()
+        self._waited = waited
+        self._ready: deque[tuple[Pull, float]] = deque()
+        self._absent: deque[tuple[Pull, float, Callable[[], object]]] = deque()
         self._some_ready = trio.Event()
         self._some_absent = trio.Event()
 
@@ -44,12 +46,11 @@ class Postponed:
 
     def until_next_turn(self, pull: Pull) -> None:
         """Run ``pull`` again soon."""
-        self._ready.append(pull)
-        self._some_ready.set()
+        self._put_ready(pull, trio.current_time())
 
     def until_fetched(self, pull: Pull, fetch: Callable[[], object]) -> None:
         """Run ``pull`` again when ``fetch`` has returned, which is called in a worker thread."""
-        self._absent.append((pull, fetch))
+        self._absent.append((pull, trio.current_time(), fetch))
         self._some_absent.set()
 
     async def run(self) -> None:
@@ -65,7 +66,7 @@ class Postponed:
             while self._ready:
                 room = TURN_BYTES
                 while self._ready and room > 0:
-                    room -= self._answer(self._ready.popleft(), wait=False)
+                    room -= self._answer(*self._ready.popleft(), wait=False)
                 await trio.lowlevel.checkpoint()
 
     async def _run_absent(self) -> None:
@@ -73,16 +74,24 @@ class Postponed:
             await self._some_absent.wait()
             self._some_absent = trio.Event()
             while self._absent:
-                pull, fetch = self._absent.popleft()
+                pull, since, fetch = self._absent.popleft()
                 try:
                     await trio.to_thread.run_sync(fetch)
                 except OSError as error:
                     # Reading it where it stands finds out what that means for this pull.
                     log.error("reading ahead failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
-                self._answer(pull, wait=True)
+                self._answer(pull, since, wait=True)
                 # Those behind it mostly want the same part, which is there now.
                 for _ in range(len(self._absent)):
-                    self.until_next_turn(self._absent.popleft()[0])
+                    self._put_ready(*self._absent.popleft()[:2])
 
-    def _answer(self, pull: Pull, *, wait: bool) -> int:
-        return 0 if pull.request.connection.closed else self._again(pull, wait)
+    def _put_ready(self, pull: Pull, since: float) -> None:
+        self._ready.append((pull, since))
+        self._some_ready.set()
+
+    def _answer(self, pull: Pull, since: float, *, wait: bool) -> int:
+        if pull.request.connection.closed:
+            return 0
+        if self._waited is not None:
+            self._waited(pull, trio.current_time() - since)
+        return self._again(pull, wait)

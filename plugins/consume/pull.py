@@ -52,7 +52,7 @@ class PullProcessor:
         self._statistics = broker.services.find(Statistics)
         self._subscriptions = Subscriptions(broker)
         self._windows = LogWindows(broker.env, broker.log)
-        self.postponed = Postponed(self._again)
+        self.postponed = Postponed(self._again, None if self._statistics is None else self._tell_wait)
         """The pulls that wait for their turn or for the disk; somebody has to run it."""
         self._answers = PullAnswers(
             PullDesk(
@@ -97,6 +97,10 @@ class PullProcessor:
             request.forget()
             waiting.append(pull)
         return given or 0
+
+    def _tell_wait(self, pull: Pull, seconds: float) -> None:
+        if self._statistics is not None:
+            self._statistics.waited(pull.group, pull.topic, pull.queue_id, seconds)
 
     def _postpone(self, pull: Pull) -> int:
         pull.request.forget()

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from gantrymq.remoting.bodies import SubscriptionGroupConfig
 
 SUBSCRIPTION = 4
-CLASS_FILTER = 8
-"""Bits of a pull's sys flag."""
+"""Bit of a pull's sys flag: it brings its expression along."""
 
 FILTERS_KEPT = 1024
 EXPRESSION_KEPT_CHARACTERS = 512
@@ -45,8 +44,6 @@ class Subscriptions:
 
         ``config`` is what was set up for ``group``.
         """
-        if sys_flag & CLASS_FILTER:
-            return self._compile("TAG", "*")
         if sys_flag & SUBSCRIPTION:
             return self._compile(kind or "TAG", expression or "*")
         model = self._consumers.message_model(group)

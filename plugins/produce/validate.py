@@ -29,7 +29,7 @@ def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTabl
     if topics.refuses_sends(topic):
         raise RemoteFault(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
     if config is None:
-        config = topics.for_send(topic, header.default_topic, header.default_topic_queue_nums)
+        config = topics.for_send(topic, header.default_topic, header.default_topic_queue_nums, bool(header.unit_mode))
     if config is None:
         raise RemoteFault(
             ResponseCode.TOPIC_NOT_EXIST,

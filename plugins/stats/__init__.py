@@ -89,6 +89,8 @@ class StatsPlugin:
 
     def _view(self, request: Request) -> Command:
         header = read_header(StatsHeader, request.command.ext)
+        for _ in self._table.look():
+            pass  # an administrator wants to know of now
         item = self._table.find(header.stats_name, header.stats_key)
         if item is None:
             raise RemoteFault(

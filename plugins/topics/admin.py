@@ -37,6 +37,7 @@ class TopicAdmin:
 
     def __init__(self, broker: Broker, topics: Topics, groups: Groups, config: TopicsConfig) -> None:
         self._queues = broker.queues
+        self._is_slave = broker.broker_id != 0
         self._offsets = broker.services.find(ConsumerOffsets)
         self._topics = topics
         self._groups = groups
@@ -57,6 +58,7 @@ class TopicAdmin:
 
     def set_topic(self, request: Request) -> Command:
         """17. The header's ``order`` is not taken, as in RocketMQ: it comes from the nameservers."""
+        self._refuse_on_slave()
         header = read_header(CreateTopicHeader, request.command.ext)
         self._topics.refuse_reserved(header.topic)
         _check("readQueueNums", header.read_queue_nums, 1, self._config.max_queues)
@@ -90,6 +92,7 @@ class TopicAdmin:
 
         RocketMQ leaves the groups' offsets behind, for a topic that may come back as another one.
         """
+        self._refuse_on_slave()
         topic = read_header(TopicHeader, request.command.ext).topic
         self._topics.refuse_reserved(topic)
         if self._topics.remove(topic):
@@ -100,6 +103,7 @@ class TopicAdmin:
 
     def set_group(self, request: Request) -> Command:
         """200."""
+        self._refuse_on_slave()
         config = SubscriptionGroupConfig.from_bytes(request.command.body)
         _check("retryQueueNums", config.retry_queue_nums, 0, self._config.max_queues)
         _check("retryMaxTimes", config.retry_max_times, UNLIMITED_RETRIES, 2**31 - 1)
@@ -114,6 +118,7 @@ class TopicAdmin:
 
     def delete_group(self, request: Request) -> Command:
         """207: the configuration, and the offsets if the header says so. An unknown group is no error."""
+        self._refuse_on_slave()
         header = read_header(DeleteGroupHeader, request.command.ext)
         if header.group_name in SYSTEM_GROUPS:
             raise _fault(f"the group {header.group_name} is the system's and stays")
@@ -139,6 +144,10 @@ class TopicAdmin:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:255]}"
             )
         return request.command.answer(ResponseCode.SUCCESS, body=group.to_bytes())
+
+    def _refuse_on_slave(self) -> None:
+        if self._is_slave:
+            raise _fault("topics and groups are changed on the master, not on a slave")
 
     def _saved(self, request: Request, table: StateTable[TopicConfig] | StateTable[SubscriptionGroupConfig]) -> Command:
         try:

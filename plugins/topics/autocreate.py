@@ -11,6 +11,9 @@ from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from gantrymq.remoting.names import AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, OFFSET_MOVED_TOPIC, SELF_TEST_TOPIC
 
 PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
+UNIT = 1
+UNIT_SUBSCRIPTION = 2
+"""Bits of a topic's system flag (``TopicSysFlag``): it belongs to a unit, units subscribe to it."""
 CLUSTER_TOPIC_QUEUES = 16
 BENCHMARK_TOPIC_QUEUES = 1024
 
@@ -35,13 +38,14 @@ def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicCo
     return topics
 
 
-def inherited(name: str, default: TopicConfig | None, queues: int) -> TopicConfig | None:
+def inherited(name: str, default: TopicConfig | None, queues: int, unit_mode: bool) -> TopicConfig | None:
     """The topic that a first message creates after ``default``, or None when that may not be inherited from.
 
-    ``queues`` is the client's wish. At least one queue: RocketMQ creates a topic with none if asked to, to which
-    nothing could ever be sent.
+    ``queues`` and ``unit_mode`` are the client's wish. At least one queue: RocketMQ creates a topic with none if asked
+    to, to which nothing could ever be sent.
     """
     if default is None or not default.perm & PERM_INHERIT:
         return None
     count = max(1, min(queues, default.write_queue_nums))
-    return TopicConfig(name, count, count, default.perm & ~PERM_INHERIT, default.topic_filter_type)
+    flag = UNIT if unit_mode else 0
+    return TopicConfig(name, count, count, default.perm & ~PERM_INHERIT, default.topic_filter_type, flag)

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from gantrymq.kernel.statefile import load_state
-from gantrymq.plugins.topics.autocreate import boot_topics, inherited, topic_config
+from gantrymq.plugins.topics.autocreate import UNIT_SUBSCRIPTION, boot_topics, inherited, topic_config
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
@@ -58,14 +58,16 @@ class Topics:
         """The topic's configuration, or None."""
         return self.table.entries.get(topic)
 
-    def for_send(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+    def for_send(
+        self, topic: str, default_topic: str, default_queues: int, unit_mode: bool = False
+    ) -> TopicConfig | None:
         """As :meth:`get`, and created on first use when ``default_topic`` may be inherited from.
 
         A retry topic gets one queue, and needs its group. :class:`RemoteFault` for an illegal name (1), an unknown
         group (26), and beyond the limit (1).
         """
         config = self.table.entries.get(topic)
-        return config if config is not None else self._create(topic, default_topic, default_queues)
+        return config if config is not None else self._create(topic, default_topic, default_queues, unit_mode)
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
         """Create the topic unless it exists; returns what is there now. :class:`RemoteFault` as :meth:`for_send`."""
@@ -150,15 +152,15 @@ class Topics:
         self.changed(topic)
         return True
 
-    def _create(self, topic: str, default_topic: str, default_queues: int) -> TopicConfig | None:
+    def _create(self, topic: str, default_topic: str, default_queues: int, unit_mode: bool) -> TopicConfig | None:
         validate_topic(topic)
         if is_retry_topic(topic):
             group = topic.removeprefix(RETRY_PREFIX)
             if self._groups.find(group) is None:
                 raise RemoteFault(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
-            config: TopicConfig | None = topic_config(topic, 1)
+            config: TopicConfig | None = topic_config(topic, 1, sys_flag=UNIT_SUBSCRIPTION if unit_mode else 0)
         else:
-            config = inherited(topic, self.table.entries.get(default_topic), default_queues)
+            config = inherited(topic, self.table.entries.get(default_topic), default_queues, unit_mode)
         if config is not None:
             self.set(config)
         return config

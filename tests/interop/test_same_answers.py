@@ -7,14 +7,20 @@ client acts on. ``ON_PURPOSE`` has the differences and why; one that is gone mus
 from __future__ import annotations
 
 import json
+import socket
+import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.codes import RequestCode as Code
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
@@ -26,12 +32,22 @@ OUR_SLAVE = ("--set", "broker.id=1", "--set", "plugin.consume.slave_read_enable=
 ACTED_ON = ("nextBeginOffset", "minOffset", "maxOffset", "offset", "queueId", "queueOffset", "suggestWhichBrokerId")
 ON_PURPOSE = {
     "a batch that is rubbish": "13 and a text; RocketMQ answers with the trace of an exception",
+    "a group of a name with a dot": "1; RocketMQ checks the names of groups in its tools and clients only",
+    "a group without a name": "1; RocketMQ keeps a group without a name",
+    "a light pull": "5.x knows this code, 4.9 does not",
     "a pull by nonsense": "23 and the place; RocketMQ gives every message where the expression cannot be read",
     "a pull by an unknown kind": "1, not supported; RocketMQ gives every message",
-    "half a message": "transactions are not there yet, and a half message must not be read as a whole one",
+    "a topic of a permission that is none": "1, allowed are 0 to 7; RocketMQ stores any number",
+    "a topic without queues": "1; RocketMQ stores a topic to which nothing can be sent",
+    **dict.fromkeys(
+        [f"the statistic QUEUE_{way}_{what}" for way in ("PUT", "GET") for what in ("NUMS", "SIZE")],
+        "told; RocketMQ 4.9 counts them for its topic of the delays only",
+    ),
 }
 
 Request = tuple[str, Command]
+Pair = tuple[str, str]
+"""The addresses of a broker and of its nameserver."""
 
 
 def send(topic: str, body: bytes = b"x", *, code: Code = Code.SEND_MESSAGE_V2, **fields: object) -> Command:
@@ -67,10 +83,35 @@ def group(name: str, **fields: object) -> Command:
     return Command(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps(values).encode())
 
 
+def batch(topic: str, *bodies: bytes) -> Command:
+    inner = b"".join(struct.pack(">iiiii", 22 + len(body), 0, 0, 0, len(body)) + body + bytes(2) for body in bodies)
+    return send(topic, inner, code=Code.SEND_BATCH_MESSAGE, m="true")
+
+
+def back(group: str, **fields: str) -> Command:
+    ext = {"offset": "0", "group": group, "delayLevel": "0", "originTopic": "T", "unitMode": "false", **fields}
+    return Command(Code.CONSUMER_SEND_MSG_BACK, ext)
+
+
+PROPERTIES_ROOM = 32767 - len("k\x01\x02CLUSTER\x01DefaultCluster")
+STATISTICS = (
+    *((name, "T") for name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")),
+    *((name, "T@0") for name in ("QUEUE_PUT_NUMS", "QUEUE_PUT_SIZE")),
+    *((name, "T@g") for name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE", "GROUP_GET_FROM_DISK_NUMS", "SNDBCK_PUT_NUMS",
+                                 "GROUP_GET_FROM_DISK_SIZE")),
+    *((name, "T@0@g") for name in ("QUEUE_GET_NUMS", "QUEUE_GET_SIZE")),
+    *((name, "0@T@g") for name in ("GROUP_GET_LATENCY", "GROUP_GET_FALL_SIZE", "GROUP_GET_FALL_TIME")),
+    *((name, "DefaultCluster") for name in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS", "BROKER_GET_FROM_DISK_NUMS",
+                                            "BROKER_GET_FROM_DISK_SIZE")),
+    *((f"COMMERCIAL_{name}", "null@T@g@RCV_SUCCESS") for name in (
+        "SEND_TIMES", "SNDBCK_TIMES", "RCV_TIMES", "RCV_EPOLLS", "SEND_SIZE", "RCV_SIZE", "PERM_FAILURES")),
+)  # fmt: skip
 PREPARED: tuple[Command, ...] = (
     topic("T"), topic("ReadOnly"), topic("WriteOnly"), group("g"), group("off", consumeEnable=False),
     *(send("T", b"message %d" % number) for number in range(5)), send("ReadOnly"), send("WriteOnly"),
-    topic("ReadOnly", 4), topic("WriteOnly", 2),
+    topic("ReadOnly", 4), topic("WriteOnly", 2), topic("Closed", 0), topic("ns%other"),
+    group("noretry", retryQueueNums=0), group("closed"), topic("%RETRY%closed", 4, 1), group("ns%g"), group("unit"),
+    group("nobroadcast", consumeBroadcastEnable=False), group("paused", consumeEnable=False),
 )  # fmt: skip
 
 REQUESTS: tuple[Request, ...] = (
@@ -81,6 +122,8 @@ REQUESTS: tuple[Request, ...] = (
         "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "", "reconsumeTimes": "0", "unitMode": "false",
         "batch": "false"}, b"x")),
     ("to a topic that may only be read", send("ReadOnly")),
+    ("to a topic that may only be written", send("WriteOnly")),
+    ("to a topic that may do nothing", send("Closed")),
     ("to queue 4 of 4", send("T", e=4)),
     ("to queue 2147483647", send("T", e=2147483647)),
     ("to a system topic", send("RMQ_SYS_TRANS_HALF_TOPIC")),
@@ -89,12 +132,28 @@ REQUESTS: tuple[Request, ...] = (
     ("to a name with a slash", send("a/b")),
     ("to a name with a dot", send("a.b")),
     ("to an empty name", send("")),
+    ("to a name of 127 letters", send("n" * 127)),
     ("to a name of 128 letters", send("n" * 128)),
+    ("to a name with a stroke", send("a|b")),
+    ("to a name of another alphabet", send("\u0442\u0435\u043c\u0430")),
+    ("to a topic of a namespace", send("ns%topic")),
+    ("to the dead letters of a group", send("%DLQ%g")),
+    ("to a retry topic of a namespace", send("%RETRY%ns%g")),
+    ("in unit mode", send("Unit", k="true")),
+    ("in unit mode to a retry topic", send("%RETRY%unit", k="true")),
     ("to a new topic", send("NewTopic", d=8)),
     ("to a new topic from no pattern", send("Other", c="NoPattern")),
     ("a body of 4 MiB", send("T", bytes(BODY_MAX))),
     ("a body of 4 MiB and a byte", send("T", bytes(BODY_MAX + 1))),
     ("properties of 32 KiB", send("T", i="k\x01" + "v" * 32768)),
+    ("properties that just fit", send("T", i="k\x01" + "v" * PROPERTIES_ROOM)),
+    ("properties of one byte too many", send("T", i="k\x01" + "v" * (PROPERTIES_ROOM + 1))),
+    ("properties of letters of two bytes that just fit", send("T", i="kk\x01" + "\u00e9" * (PROPERTIES_ROOM // 2))),
+    ("properties of letters of two bytes, too many", send("T", i="k\x01" + "\u00e9" * (PROPERTIES_ROOM // 2 + 1))),
+    ("a batch of two", batch("T", b"one", b"two")),
+    ("a batch of 4 MiB and more", batch("T", bytes(BODY_MAX // 2), bytes(BODY_MAX // 2))),
+    ("a batch of a topic that is not there", batch("New-batch", b"one")),
+    ("a batch to a retry topic", batch("%RETRY%g", b"one")),
     ("a number that is none", send("T", e="zero")),
     ("without the topic", Command(Code.SEND_MESSAGE_V2, {"a": "p"}, b"x")),
     ("a batch that is rubbish", send("T", b"rubbish", code=Code.SEND_BATCH_MESSAGE, m="true")),
@@ -109,6 +168,11 @@ REQUESTS: tuple[Request, ...] = (
     ("a pull of no topic", pull("Missing")),
     ("a pull of a topic that may only be written", pull("WriteOnly")),
     ("a pull of a topic that may only be read", pull("ReadOnly")),
+    ("a pull of a topic that may do nothing", pull("Closed")),
+    ("a pull of a topic of a namespace", pull("ns%other")),
+    ("a pull of no messages at all", pull("T", maxMsgNums=0)),
+    ("a pull by a class", pull("T", sysFlag=8)),
+    ("a light pull", Command(Code.LITE_PULL_MESSAGE, pull("T").ext)),
     ("a pull by a group that may not", pull("T", consumerGroup="off")),
     ("a pull by a tag that nobody sent", pull("T", subscription="TagZ")),
     ("a pull without a subscription", pull("T", sysFlag=0)),
@@ -128,8 +192,39 @@ REQUESTS: tuple[Request, ...] = (
     ("to a retry topic of no group", send("%RETRY%nogroup-anywhere")),
     ("back to a group that is not there", Command(Code.CONSUMER_SEND_MSG_BACK, {
         "offset": "0", "group": "not-there", "delayLevel": "0", "originTopic": "T", "unitMode": "false"})),
+    ("back by a group without retries", back("noretry")),
+    ("back by a group that may not consume", back("off")),
+    ("back by a group whose retry topic may only be read", back("closed")),
+    ("back by a group of a namespace", back("ns%g")),
+    ("back by a group in unit mode", back("unit", unitMode="true")),
     ("back from where nothing is", Command(Code.CONSUMER_SEND_MSG_BACK, {
         "offset": "999999999", "group": "g", "delayLevel": "0", "originTopic": "T", "unitMode": "false"})),
+    ("a topic of a name with a dot", topic("a.b")),
+    ("a topic of 127 letters", topic("m" * 127)),
+    ("a topic of 128 letters", topic("m" * 128)),
+    ("a topic of the system", topic("TBW102")),
+    ("a topic of the system's prefix", topic("rmq_sys_mine")),
+    ("a topic without queues", topic("Nothing", queues=0)),
+    ("a topic of an unknown filter", Command(17, {**(topic("Odd").ext or {}), "topicFilterType": "NONE"})),
+    ("a topic of a permission that is none", topic("Perm", 99)),
+    ("deletion of the system's topic", Command(Code.DELETE_TOPIC_IN_BROKER, {"topic": "TBW102"})),
+    ("deletion of no topic", Command(Code.DELETE_TOPIC_IN_BROKER, {"topic": "Missing"})),
+    ("a group of a name with a dot", group("a.b")),
+    ("a group without a name", group("")),
+    ("deletion of no group", Command(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "Missing"})),
+    ("what a topic holds that is not there", Command(Code.GET_TOPIC_STATS_INFO, {"topic": "Missing"})),
+    ("how far nobody is", Command(Code.GET_CONSUME_STATS, {"consumerGroup": "Missing"})),
+    ("who consumes as nobody", Command(Code.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "Missing"})),
+    ("who sends as nobody", Command(Code.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "Missing"})),
+    ("what nobody's client does", Command(Code.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g", "clientId": "x"})),
+    ("a statistic that is none", Command(Code.VIEW_BROKER_STATS_DATA, {"statsName": "NONE", "statsKey": "T"})),
+    *((f"the statistic {name}", Command(Code.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key}))
+      for name, key in STATISTICS),
+    ("a message by an offset where none is", Command(Code.VIEW_MESSAGE_BY_ID, {"offset": "999999999"})),
+    ("locks of nothing", Command(Code.LOCK_BATCH_MQ, {}, b'{"consumerGroup":"g","clientId":"c","mqSet":[]}')),
+    ("a check of an expression that is none", Command(Code.CHECK_CLIENT_CONFIG, {}, json.dumps({
+        "clientId": "c", "group": "g",
+        "subscriptionData": {"topic": "T", "subString": "a >", "expressionType": "SQL92"}}).encode())),
 )  # fmt: skip
 
 
@@ -142,38 +237,45 @@ def nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
 
 
 @contextmanager
-def ours_running(home: Path, *options: str) -> Iterator[str]:
-    """Our broker over the data in ``home``."""
+def ours_running(home: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """Our broker over the data in ``home``, and its nameserver."""
     address, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ("serve", "--data", str(home / "data"), "--listen", address, "--nameserver-listen", nameserver, *options)
     with gantrymq_child(serve, home / "serve.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))
-        yield address
+        yield address, nameserver
 
 
 @pytest.fixture(scope="module")
-def brokers(java: Java, homes: Callable[[str], Path], nameserver: str) -> Iterator[tuple[str, str]]:
-    """Ours and RocketMQ's, with the same in them."""
+def pairs(java: Java, homes: Callable[[str], Path], nameserver: str) -> Iterator[tuple[Pair, Pair]]:
+    """Ours and RocketMQ's, broker and nameserver, with the same in them."""
     with ours_running(homes("answers")) as ours, ExitStack() as stack:
         broker = start_broker(java, homes("answers-broker"), nameserver, enablePropertyFilter="true")
         stack.callback(broker.discard)
-        for address in (ours, broker.address):
+        theirs = (broker.address, nameserver)
+        for address, _ in (ours, theirs):
             for command in PREPARED:
                 assert ask(address, command).code == 0, command
-        yield ours, broker.address
+        yield ours, theirs
+
+
+@pytest.fixture(scope="module")
+def brokers(pairs: tuple[Pair, Pair]) -> tuple[str, str]:
+    """The brokers of ``pairs``."""
+    return pairs[0][0], pairs[1][0]
 
 
 @pytest.fixture(scope="module")
 def slaves(java: Java, homes: Callable[[str], Path], nameserver: str) -> Iterator[tuple[str, str]]:
     """Ours and RocketMQ's, with what came to them while they were masters."""
     home, their_home = homes("slave"), homes("slave-broker")
-    with ours_running(home) as ours:
+    with ours_running(home) as (ours, _):
         broker = start_broker(java, their_home, nameserver, name="java-slave")
         for address in (ours, broker.address):
             for command in SLAVE_PREPARED:
                 assert ask(address, command).code == 0, command
         broker.discard()
-    with ours_running(home, *OUR_SLAVE) as ours, ExitStack() as stack:
+    with ours_running(home, *OUR_SLAVE) as (ours, _), ExitStack() as stack:
         broker = start_broker(
             java, homes("slave-again"), nameserver, name="java-slave", store=their_home / "store", **SLAVE
         )
@@ -192,12 +294,19 @@ SLAVE_PREPARED: tuple[Command, ...] = (
 )  # fmt: skip
 
 SLAVE_REQUESTS: tuple[Request, ...] = (
+    ("a topic", topic("Other")),
+    ("deletion of a topic", Command(Code.DELETE_TOPIC_IN_BROKER, {"topic": "T"})),
+    ("a group", group("other")),
+    ("deletion of a group", Command(Code.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"})),
     ("a message", send("T")),
     ("a delayed message", send("T", i="DELAY\x013")),
     ("half a message", send("T", i="TRAN_MSG\x01true\x02PGROUP\x01p")),
     ("to a new topic", send("NewTopic")),
     ("back from a consumer", Command(Code.CONSUMER_SEND_MSG_BACK, {
         "offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T", "unitMode": "false"})),
+    ("the end of a transaction", Command(Code.END_TRANSACTION, {
+        "producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": "0", "commitOrRollback": "8",
+        "fromTransactionCheck": "false", "msgId": "x", "transactionId": "x"})),
     ("a pull", pull("T")),
     ("a pull that commits", pull("T", sysFlag=5, commitOffset=3)),
     ("what that pull committed", of_queue(Code.QUERY_CONSUMER_OFFSET, "T", consumerGroup="g")),
@@ -223,3 +332,100 @@ def test_both_brokers_answer_alike(brokers: tuple[str, str], name: str, request_
 def test_both_slaves_answer_alike(slaves: tuple[str, str], name: str, request_: Command) -> None:
     ours, theirs = (ask(address, request_) for address in slaves)
     assert acted_on(ours) == acted_on(theirs), (ours.remark, theirs.remark)
+
+
+def heartbeat(group: str, model: str = "CLUSTERING", *, unit_mode: bool = False, version: int = 5) -> Command:
+    wanted = {
+        "topic": "T",
+        "subString": "*",
+        "tagsSet": [],
+        "codeSet": [],
+        "subVersion": version,
+        "expressionType": "TAG",
+    }
+    member = {
+        "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": model, "unitMode": unit_mode,
+        "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [wanted],
+    }  # fmt: skip
+    said = {"clientID": f"{group}@1", "consumerDataSet": [member], "producerDataSet": []}
+    return Command(Code.HEART_BEAT, {}, json.dumps(said).encode())
+
+
+def converse(address: str, *commands: Command) -> list[Command]:
+    """The answers to requests that follow each other on one connection."""
+    host, _, port = address.rpartition(":")
+    answers: list[Command] = []
+    with socket.create_connection((host, int(port)), timeout=10.0) as connection:
+        buffer = bytearray()
+        for number, command in enumerate(commands):
+            connection.sendall(encode(msgspec.structs.replace(command, opaque=number)))
+            while len(answers) == number:
+                frames, used = cut_frames(buffer)
+                del buffer[:used]
+                answers += [answer for answer in map(decode, frames) if answer.flag & RESPONSE_FLAG]
+                if len(answers) == number:
+                    piece = connection.recv(65536)
+                    assert piece, "the broker closed the connection"
+                    buffer += piece
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("beat", "pulled"),
+    [
+        (heartbeat("g"), pull("T", sysFlag=0, subVersion=5)),
+        (heartbeat("g"), pull("T", sysFlag=0, subVersion=6)),
+        (heartbeat("g"), pull("ns%other", sysFlag=0, subVersion=5)),
+        (heartbeat("nobroadcast", "BROADCASTING"), pull("T", consumerGroup="nobroadcast", sysFlag=0)),
+        (heartbeat("nobroadcast"), pull("T", consumerGroup="nobroadcast", sysFlag=0)),
+        (heartbeat("paused"), pull("T", consumerGroup="paused", sysFlag=0)),
+    ],
+    ids=["a member", "a newer subscription", "another topic", "broadcasting", "not broadcasting", "not enabled"],
+)
+def test_members_pull_alike(brokers: tuple[str, str], beat: Command, pulled: Command) -> None:
+    ours, theirs = (converse(address, beat, pulled) for address in brokers)
+    assert list(map(acted_on, ours)) == list(map(acted_on, theirs)), (ours[1].remark, theirs[1].remark)
+
+
+NAMED = ("Unit", "%RETRY%unit-member", "%RETRY%ns%member", "ns%namespaced", "%RETRY%unit-back", "%DLQ%ns%dead")
+SYS_FLAGS = {"UnitAndSub": 3, "OnlySub": 2}
+
+
+def test_topics_come_into_being_alike_and_nameservers_list_them_alike(pairs: tuple[Pair, Pair]) -> None:
+    """Unit mode and namespaces: flags, queues and permissions of what is created, and who asks for which of them."""
+    configs, lists = [], []
+    for broker, nameserver in pairs:
+        for name, flag in SYS_FLAGS.items():
+            ask(broker, Command(17, {**(topic(name).ext or {}), "topicSysFlag": str(flag)}))
+        for command in (
+            send("Unit", k="true"), send("ns%namespaced"), group("unit-back"), group("ns%dead"),
+            back("unit-back", unitMode="true"), back("ns%dead", delayLevel="-1"),
+        ):  # fmt: skip
+            assert ask(broker, command).code == 0, command
+        for beat in (heartbeat("unit-member", unit_mode=True), heartbeat("ns%member")):
+            assert converse(broker, beat)[0].code == 0
+        table = json.loads(ask(broker, Command(Code.GET_ALL_TOPIC_CONFIG)).body)["topicConfigTable"]
+        configs.append({name: table.get(name) for name in (*NAMED, *SYS_FLAGS)})
+        lists.append(wait_for_lists(nameserver))
+    assert configs[0] == configs[1]
+    assert lists[0] == lists[1]
+    assert all(lists[0].values())
+
+
+def wait_for_lists(nameserver: str) -> dict[str, list[str]]:
+    """Which of the topics a nameserver lists where, as soon as it knows all of them."""
+    asked = {
+        "all": Command(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
+        "cluster": Command(Code.GET_TOPICS_BY_CLUSTER, {"cluster": "DefaultCluster"}),
+        "unit": Command(Code.GET_UNIT_TOPIC_LIST),
+        "subscribed by units": Command(Code.GET_HAS_UNIT_SUB_TOPIC_LIST),
+        "subscribed by units, of none": Command(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST),
+    }
+    interesting = {*NAMED, *SYS_FLAGS}
+    for _ in range(100):
+        bodies = {name: json.loads(ask(nameserver, command).body) for name, command in asked.items()}
+        found = {name: sorted(interesting & set(body["topicList"])) for name, body in bodies.items()}
+        if len(found["all"]) == len(interesting):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"the nameserver knows {found['all']} only")

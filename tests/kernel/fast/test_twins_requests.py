@@ -297,7 +297,7 @@ class Produce(SendProcessor):
             else type("T", (), {"read_queue_nums": 2, "write_queue_nums": 3, "topic_filter_type": kind, "order": False})
         )
 
-    def for_send(self, topic: str, default_topic: str, default_queues: int) -> Any:
+    def for_send(self, topic: str, default_topic: str, default_queues: int, unit_mode: bool) -> Any:
         return self.get("orders") if topic == "made" else None
 
     def refuses_sends(self, topic: str) -> bool:

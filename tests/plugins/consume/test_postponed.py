@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from gantrymq.kernel.env import File, SystemEnv, SystemFile
+from gantrymq.kernel.services import Statistics
 from gantrymq.plugins.consume import postponed
 from gantrymq.plugins.consume import pull as pull_module
 from gantrymq.remoting.channel import Channel, open_channel
@@ -93,7 +94,9 @@ async def until(holds: Callable[[], Any]) -> None:
 
 @pytest.mark.trio
 @pytest.mark.parametrize("tags", ["*", "A", "none"])
-async def test_who_reads_old_messages_holds_up_nobody(tmp_path: Path, tags: str) -> None:
+async def test_who_reads_old_messages_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str
+) -> None:
     disk = ColdDisk()
     broker = make_broker(tmp_path / "store", env=disk)
     async with run_broker(broker), open_channel(broker.address) as channel, trio.open_nursery() as nursery:
@@ -101,6 +104,8 @@ async def test_who_reads_old_messages_holds_up_nobody(tmp_path: Path, tags: str)
         await trio.to_thread.run_sync(broker.store.flush_queues)
         disk.cold = True
         answers: list[Command] = []
+        waits: list[float] = []
+        monkeypatch.setattr(broker.services.get(Statistics), "waited", lambda *pulled: waits.append(pulled[-1]))
 
         async def read() -> None:
             answers.append(await channel.call(pull(0, tags=tags), 10.0))
@@ -114,6 +119,8 @@ async def test_who_reads_old_messages_holds_up_nobody(tmp_path: Path, tags: str)
         disk.may_fetch.set()
         await until(lambda: len(answers) == 3)
         assert [bodies(answer) for answer in answers] == [[] if tags == "none" else [b"m0", b"m1", b"m2"]] * 3
+        assert len(waits) >= 3
+        assert min(waits) > 0
 
 
 @pytest.mark.trio

@@ -161,3 +161,22 @@ async def test_a_broker_that_is_only_read_refuses_ordered_topics_and_tells_the_n
         kept: TopicConfig | None = topics.get("T")
         assert kept is not None
         assert kept.perm == 6
+
+
+@pytest.mark.trio
+async def test_a_slave_changes_neither_topics_nor_groups(tmp_path: Path) -> None:
+    topic = {
+        "topic": "New", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "order": "false",
+    }  # fmt: skip
+    commands = (
+        Command(RequestCode.UPDATE_AND_CREATE_TOPIC, topic),
+        Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}),
+        Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, SubscriptionGroupConfig("cg").to_bytes()),
+        Command(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "cg"}),
+    )
+    async with slave(tmp_path) as channel:
+        for command in commands:
+            answer = await channel.call(command)
+            assert (answer.code, "master" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+        assert (await channel.call(pull(0))).code == 0

@@ -69,6 +69,21 @@ async def test_puts_by_topic_queue_and_broker(bench: Bench) -> None:
     assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
 
 
+async def test_how_long_pulls_take_that_wait_for_the_disk(bench: Bench) -> None:
+    await bench.send(2)
+    for offset in (0, 1):
+        await bench.channel.call(pull("orders", 0, offset, limit=1))
+    bench.broker.services.get(Statistics).waited("consumers", "orders", 0, 0.5)
+    bench.sample()
+    assert await bench.told("GROUP_GET_LATENCY", "0@orders@consumers") == (500, 250.0)
+
+
+async def test_what_came_is_told_without_waiting_for_the_next_look(bench: Bench) -> None:
+    await bench.send(1)
+    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (0, 0.0), "known, but no snapshot was taken yet"
+    assert await bench.told("TOPIC_PUT_NUMS", "others") == "The stats <TOPIC_PUT_NUMS> <others> not exist"
+
+
 async def test_pulls_by_group_queue_and_broker(bench: Bench) -> None:
     size = await bench.send(5)
     for offset, limit in ((0, 3), (3, 32), (5, 32)):

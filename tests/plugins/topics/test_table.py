@@ -259,3 +259,13 @@ def test_two_broken_files_refuse_the_start_and_say_what_to_do(make_broker: Any, 
     assert "move it and its .bak away to start with an empty table" in text
     broker.persist()
     assert (tmp_path / f"config/{name}").read_bytes() == b"{", "a refused start writes nothing"
+
+
+def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
+    broker = make_broker("topics")
+    topics, groups = topics_of(broker), broker.services.get(GroupTable)
+    assert groups.find("consumers") is not None
+    for name, flag in (("orders", 1), ("%RETRY%consumers", 2)):
+        config = topics.for_send(name, "TBW102", 4, True)
+        assert config is not None
+        assert config.topic_sys_flag == flag
