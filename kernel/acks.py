@@ -8,7 +8,7 @@ arrived while one flush ran is released by the next.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gantrymq.kernel.batch import AppendBatch
 
@@ -25,15 +25,33 @@ class AckGate(Protocol):
         """The log offset up to which the guarantee holds; never falls."""
 
 
+@runtime_checkable
+class ForgivingGate(AckGate, Protocol):
+    """A gate that lets go what it kept too long: that is then readable, though not promised.
+
+    Nothing that comes behind is held up by it. With a ``timeout_s`` of 0 there is no hope at the moment: batches are
+    answered at once.
+    """
+
+    def gave_up(self, end: int) -> None:
+        """All that waited up to ``end`` was answered with ``late_code``: the watermark is not below it any more."""
+
+
 class Acks:
     """The batches that wait for the gates, in log order."""
 
     def __init__(self, gates: list[AckGate]) -> None:
         self._gates = gates
+        self._forgiving = [gate for gate in gates if isinstance(gate, ForgivingGate)]
         self._waiting: deque[tuple[float, AppendBatch]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a forgiving gate has no hope for what waits: :meth:`expire` should not be waited for."""
+        return bool(self._waiting) and any(gate.timeout_s <= 0 for gate in self._forgiving)
 
     def committed(self, log_end: int) -> int:
         """The end of what every gate has passed; without gates, the log's end."""
@@ -48,6 +66,8 @@ class Acks:
         """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""
         if not self._gates or batch.refused == len(batch) or not batch.waited_for:
             _finish(batch)
+            if self._forgiving and batch.refused < len(batch):
+                self._waiting.append((now, batch))  # nobody waits, but a gate may have to let go
         else:
             self._waiting.append((now, batch))
 
@@ -65,14 +85,17 @@ class Acks:
         """Finish the batches that a gate kept too long, with that gate's code in the rows that wait."""
         while self._waiting:
             since, batch = self._waiting[0]
-            late = [gate for gate in self._gates if gate.watermark < batch.end and now - since >= gate.timeout_s]
-            if not late:
-                return
+            missing = [gate for gate in self._gates if gate.watermark < batch.end]
+            late = [gate for gate in missing if now - since >= gate.timeout_s]
+            if not late or (len(late) < len(missing) and all(gate in self._forgiving for gate in late)):
+                return  # what is given up, as far as copies go, may still become durable in time
             self._waiting.popleft()
             for row in batch.live:
                 if batch.waits[row]:
                     batch.statuses[row] = late[0].late_code
                     batch.remarks[row] = late[0].late_remark
+            for gate in self._forgiving:
+                gate.gave_up(batch.end)
             _finish(batch)
 
 

@@ -101,6 +101,14 @@ class Broker:
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())
 
+    def append_encoded(self, position: int, data: bytes) -> int:
+        """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`."""
+        taken = self.store.append_encoded(position, data)
+        if taken:
+            self._strategy.appended(self.log.end)
+            self.wake()
+        return taken
+
     def unacknowledged_for(self) -> float:
         """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
         oldest = self._acks.oldest()
@@ -108,6 +116,8 @@ class Broker:
 
     def progress(self) -> None:
         """Dispatch what every gate has passed, then let its replies go: who has an answer finds the message."""
+        if self._acks.hopeless:
+            self._acks.expire(self.env.monotonic())
         committed = self._acks.committed(self.log.end)
         if committed > self.store.dispatched:
             for batch in self.store.dispatch(committed):
@@ -195,7 +205,8 @@ class Broker:
                     raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
                 self.filters[kind] = compiler
         self.requests = RequestTable(self.manager, self, self._spawn)
-        self._services = self._registered("register_services", lambda service: isinstance(service, Service))
+        services = self._registered("register_services", lambda service: isinstance(service, Service))
+        self._services = [service for service in services if service.runs_on(self.broker_id)]
 
     def _make_strategy(self) -> FlushStrategy:
         for info, made in self.manager.by_plugin("make_flush_strategy", log=self.log, config=self.config):

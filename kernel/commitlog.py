@@ -156,14 +156,39 @@ class CommitLog:
             self._tail = (position, timestamp)
             (self._behind or self._flusher).appended(position, timestamp)
 
+    def append_encoded(self, position: int, data: bytes) -> int:
+        """Write the records, whole and intact, and the blank that ``data`` begins with; ``position`` is the log's end.
+
+        They are another log's bytes and stay as they are. A log without files may begin at the start of any. Returns
+        how many bytes were taken: what belongs into the next file, or to a record that is cut, is not. Raises
+        :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`, :class:`LogPoisoned`.
+        """
+        self.check()
+        end, timestamp = self._tail
+        first = not len(self.segments) and end == 0
+        if position % self.segments.file_bytes if first else position != end:
+            raise OutOfLog(f"records for {position}: the log, files of {self.segments.file_bytes}, ends at {end}")
+        data = data[: self.segments.file_bytes - position % self.segments.file_bytes]
+        batch, why = scan(data, position, len(data), check_body=True)
+        if why is Stop.BAD or why is Stop.ZERO:
+            raise BadRecord(f"no intact record at {batch.end}")
+        size = len(data) if why is Stop.BLANK else batch.end - position
+        if size:
+            try:
+                self._put(self.segments.ensure(position), position, data[:size])
+            except NoRoom:
+                raise
+            except OSError as error:
+                raise self.poison("writing to the commit log", error) from error
+            self._tail = (position + size, max(batch.newest_timestamp if len(batch) else 0, timestamp))
+            (self._behind or self._flusher).appended(*self._tail)
+        return size
+
     def _append_to_file(
         self, batch: AppendBatch, rows: range | list[int], index: int, position: int
     ) -> tuple[int, int]:
         """Write as many rows as the file at ``position`` takes. Returns the next index and position."""
         segment = self.segments.ensure(position)
-        if self._behind is None and segment is not self._followed:
-            self._flusher.follow(segment.file)
-            self._followed = segment
         room = segment.end - position
         parts, next_index, end = encode_rows(batch, rows, index, position, room, self._next_offsets, self._layout)
         if next_index < len(rows):
@@ -193,9 +218,20 @@ class CommitLog:
         data = b"".join(parts)
         if not data:
             return
+        try:
+            self._put(self.segments.ensure(position), position, data)
+        except NoRoom:
+            self._give_back(batch, rows[index:next_index])
+            raise
+
+    def _put(self, segment: Segment, position: int, data: bytes) -> None:
+        """``data``, in one file, to the operating system or to who writes behind. :class:`NoRoom`: it is not there."""
+        if self._behind is None and segment is not self._followed:
+            self._flusher.follow(segment.file)
+            self._followed = segment
         self.ahead.appending(position + len(data))
         if self._behind is not None:
-            self._behind.put(self.segments.ensure(position), position, data)
+            self._behind.put(segment, position, data)
             return
         try:
             self.segments.write(position, data)
@@ -205,7 +241,6 @@ class CommitLog:
             # The room was reserved, yet some file systems (copy on write) cannot promise it. Whatever part was written
             # must not lie behind the end as something that looks like a record.
             self._take_back(position, len(data))
-            self._give_back(batch, rows[index:next_index])
             raise NoRoom(self.segments.folder, error) from error
 
     def _take_back(self, position: int, size: int) -> None:

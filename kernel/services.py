@@ -6,7 +6,7 @@ A plugin never imports a sibling: it asks for a protocol of this module, and who
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 import attrs
 
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Service:
-    """A named task: ``run()`` works until it is cancelled."""
+    """A named task: ``run()`` works until it is cancelled. ``run_on``: what it does is for masters, or for all."""
 
     name: str
     run: Callable[[], Awaitable[None]]
+    run_on: Literal["all", "masters"] = "all"
+
+    def runs_on(self, broker_id: int) -> bool:
+        """Whether a broker of that id runs it: a master's is 0."""
+        return self.run_on == "all" or broker_id == 0
 
 
 class TopicTable(Protocol):

@@ -175,6 +175,13 @@ class Store:
                 self._backlog.clear()
                 self._backlog_bytes = 0
 
+    def append_encoded(self, position: int, data: bytes) -> int:
+        """See :meth:`CommitLog.append_encoded`; it is dispatched like what a recovery finds."""
+        taken = self.log.append_encoded(position, data)
+        if self.dispatched < self.log.min_offset:
+            self._progress = (position, *self._progress[1:])
+        return taken
+
     def flush(self) -> int:
         """See :meth:`CommitLog.flush`."""
         return self.log.flush()

@@ -94,3 +94,62 @@ def test_the_first_refusal_of_a_row_stands(row: int) -> None:
     assert rows.statuses[row] == ResponseCode.NO_PERMISSION
     assert rows.remarks == {row: "first"}
     assert list(rows.live) == [1 - row]
+
+
+@attrs.define
+class Copies(Gate):
+    """A gate that lets go."""
+
+    timeout_s: float = 3.0
+    late_code: int = ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+    def gave_up(self, end: int) -> None:
+        self.watermark = max(self.watermark, end)
+
+
+def test_what_a_forgiving_gate_kept_too_long_is_answered_late_and_readable() -> None:
+    gate, done = Copies(), []
+    acks = Acks([gate])
+    late = batch(100, done)
+    acks.add(late, 0.0)
+    acks.expire(2.9)
+    assert done == []
+    acks.expire(3.0)
+    assert done == [100]
+    assert late.statuses == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+    assert acks.committed(100) == 100
+
+
+def test_a_forgiving_gate_lets_go_of_what_nobody_waits_for_too() -> None:
+    gate, done = Copies(), []
+    acks = Acks([gate])
+    acks.add(batch(100, done, waits=(False,)), 0.0)
+    assert done == [100]
+    assert acks.committed(100) == 0
+    acks.expire(3.0)
+    assert acks.committed(100) == 100
+    assert done == [100]
+
+
+def test_without_hope_for_a_copy_the_answer_still_waits_for_the_disk() -> None:
+    disk, copies, done = Gate(), Copies(timeout_s=0.0), []
+    acks = Acks([disk, copies])
+    waiting = batch(100, done)
+    acks.add(waiting, 0.0)
+    assert acks.hopeless
+    acks.expire(0.1)
+    assert done == []
+    disk.watermark = 100
+    acks.expire(0.2)
+    assert done == [100]
+    assert waiting.statuses == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+    assert not acks.hopeless
+
+
+def test_a_late_disk_is_not_waited_for_until_a_copy_is_late_as_well() -> None:
+    disk, copies, done = Gate(timeout_s=1.0), Copies(), []
+    acks = Acks([disk, copies])
+    acks.add(batch(100, done), 0.0)
+    acks.expire(1.0)
+    assert done == [100]
+    assert acks.committed(100) == 0
