@@ -1,4 +1,4 @@
-"""Which half messages are open: a byte for each one between the oldest that is open and the newest.
+"""Which half messages are open: a byte for each one between the oldest that is open and the newest, and some before.
 
 A half message is named by its queue offset in RMQ_SYS_TRANS_HALF_TOPIC. One that was checked is put back as a copy
 behind all others, and the transaction goes on as that copy: ``moved`` knows it by its first offset.
@@ -12,6 +12,8 @@ from collections.abc import Callable
 OPEN, COMMITTED, ROLLED_BACK, GONE = range(4)
 """What a byte says; GONE: it goes on as a copy, was put aside, or ended before this broker was started."""
 
+REMEMBERED = 65_536
+"""How the last transactions ended is remembered for so many at least, so that another word is told from the same."""
 CHUNK_OPS = 1024
 """Progress in the queue of ends is known to so many."""
 
@@ -21,7 +23,7 @@ class HalfTable:
 
     def __init__(self, base: int, next_half: Callable[[], int]) -> None:
         self._states = bytearray()
-        self._base = base
+        self._origin = self._base = base  # what the first byte stands for, and the first that may be open
         self._next_half = next_half
         self._ended = 0
         self.moved: dict[int, int] = {}
@@ -30,7 +32,7 @@ class HalfTable:
 
     def refresh(self) -> None:
         """Take in what was appended since the last call."""
-        new = self._next_half() - self._base - len(self._states)
+        new = self._next_half() - self._origin - len(self._states)
         if new > 0:
             self._states += bytes(new)
 
@@ -43,7 +45,7 @@ class HalfTable:
     def end(self) -> int:
         """The offset of the next half message."""
         self.refresh()
-        return self._base + len(self._states)
+        return self._origin + len(self._states)
 
     @property
     def open_count(self) -> int:
@@ -54,7 +56,7 @@ class HalfTable:
     def state(self, offset: int) -> int:
         """How a half message stands; GONE for one of which nothing is known any more."""
         self.refresh()
-        index = offset - self._base
+        index = offset - self._origin
         return self._states[index] if 0 <= index < len(self._states) else GONE
 
     def current(self, first: int) -> int:
@@ -63,24 +65,26 @@ class HalfTable:
 
     def close(self, offset: int, state: int) -> None:
         """An open half message has ended; for any other nothing changes."""
-        if self.state(offset) == OPEN and offset >= self._base:
-            self._states[offset - self._base] = state
+        if self.state(offset) == OPEN:
+            self._states[offset - self._origin] = state
             self._ended += 1
             if offset == self._base:
-                self._trim()
+                self._advance()
 
     def next_open(self, offset: int, end: int) -> int | None:
         """The first open one from ``offset`` on and before ``end``."""
         self.refresh()
-        found = self._states.find(OPEN, max(offset - self._base, 0), max(end - self._base, 0))
-        return None if found < 0 else self._base + found
+        found = self._states.find(OPEN, max(offset - self._origin, 0), max(end - self._origin, 0))
+        return None if found < 0 else self._origin + found
 
-    def _trim(self) -> None:
-        kept = self._states.find(OPEN)
-        drop = len(self._states) if kept < 0 else kept
-        del self._states[:drop]
-        self._base += drop
-        self._ended -= drop
+    def _advance(self) -> None:
+        found = self._states.find(OPEN, self._base - self._origin)
+        self._base = self._origin + (len(self._states) if found < 0 else found)
+        drop = self._base - self._origin - REMEMBERED
+        if drop >= REMEMBERED:
+            del self._states[:drop]
+            self._origin += drop
+            self._ended -= drop
 
     # ------------------------------------------------------------------------------------------- the queue of ends
 

@@ -210,7 +210,11 @@ class HalfWalk:
             add_end(batch, offset, self._store.log.clock.now_ms(), self._host)
         if offsets:
             self._means.append(batch)
-            self.unnoted = [offset for row, offset in enumerate(offsets) if not is_written(batch, row)]
+        for row, offset in enumerate(offsets):
+            if is_written(batch, row):
+                self._table.noted(batch.queue_offsets[row], offset)
+            else:
+                self.unnoted.append(offset)
 
     # --------------------------------------------------------------------------------------------------------- to ask
 

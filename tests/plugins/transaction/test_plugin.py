@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from gantrymq.kernel.services import ConsumerOffsets
 from gantrymq.remoting.bodies import HeartbeatData, ProducerData
+from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
-from gantrymq.testing.harness import broker_and_channel
+from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader, TransactionState
+from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01orders\x02UNIQ_KEY\x01K\x02TAGS\x01a"
 
 
-def end(answer: Command, state: TransactionState, *, group: str = "orders", **others: int) -> Command:
+def end(answer: Command, state: TransactionState, *, group: str = "orders", **others: Any) -> Command:
     assert answer.ext is not None
     header = EndTransactionHeader(
         producer_group=group,
@@ -55,3 +59,101 @@ async def test_a_half_message_is_seen_when_it_is_committed_and_not_before(tmp_pa
         assert message.properties["TRAN_MSG"] == "true"
         [note] = decode_records((await channel.call(pull(TRANS_OP_HALF_TOPIC))).body)
         assert (note.body, note.properties) == (b"0", {"TAGS": "d"})
+
+
+@pytest.mark.trio
+async def test_a_producer_is_asked_over_its_connection_and_answers_with_the_same_request(tmp_path: Path) -> None:
+    settings = {"plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms"}
+    asked, questions = trio.open_memory_channel[Command](100)
+
+    def answer_broker(command: Command) -> None:
+        if command.code == RequestCode.CHECK_TRANSACTION_STATE:
+            asked.send_nowait(command)
+
+    async with (
+        run_broker(make_broker(tmp_path, settings=settings)) as broker,
+        open_channel(broker.address, answer_broker) as channel,
+    ):
+        half = await channel.call(send("T", b"paid", properties=HALF))
+        body = HeartbeatData("client", [ProducerData("orders")]).to_bytes()
+        assert (await channel.call(Command(RequestCode.HEART_BEAT, {}, body))).code == ResponseCode.SUCCESS
+        with trio.fail_after(10):
+            question = await questions.receive()
+        assert question.is_oneway
+        header = read_header(CheckTransactionHeader, question.ext)
+        [record] = decode_records(question.body)
+        assert (record.topic, record.queue_id, record.body) == ("T", 0, b"paid")
+        assert (record.queue_offset, record.commit_log_offset) == (
+            header.tran_state_table_offset,
+            header.commit_log_offset,
+        )
+        assert (header.msg_id, header.transaction_id) == ("K", "K")
+        assert header.offset_msg_id == record.offset_message_id
+        place = {"half": header.tran_state_table_offset, "place": header.commit_log_offset}
+        ended = await channel.call(end(half, TransactionState.COMMIT, **place))
+        assert ended.code == ResponseCode.SUCCESS, ended.remark
+        found = await channel.call(pull("T"))
+        assert [message.body for message in decode_records(found.body)] == [b"paid"]
+
+
+@pytest.mark.trio
+async def test_no_answer_comes_to_who_does_not_know_and_refusals_are_rocketmqs(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        half = await channel.call(send("T", b"x", properties=HALF))
+        with trio.move_on_after(0.05) as silence:
+            await channel.call(end(half, TransactionState.UNKNOWN))
+        assert silence.cancelled_caught
+        for wrong, remark in (
+            ({"group": "others"}, "The producer group wrong"),
+            ({"half": 1}, "The transaction state table offset wrong"),
+            ({"place": 1}, "Find prepared transaction message failed"),
+        ):
+            answer = await channel.call(end(half, TransactionState.COMMIT, **wrong))
+            assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, remark)
+
+
+@pytest.mark.trio
+async def test_administrators_see_what_is_open_and_the_topics_exist(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        await channel.call(send("T", b"x", properties=HALF))
+        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
+        table = json.loads(answer.body)["table"]
+        assert (table["openTransactions"], table["transactionStrategy"]) == ("1", "half")
+    topics = json.loads((tmp_path / "config" / "topics.json").read_text())["topicConfigTable"]
+    for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
+        assert (topics[topic]["readQueueNums"], topics[topic]["writeQueueNums"]) == (1, 1)
+
+
+@pytest.mark.trio
+async def test_clients_may_not_write_to_the_topics_of_transactions(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
+            assert (await channel.call(send(topic, b"x"))).code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.trio
+async def test_a_delayed_return_of_a_committed_message_is_no_half_message(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        half = await channel.call(send("T", b"x", properties=HALF))
+        await channel.call(end(half, TransactionState.COMMIT))
+        [message] = decode_records((await channel.call(pull("T"))).body)
+        header = {"offset": message.commit_log_offset, "group": "consumers", "delayLevel": 1}
+        fields = {name: str(value) for name, value in header.items()}
+        answer = await channel.call(Command(RequestCode.CONSUMER_SEND_MSG_BACK, fields))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert broker.queues.next_offset(SCHEDULE_TOPIC, 0) == 1
+        assert broker.queues.next_offset(TRANS_HALF_TOPIC, 0) == 1, "it has TRAN_MSG still"
+
+
+@pytest.mark.trio
+async def test_a_restart_keeps_what_is_open(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        half = await channel.call(send("T", b"x", properties=HALF))
+        done = await channel.call(send("T", b"y", properties=HALF))
+        await channel.call(end(done, TransactionState.COMMIT))
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        assert broker.services.get(ConsumerOffsets).query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0) in (None, 0)
+        assert (await channel.call(end(half, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
+        assert (await channel.call(end(done, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
+        found = await channel.call(pull("T"))
+        assert [message.body for message in decode_records(found.body)] == [b"y", b"x"]

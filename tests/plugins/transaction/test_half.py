@@ -1,0 +1,429 @@
+"""The strategy ``half``: what lies in RocketMQ's two topics, whom a walk asks when, what becomes of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.plugins.transaction import halfwalk
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.properties import decode_properties, java_hash
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, TransactedStore, in_order, killed
+
+CONSUMER = "CID_RMQ_SYS_TRANS"
+INTERVAL_S = 60
+
+
+def world_of(**settings: Any) -> TransactedStore:
+    return TransactedStore(MemoryEnv(), **settings)
+
+
+def asked(world: TransactedStore) -> list[bytes]:
+    world.walk()
+    members = world.producers.groups.get(GROUP, [])
+    return [question.half.body for member in members for question in member.take_questions()]
+
+
+def properties_of(world: TransactedStore, topic: str = TRANS_HALF_TOPIC) -> list[dict[str, str]]:
+    return [decode_properties(record.properties.decode()) for record in world.messages(topic)]
+
+
+def foreign(world: TransactedStore, topic: str, body: bytes, properties: bytes) -> None:
+    """A message as another broker left it in the store."""
+    batch = AppendBatch()
+    batch.add(topic, 0, body, properties, born_timestamp=world.env.wall_ms())
+    world.append(batch)
+    world.commit()
+
+
+# -------------------------------------------------------------------------------------------------- what is written
+
+
+def test_a_half_message_lies_in_its_topic_with_what_it_needs_to_come_back() -> None:
+    world = world_of()
+    half = world.half(b"x", topic="Orders", queue_id=5)
+    world.commit()
+    [record] = world.messages(TRANS_HALF_TOPIC)
+    assert (record.offset, record.queue_id, record.queue_offset, record.sys_flag) == (half.offset, 0, 0, 0)
+    properties = decode_properties(record.properties.decode())
+    assert properties == {
+        "TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": "x", "TAGS": "a", "REAL_TOPIC": "Orders", "REAL_QID": "5",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
+def test_the_note_of_an_end_is_rocketmqs(state: int) -> None:
+    world = world_of()
+    world.half(b"x")
+    half = world.half(b"y")
+    world.commit()
+    world.end_now(half, state)
+    [note] = world.messages(TRANS_OP_HALF_TOPIC)
+    assert (note.body, note.properties, note.sys_flag) == (b"1", b"TAGS\x01d", 0)
+    queue = world.store.queues.get(TRANS_OP_HALF_TOPIC, 0)
+    assert queue is not None
+    assert ENTRY.unpack(queue.entries(0, 1))[2] == java_hash("d"), "the tag code by which RocketMQ finds it"
+
+
+def test_the_message_and_the_note_are_one_write_the_message_first() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    before = world.log.end
+    world.end_now(half, COMMIT)
+    [message], [note] = world.messages(), world.messages(TRANS_OP_HALF_TOPIC)
+    assert before == message.offset < note.offset
+    assert note.store_timestamp == message.store_timestamp
+    queue = world.store.queues.get("T", 0)
+    assert queue is not None
+    assert ENTRY.unpack(queue.entries(0, 1))[2] == java_hash("a"), "consumers filter it by its tag"
+
+
+def test_an_answer_waits_for_the_disk_and_oneway_ends_wait_for_nothing() -> None:
+    world = world_of()
+    first, second = world.half(b"x"), world.half(b"y")
+    world.commit()
+    answered, again, silent = world.end(first, COMMIT), world.end(first, COMMIT), world.end(second, COMMIT, oneway=True)
+    assert not answered.sent
+    assert not again.sent, "nor is the same word again safe before the first is"
+    world.commit()
+    assert [peer.sent[0].code for peer in (answered, again)] == [0, 0]
+    assert not silent.sent
+
+
+def test_a_half_message_with_a_delay_without_a_group_or_too_large_is_refused() -> None:
+    world = world_of()
+    batch = AppendBatch(traits=Trait.PREPARED)
+    half = b"TRAN_MSG\x01true\x02"
+    batch.add("T", 0, b"x", half + b"PGROUP\x01g\x02DELAY\x013")
+    batch.add("T", 0, b"x", half[:-1])
+    batch.add("T", 0, b"x", half + b"PGROUP\x01g\x02k\x01" + b"v" * 32_600)
+    batch.add("T", 0, b"x" * 3900, half + b"PGROUP\x01g")
+    batch.add("T", 0, b"again", half + b"PGROUP\x01g\x02DELAY\x013", reconsume_times=1)
+    batch.add("T", 0, b"no half", b"TRAN_MSG\x01false")
+    world.append(batch)
+    assert batch.statuses == [ResponseCode.MESSAGE_ILLEGAL] * 4 + [ResponseCode.SUCCESS] * 2
+    assert batch.topics[4:] == ["T", "T"], "what clients before 4.6.1 send to be consumed again is no half message"
+    assert not batch.traits & Trait.PREPARED, "the plugin took charge of the trait"
+
+
+def test_a_broker_that_takes_no_half_messages_says_so() -> None:
+    batch = world_of(reject=True).halves([b"x", b"y"])
+    assert batch.statuses == [ResponseCode.NO_PERMISSION] * 2
+
+
+def test_a_slave_ends_no_transactions() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    world.broker_id = 1
+    slave: Any = world
+    processor: Any = world.plugin.register_processors(slave)[37]
+    world.ends = processor
+    assert world.end_now(half, COMMIT) == ResponseCode.SLAVE_NOT_AVAILABLE
+    assert world.plugin.register_services(slave) == []
+
+
+# ------------------------------------------------------------------------------------------------------- who is asked
+
+
+def test_each_question_is_counted_and_after_the_last_the_message_is_put_aside() -> None:
+    world = world_of(check_max=3)
+    world.producers.join()
+    world.half(b"x", queue_id=4)
+    world.commit()
+    for number in range(3):
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == [b"x"]
+        assert properties_of(world)[-1]["TRANSACTION_CHECK_TIMES"] == str(number + 1)
+        assert properties_of(world)[-1]["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    world = killed(world, "half")
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    world = TransactedStore(world.env.kill() if isinstance(world.env, MemoryEnv) else world.env, check_max=3)
+    world.producers.join()
+    assert asked(world) == []
+    [aside] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+    assert aside.body == b"x"
+    assert decode_properties(aside.properties.decode())["REAL_QID"] == "4"
+    assert world.plugin.strategy.open_count == 0
+    assert world.bodies(queue_id=4) == []
+
+
+def test_questions_that_nobody_could_be_asked_cost_nothing_and_write_nothing() -> None:
+    world = world_of(check_max=2)
+    world.half(b"x")
+    world.commit()
+    end = world.log.end
+    for _ in range(20):
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == []
+    assert world.log.end == end, "RocketMQ writes the message again each minute"
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"x"]
+    assert properties_of(world)[-1]["TRANSACTION_CHECK_TIMES"] == "1"
+
+
+def test_time_that_the_producer_asked_for_costs_no_questions() -> None:
+    """Issue 8311: a message that wanted ten minutes was given up before it was asked about at all."""
+    world = world_of(check_max=3)
+    world.producers.join()
+    world.half(b"later", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01600")
+    world.half(b"now", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01nonsense")
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"now"]
+    for _ in range(8):
+        world.pass_time(INTERVAL_S)
+        assert b"later" not in asked(world)
+    world.pass_time(INTERVAL_S + 1)
+    assert asked(world) == [b"later"]
+    for _ in range(2):
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == [b"later"], "and now it has its three questions"
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == []
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"now", b"later"]
+
+
+def test_nothing_is_given_up_whose_end_is_noted_however_many_notes_there_are() -> None:
+    """Issue 8311: RocketMQ decides on a message before it has read the notes, 32 at a time."""
+    world = world_of(check_max=1)
+    world.producers.join()
+    halves = [world.half(b"%d" % number) for number in range(40)]
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    assert len(asked(world)) == 40
+    for half in halves:
+        world.end(half, COMMIT, oneway=True)
+    world.commit()
+    for _ in range(2):
+        world = in_order(world, "half")
+        world.producers.join()
+        world.pass_time(INTERVAL_S)
+        assert asked(world) == []
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == []
+    assert len(world.bodies()) == 40
+
+
+def test_a_message_whose_producers_never_come_back_is_put_aside_when_it_is_old() -> None:
+    world = world_of()
+    world.half(b"x", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0199999999")
+    world.commit()
+    world.pass_time(71 * 3600)
+    world.walk()
+    assert world.plugin.strategy.open_count == 1
+    world.pass_time(2 * 3600)
+    world.walk()
+    assert world.plugin.strategy.open_count == 0
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"]
+
+
+def test_a_producer_whose_clock_is_wrong_has_its_time_all_the_same() -> None:
+    world = world_of()
+    world.producers.join()
+    for hours in (-5, 5):
+        batch = AppendBatch(traits=Trait.PREPARED)
+        born = world.env.wall_ms() + hours * 3_600_000
+        batch.add("T", 0, b"%d" % hours, b"TRAN_MSG\x01true\x02PGROUP\x01orders", born_timestamp=born)
+        world.append(batch)
+    world.commit()
+    assert asked(world) == []
+    world.pass_time(5)
+    assert asked(world) == []
+    world.pass_time(2)
+    assert asked(world) == [b"-5", b"5"]
+
+
+def test_what_keeps_too_much_from_being_forgotten_is_put_back_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halfwalk, "FAR_HALVES", 10)
+    world = world_of()
+    old = world.half(b"old")
+    others = [world.half(b"%d" % number, group="others") for number in range(12)]
+    world.commit()
+    for other in others:
+        world.end(other, ROLLBACK, oneway=True)
+    world.pass_time(INTERVAL_S)
+    world.walk()
+    assert "TRANSACTION_CHECK_TIMES" not in properties_of(world)[-1], "it was not asked about"
+    world.persist()
+    assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 13
+    world = in_order(world, "half")
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(old, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"old"]
+
+
+def test_a_walk_asks_no_faster_than_it_may() -> None:
+    world = world_of(checks_per_second=100)
+    producer = world.producers.join()
+    for number in range(12):
+        world.half(b"%d" % number)
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    counts = []
+    for _ in world.plugin.strategy.walk():
+        world.commit()
+        counts.append(len(producer.take_questions()))
+    world.commit()
+    counts.append(len(producer.take_questions()))
+    assert counts == [5, 5, 2], "50 ms lie between two of them"
+
+
+def test_a_walk_that_is_given_up_keeps_what_it_did() -> None:
+    world = world_of(checks_per_second=20)
+    producer = world.producers.join()
+    for number in range(4):
+        world.half(b"%d" % number)
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    walk = world.plugin.strategy.walk()
+    next(walk)
+    del walk
+    world.commit()
+    assert [question.half.body for question in producer.take_questions()] == [b"0"]
+    assert world.plugin.strategy.open_count == 4
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"1", b"2", b"3", b"0"], "who was asked comes last: nothing starves"
+
+
+def test_only_producers_that_can_take_a_question_are_asked() -> None:
+    world = world_of()
+    gone, here = world.producers.join(), world.producers.join()
+    gone.closed = True
+    for number in range(8):
+        world.half(b"%d" % number)
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    world.walk()
+    assert len(here.take_questions()) == 8
+    assert gone.sent == []
+
+
+def test_a_producer_that_goes_before_the_copy_is_safe_is_replaced() -> None:
+    world = world_of()
+    first = world.producers.join()
+    world.half(b"x")
+    world.commit()
+    world.pass_time(INTERVAL_S)
+    for _ in world.plugin.strategy.walk():
+        pass
+    assert first.sent == [], "a question before its message is on the disk"
+    first.closed = True
+    second = world.producers.join()
+    world.commit()
+    assert [question.half.body for question in second.take_questions()] == [b"x"]
+
+
+# ---------------------------------------------------------------------------------------------- other brokers' stores
+
+
+def test_notes_of_many_ends_as_rocketmq_5_writes_them_are_read() -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(5)]
+    world.commit()
+    foreign(world, TRANS_OP_HALF_TOPIC, b"0,3,", b"TAGS\x01d")
+    foreign(world, TRANS_OP_HALF_TOPIC, b"1", b"TAGS\x01d")
+    foreign(world, TRANS_OP_HALF_TOPIC, b"nonsense,,-7,99999999999999999999,77,", b"TAGS\x01d")
+    foreign(world, TRANS_OP_HALF_TOPIC, b"4", b"TAGS\x01other")
+    world = in_order(world, "half")
+    assert world.plugin.strategy.open_count == 2
+    for half in halves:
+        world.end_now(half, COMMIT)
+    assert world.bodies() == [b"2", b"4"]
+
+
+def test_copies_of_another_broker_that_has_not_noted_their_ends_are_asked_about_once() -> None:
+    """RocketMQ puts a message back without a note for the one before it; so does a crash between the two."""
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    properties = world.messages(TRANS_HALF_TOPIC)[0].properties + b"\x02TRANSACTION_CHECK_TIMES\x011"
+    foreign(world, TRANS_HALF_TOPIC, b"x", properties + b"\x02TRAN_PREPARED_QUEUE_OFFSET\x010")
+    world = in_order(world, "half")
+    assert world.plugin.strategy.open_count == 1
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"x"]
+    assert properties_of(world)[-1]["TRANSACTION_CHECK_TIMES"] == "2"
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+
+
+def test_progress_is_the_consumer_offsets_of_the_brokers_own_group() -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(4)]
+    world.commit()
+    for half in halves[:2]:
+        world.end_now(half, COMMIT)
+    world.end_now(halves[3], ROLLBACK)
+    world.persist()
+    assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 2
+    assert world.offsets.query(CONSUMER, TRANS_OP_HALF_TOPIC, 0) in (None, 0), "the note of the last one is needed"
+    world.end_now(halves[2], COMMIT)
+    world.persist()
+    assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 4
+    assert world.offsets.query(CONSUMER, TRANS_OP_HALF_TOPIC, 0) == 4
+
+
+def test_progress_waits_for_the_disk() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+    world.end(half, COMMIT, oneway=True)
+    world.persist()
+    assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) is None, "a power cut would take the end back"
+    world.commit()
+    world.persist()
+    assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 1
+
+
+def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
+    world = world_of()
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.commit()
+    world.log.mistrust(halves[1].offset, halves[1].offset + 10)
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"0", b"2"]
+    assert world.plugin.strategy.open_count == 2
+
+
+def test_a_half_message_that_belongs_nowhere_can_be_neither_ended_nor_asked_about() -> None:
+    world = world_of()
+    foreign(world, TRANS_HALF_TOPIC, b"x", b"TRAN_MSG\x01true\x02PGROUP\x01orders\x02REAL_TOPIC\x01T\x02REAL_QID\x01q")
+    world.half(b"y")
+    world.commit()
+    world = in_order(world, "half")
+    world.producers.join()
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == [b"y"]
+    assert world.plugin.strategy.open_count == 2
+
+
+def test_without_room_for_the_note_the_end_counts_and_is_noted_with_the_next_walk() -> None:
+    world = world_of()
+    half = world.half(b"x")
+    world.commit()
+
+    def refuse(batch: AppendBatch) -> None:
+        for row, topic in enumerate(batch.topics):
+            if topic == TRANS_OP_HALF_TOPIC:
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
+
+    world.refuse = refuse
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    world.walk()
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(half, ROLLBACK) == ResponseCode.SYSTEM_ERROR
+    world.refuse = lambda batch: None
+    world.walk()
+    world = killed(world, "half")
+    assert world.plugin.strategy.open_count == 0
+    assert world.bodies() == [b"x"]
