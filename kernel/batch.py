@@ -64,6 +64,9 @@ class AppendBatch:
     own_queue_offsets: dict[int, int] = attrs.field(factory=dict)
     """By row: the queue offset that its record says, of rows that enter no queue (``record.PREPARED_BIT``); else 0."""
 
+    answers: dict[int, dict[str, str]] = attrs.field(factory=dict)
+    """By row: fields that the answer to its sender has besides, when the message is stored."""
+
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)
 

@@ -126,6 +126,12 @@ def properties_in(record: bytes | memoryview) -> bytes:
     return bytes(record[topic_end + 2 : topic_end + 2 + int.from_bytes(record[topic_end : topic_end + 2], "big")])
 
 
+def store_timestamp_in(record: bytes | memoryview) -> int:
+    """When a record that :func:`is_intact` was stored, ms since 1970."""
+    at = 68 if record[SYS_FLAG_AT + 3] & BORN_HOST_V6 else 56
+    return int.from_bytes(record[at : at + 8], "big", signed=True)
+
+
 def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: bool = True) -> tuple[Record, int]:
     """The record at ``start`` of ``data``, and where it ends; what follows is not looked at.
 

@@ -1,6 +1,7 @@
 """Request and response codes of the protocol, and the table that ties each request code to its typed headers.
 
-Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``; 361, 901, 904 from 5.3.3.
+Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``;
+361, 370, 604, 901, 904 from 5.3.3.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import IntEnum
 
 class RequestCode(IntEnum):
     """What a request asks for. The tables of headers: ``headers.REQUESTS``, ``admin_headers.ADMIN_REQUESTS``,
-    ``transaction_headers.TRANSACTION_REQUESTS``."""
+    ``transaction_headers.TRANSACTION_REQUESTS``, ``recall_headers.RECALL_REQUESTS``."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -91,6 +92,7 @@ class RequestCode(IntEnum):
     GET_TOPIC_CONFIG = 351
     GET_SUBSCRIPTIONGROUP_CONFIG = 352
     LITE_PULL_MESSAGE = 361
+    RECALL_MESSAGE = 370
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
 
@@ -120,6 +122,7 @@ class ResponseCode(IntEnum):
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
     NO_MESSAGE = 208
+    ILLEGAL_OPERATION = 604
 
 
 RESPONSE_FLAG = 1

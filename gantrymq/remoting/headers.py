@@ -91,6 +91,8 @@ class SendMessageResponse(Header, kw_only=True):
     queue_id: Int32
     queue_offset: Int64
     transaction_id: str | None = None
+    recall_handle: str | None = None
+    """Of a message with a time of its own: what RECALL_MESSAGE wants (5.3)."""
 
 
 class PullMessageHeader(Header, kw_only=True):

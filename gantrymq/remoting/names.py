@@ -23,6 +23,7 @@ SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 AUTO_CREATE_TOPIC: Final = "TBW102"
 """The topic whose settings a topic takes that is created by its first message."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 BENCHMARK_TOPIC: Final = "BenchmarkTest"
 TRANS_HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANS_OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -45,7 +46,7 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 """Every broker has these; its own name and its cluster's are system topics as well, which only the broker knows."""
-UNSENDABLE_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+UNSENDABLE_TOPICS: Final = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC} | {TIMER_TOPIC}
 """Clients may not send to these."""
 SYSTEM_GROUPS: Final = frozenset(
     {

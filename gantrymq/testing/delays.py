@@ -11,12 +11,14 @@ from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.positions import Positions
-from gantrymq.plugins.delay.rewrite import move_to_levels
+from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
 DELAY_FILE = "store/config/delayOffset.json"
+NO_TIMER = TimerTerms(now=lambda: 0, longest_ms=0, broker="b", moved=lambda slot, recalls: None)
+"""For batches in which no message names a time."""
 
 
 class DelayedStore:
@@ -47,7 +49,7 @@ class DelayedStore:
         """A message with a delay level, written but not committed."""
         batch = AppendBatch(traits=Trait.DELAY)
         batch.add(topic, queue_id, body, b"DELAY\x01%d" % level + more)
-        move_to_levels(batch, self.levels)
+        move_delayed(batch, self.levels, NO_TIMER)
         self._append(batch)
 
     def commit(self) -> None:

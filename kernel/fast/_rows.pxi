@@ -99,7 +99,7 @@ cdef class AppendRows(Columns):
 
     cdef public object done
     cdef public int traits
-    cdef public dict remarks, attempts_max, own_queue_offsets
+    cdef public dict remarks, answers, attempts_max, own_queue_offsets
     cdef public int64_t start, end, store_timestamp
     cdef public Py_ssize_t refused
     cdef bint listed, placed, frozen, waited
@@ -133,6 +133,7 @@ cdef class AppendRows(Columns):
         self.done = done
         self.traits = traits
         self.remarks = {}
+        self.answers = {}
         self.attempts_max = {}
         self.own_queue_offsets = {}
         self.made = [None] * COLUMNS

@@ -157,7 +157,7 @@ cdef inline bint is_for_plugins(const uint8_t* at, Py_ssize_t size) noexcept nog
     return (
         (size >= 6 and memcmp(at, b"DELAY\x01", 6) == 0)
         or (size >= 8 and memcmp(at, b"CLUSTER\x01", 8) == 0)
-        or (size >= 9 and memcmp(at, b"TRAN_MSG\x01", 9) == 0)
+        or (size >= 9 and (memcmp(at, b"TRAN_MSG\x01", 9) == 0 or memcmp(at, b"TIMER_DEL", 9) == 0))
     )
 
 
@@ -167,7 +167,7 @@ cdef bint wants_more(const uint8_t* at, Py_ssize_t size) noexcept nogil:
     while True:
         if end - at >= 6 and memcmp(at, b"DELAY\x01", 6) == 0:
             return True
-        if end - at >= 9 and memcmp(at, b"TRAN_MSG\x01", 9) == 0:
+        if end - at >= 9 and (memcmp(at, b"TRAN_MSG\x01", 9) == 0 or memcmp(at, b"TIMER_DEL", 9) == 0):
             return True
         at = <const uint8_t*>memchr(at, 2, end - at)
         if at == NULL:

@@ -139,6 +139,7 @@ def _stored(text: str, mark: bytes) -> tuple[bytes, bool]:
         len(given) + len(mark) >= PROPERTIES_MAX_BYTES
         or b"DELAY\x01" in given
         or b"TRAN_MSG\x01" in given
+        or b"TIMER_DEL" in given
         or b"CLUSTER\x01" in given
     ):
         return b"", True

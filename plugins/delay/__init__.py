@@ -1,14 +1,20 @@
-"""Deliver messages later: a message with a delay level (property DELAY) waits in the queue of its level.
+"""Deliver messages later: after the delay of a level (property DELAY), or at a time of their own (TIMER_DELIVER_MS).
 
 Slot: none.
-Hooks: before_append, configure, config_section, persist, register_services, retention_floor,
+Hooks: before_append, configure, config_section, persist, register_processors, register_services, retention_floor,
 runtime_info, stopping.
-Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``).
-Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before).
-Answers for RocketMQ's ``ScheduleMessageService`` and the part of ``CommitLog`` that puts messages there.
+Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
+``max_delay`` (of messages with a time of their own).
+Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
+``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
+Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (code 370) and the
+part of ``CommitLog`` or ``HookUtils`` that puts messages there.
 
-One strategy so far, by level: ``levels`` knows the delays, ``rewrite`` moves a message to SCHEDULE_TOPIC_XXXX,
-``delivery`` brings it back, ``positions`` keeps how far that went. ``docs/howto/delay-and-retry.md``.
+Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
+SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
+``arrivals`` takes it from rmq_sys_wheel_timer into ``timerlog`` and ``wheel``, ``departures`` delivers each open one of
+the ``slots``, ``timerfiles`` and ``timercheck`` keep how far that went, ``timer`` drives it; ``recall`` and ``handles``
+take a message back. ``rewrite`` moves messages of both kinds. ``docs/howto/delay-and-retry.md``.
 """
 
 from __future__ import annotations
@@ -22,13 +28,17 @@ from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.positions import Positions
-from gantrymq.plugins.delay.rewrite import move_to_levels
+from gantrymq.plugins.delay.recall import Recalls
+from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
+from gantrymq.plugins.delay.timer import Timer
 from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.names import SCHEDULE_TOPIC
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.processors import Processor
 
 QUEUES = 18
 """Queues that RocketMQ says the topic has, however many levels there are."""
@@ -41,6 +51,7 @@ class DelayPlugin:
 
     def __init__(self) -> None:
         self._delivery: Delivery | None = None
+        self._timer: Timer | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -56,42 +67,68 @@ class DelayPlugin:
         broker.env.mkdirs(folder)
         self._positions = Positions(broker.env, f"{folder}/delayOffset.json")
         self._pipelined = section.delivery == "pipelined"
+        self._longest_ms = int(section.max_delay * 1000)
+        self._topics: TopicTable | None = None
         broker.queues.tag_code_rules[SCHEDULE_TOPIC] = self._levels.due_code
 
     @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """370."""
+        topics = broker.services.get(TopicTable)
+        recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
+        return {RequestCode.RECALL_MESSAGE: recalls}
+
+    @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
-        """The delivery of what is due."""
+        """The delivery of what is due, by level and by time."""
         queues = max(QUEUES, len(self._levels))
-        broker.services.get(TopicTable).ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
+        self._topics = broker.services.get(TopicTable)
+        self._topics.ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
 
         def append(batch: AppendBatch) -> None:
             broker.append(batch)
             broker.wake()
 
         self._delivery = Delivery(broker.store, self._levels, self._positions, append, pipelined=self._pipelined)
-        return [Service("delay", self._delivery.run)]
+        self._timer = timer = Timer(broker.store, broker.env, append)
+        self._terms = TimerTerms(broker.log.clock.now_ms, self._longest_ms, broker.name, self._moved)
+        return [Service("delay", self._delivery.run, "masters"), Service("timer", timer.run, "masters")]
+
+    def _moved(self, slot: int, recalls: bytes | None) -> None:
+        if self._topics is not None and self._topics.get(TIMER_TOPIC) is None:
+            self._topics.ensure(TopicConfig(TIMER_TOPIC, 1, 1))
+        if self._timer is not None:
+            self._timer.moved(slot, recalls)
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Move the rows with a delay level to the queue of the level."""
+        """Move the rows with a delay level, or with a time to come, to where they wait."""
         if batch.traits & Trait.DELAY:
-            move_to_levels(batch, self._levels)
+            move_delayed(batch, self._levels, self._terms)
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
         """Bring nothing more back; what is on its way arrives while the broker drains."""
         if self._delivery is not None:
             self._delivery.stop()
+        if self._timer is not None:
+            self._timer.stop()
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The file, if a level went on."""
+        """The file of the levels, if one went on. The timer writes its own, the last time when it has ended."""
+        if self._timer is not None and self._timer.ended:
+            self._timer.close()
         return None if self._delivery is None else self._positions.changes(self._delivery.safe())
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
         """What waits is needed, however full the disk is."""
-        return broker.log.end if self._delivery is None else self._delivery.floor()
+        if self._delivery is None or self._timer is None:
+            return broker.log.end
+        if broker.broker_id:  # a slave delivers nothing: it keeps what its master keeps
+            return self._delivery.floor()
+        return min(self._delivery.floor(), self._timer.floor())
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

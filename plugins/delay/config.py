@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from gantrymq.kernel.config import duration
 from gantrymq.plugins.delay.levels import Levels
 
 DELIVERIES = ("pipelined", "synchronous")
@@ -28,3 +29,5 @@ class DelayConfig:
     """``messageDelayLevel`` of RocketMQ: the delay of level 1, of level 2 and so on, in s, m, h or d."""
     delivery: str = attrs.field(default="pipelined", validator=_check_delivery)
     """``synchronous`` waits for the disk after each batch of a level, ``pipelined`` sends more meanwhile."""
+    max_delay: float = duration(default="3d", minimum="1s", maximum="365d")
+    """How long a message with a time of its own may wait (``timerMaxDelaySec``); a longer one is refused."""

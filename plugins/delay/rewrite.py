@@ -1,40 +1,121 @@
-"""Move messages to the queue of their delay level.
+"""Move messages that are to come later to where they wait: the queue of a delay level, or the timer topic.
 
-Source: RocketMQ 4.9.7 ``CommitLog.asyncPutMessage``: the level clamped to the last one, the real topic and queue kept
-in the properties REAL_TOPIC and REAL_QID.
+Source: RocketMQ 5.3.3 ``HookUtils.handleScheduleMessage``, and 4.9.7 ``CommitLog.asyncPutMessage``: the level clamped
+to the last one, the real topic and queue kept in the properties REAL_TOPIC and REAL_QID.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import attrs
+
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.record import PREPARED_BIT
+from gantrymq.plugins.delay.handles import encode_handle
 from gantrymq.plugins.delay.levels import Levels, read_level
+from gantrymq.plugins.delay.times import (
+    DELAY_MS,
+    DELAY_SEC,
+    DELETE_KEY,
+    DELIVER_MS,
+    OUT_MS,
+    REAL_QID,
+    REAL_TOPIC,
+    UNIQUE_KEY,
+    slot_of,
+    wanted,
+)  # fmt: skip
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.names import SCHEDULE_TOPIC
-from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.names import RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.properties import find_property, replace_properties
 
-_DELAY, _REAL_TOPIC, _REAL_QID = b"DELAY", b"REAL_TOPIC", b"REAL_QID"
+_DELAY = b"DELAY"
+_NO_TIMES: dict[bytes, bytes | None] = {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: None}
+_ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
 
-def move_to_levels(batch: AppendBatch, levels: Levels) -> None:
-    """Give every live row with a level above 0 the topic SCHEDULE_TOPIC_XXXX and the queue ``level - 1``.
+@attrs.frozen
+class TimerTerms:
+    """What holds for messages with a time of their own.
 
-    Prepared and rolled back messages stay: they enter no queue. A level that is no number is refused.
+    ``moved`` is told of each: its slot, and whom it recalls (``topic+unique key``) if it does.
+    """
+
+    now: Callable[[], int]
+    longest_ms: int
+    broker: str
+    moved: Callable[[int, bytes | None], None]
+
+
+def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
+    """Give every live row with a level above 0, or with a time to come, the topic and queue where it waits.
+
+    Prepared and rolled back messages stay: they enter no queue. What is no number, or too late, is refused.
     """
     for row in batch.live:
         properties = batch.properties[row]
         level = read_level(properties)
         if level is None:
-            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "the delay level (property DELAY) is no number")
-        elif level > 0 and not batch.sys_flags[row] & PREPARED_BIT:
-            changes: dict[bytes, bytes | None] = {
-                _REAL_TOPIC: batch.topics[row].encode(),
-                _REAL_QID: b"%d" % batch.queue_ids[row],
-            }
-            if level > len(levels):
-                level = len(levels)
-                changes[_DELAY] = b"%d" % level
-            batch.properties[row] = replace_properties(properties, changes)
-            batch.topics[row] = SCHEDULE_TOPIC
-            batch.queue_ids[row] = level - 1
+            batch.refuse(row, _ILLEGAL, "the delay level (property DELAY) is no number")
+        elif batch.sys_flags[row] & PREPARED_BIT:
+            continue
+        elif level > 0:
+            _move_to_level(batch, row, level, levels)
+        elif b"TIMER_DEL" in properties:
+            _move_to_timer(batch, row, timer)
     batch.traits &= ~Trait.DELAY
+
+
+def _move_to_level(batch: AppendBatch, row: int, level: int, levels: Levels) -> None:
+    properties = batch.properties[row]
+    changes: dict[bytes, bytes | None] = {
+        REAL_TOPIC: batch.topics[row].encode(),
+        REAL_QID: b"%d" % batch.queue_ids[row],
+    }
+    if level > len(levels):
+        level = len(levels)
+        changes[_DELAY] = b"%d" % level
+    if b"TIMER_DEL" in properties:
+        changes |= _NO_TIMES
+    batch.properties[row] = replace_properties(properties, changes)
+    batch.topics[row] = SCHEDULE_TOPIC
+    batch.queue_ids[row] = level - 1
+
+
+def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
+    properties, topic = batch.properties[row], batch.topics[row]
+    if topic in (TIMER_TOPIC, TRANS_HALF_TOPIC) or find_property(properties, OUT_MS) is not None:
+        return  # RocketMQ, too, takes a message that waited once for an ordinary one
+    now = timer.now()
+    try:
+        due = wanted(properties, now)
+    except ValueError as error:
+        batch.refuse(row, _ILLEGAL, f"timer message illegal: {error}")
+        return
+    if due is None:
+        return
+    recalls = find_property(properties, DELETE_KEY)
+    if due <= now:
+        if recalls is not None:
+            batch.refuse(row, _ILLEGAL, "timer message illegal: it is too late to recall what was due already")
+        return
+    if due - now > timer.longest_ms:
+        batch.refuse(
+            row,
+            _ILLEGAL,
+            f"timer message illegal: due in {due - now} ms, at most {timer.longest_ms} ms are allowed "
+            "(plugin.delay.max_delay)",
+        )
+        return
+    out = slot_of(due)
+    batch.properties[row] = replace_properties(
+        properties, {OUT_MS: b"%d" % out, REAL_TOPIC: topic.encode(), REAL_QID: b"%d" % batch.queue_ids[row]}
+    )
+    batch.topics[row] = TIMER_TOPIC
+    batch.queue_ids[row] = 0
+    timer.moved(out, recalls)
+    unique = find_property(properties, UNIQUE_KEY)
+    if unique is not None and not topic.startswith(RETRY_PREFIX):
+        handle = encode_handle(topic, timer.broker, out + 1, unique.decode("utf-8", "replace"))
+        batch.answers[row] = {"recallHandle": handle}

@@ -201,6 +201,7 @@ class SendProcessor:
                 "msgId": ids,
                 "queueId": str(batch.queue_ids[first] if queue_id is None else queue_id),
                 "queueOffset": str(batch.queue_offsets[first]),
+                **batch.answers.get(first, {}),
             }
         request.answer(status, batch.remarks.get(worst), fields)
         return first + count

@@ -14,6 +14,7 @@ from gantrymq.remoting.headers import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 
+_TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 _INNER = struct.Struct(">iiiii")
 
 
@@ -76,6 +77,8 @@ def traits_of(properties: bytes) -> int:
     """What the properties ask for beyond storing."""
     traits = 0
     if b"DELAY\x01" in properties and find_property(properties, b"DELAY") not in (None, b"0"):
+        traits |= Trait.DELAY
+    if b"TIMER_DEL" in properties and any(find_property(properties, name) is not None for name in _TIMES):
         traits |= Trait.DELAY
     if b"TRAN_MSG\x01" in properties and (find_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
         traits |= Trait.PREPARED

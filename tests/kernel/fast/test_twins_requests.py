@@ -40,6 +40,7 @@ PULL = {
 PROPERTIES = [
     "", "\x02", "UNIQ_KEY\x01A0\x02WAIT\x01true", "WAIT\x01false\x02KEYS\x01k\x02", "AWAIT\x01false",
     "WAIT\x01x\x02\x02",
+    "TIMER_DELAY_MS\x015\x02K\x01v", "K\x01v\x02TIMER_DEL_UNIQKEY\x01a", "XTIMER_DELIVER_MS\x011",
     "DELAY\x013", "TRAN_MSG\x01true\x02K\x01v", "CLUSTER\x01other\x02K\x01v", "XCLUSTER\x01other", "TAGS\x01é€😀",
     'quoted\x01"\\/\b\f\n\r\t', "K\x01v\x00", "\x02\x02K\x01v\x02\x02WAIT\x01true\x02\x02", "K\x01\x7f\x80",
     "x" * 32760,
@@ -365,7 +366,10 @@ def batch_bodies(draw: st.DrawFn) -> bytes:
     """Bodies of SEND_BATCH_MESSAGE, some of them with a length that does not add up."""
     body = bytearray()
     for own in draw(
-        st.lists(st.sampled_from(["", "K\x01v", "K\x01v\x02\x02", "DELAY\x011", "TRAN_MSG\x01x"]), max_size=4)
+        st.lists(
+            st.sampled_from(["", "K\x01v", "K\x01v\x02\x02", "DELAY\x011", "TIMER_DELAY_SEC\x011", "TRAN_MSG\x01x"]),
+            max_size=4,
+        )
     ):
         raw = own.encode()
         content = draw(st.binary(max_size=9))
@@ -384,7 +388,8 @@ def sends(draw: st.DrawFn) -> Command:
         "e": draw(st.sampled_from(["0", "1", "2", "3"])),
         "f": draw(st.sampled_from(["0", "1", "4", "12", "16", "18", "-1"])),
         "i": draw(st.one_of(st.sampled_from(PROPERTIES), st.dictionaries(
-            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", ""]), st.sampled_from(["true", "false", "0", ""])
+            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", "TIMER_DELIVER_MS", ""]),
+            st.sampled_from(["true", "false", "0", ""])
         ).map(encode_properties))),
         **draw(st.sampled_from([{}, {"j": "3", "k": "false", "m": "false"}, {"m": "true"}, {"n": "broker-a"}])),
     }  # fmt: skip

@@ -9,9 +9,11 @@ import pytest
 import trio
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.delay.handles import RecallHandle, decode_handle, encode_handle
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.names import SCHEDULE_TOPIC
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.remoting.recall_headers import RecallMessageHeader
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
@@ -62,3 +64,80 @@ async def test_the_runtime_info_says_how_far_each_level_is(tmp_path: Path) -> No
         await channel.call(send("T", b"x", properties="DELAY\x0118"))
         answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
         assert json.loads(answer.body)["table"]["scheduleMessageOffset_18"] == "0,1"
+
+
+def recall(topic: str, handle: str) -> Command:
+    return Command(RequestCode.RECALL_MESSAGE, RecallMessageHeader(topic=topic, recall_handle=handle).to_ext())
+
+
+@pytest.mark.trio
+async def test_a_message_with_a_time_arrives_at_it_and_one_that_is_recalled_does_not(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        due = broker.log.clock.now_ms() + 400
+        for body, properties in (
+            (b"a", f"TIMER_DELIVER_MS\x01{due}\x02UNIQ_KEY\x01A\x02TAGS\x01t"),
+            (b"b", "TIMER_DELAY_SEC\x012\x02UNIQ_KEY\x01B"),
+            (b"c", "TIMER_DELAY_MS\x012000\x02UNIQ_KEY\x01C"),
+        ):
+            answer = await channel.call(send("T", body, queue_id=1, queues=4, properties=properties))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            assert answer.ext is not None
+            assert answer.ext["queueId"] == "1"
+            handle = decode_handle(answer.ext["recallHandle"])
+            assert (handle.topic, handle.broker, handle.unique_key) == ("T", broker.name, body.decode().upper())
+            if body == b"b":
+                recalled = await channel.call(recall("T", answer.ext["recallHandle"]))
+                assert (recalled.code, recalled.ext) == (ResponseCode.SUCCESS, {"msgId": "B"})
+        with trio.fail_after(10):
+            found = await channel.call(pull("T", 1, suspend_ms=8000, expression="t"))
+        (arrived,) = decode_records(found.body)
+        assert arrived.body == b"a"
+        assert due <= arrived.store_timestamp < due + 200
+        with trio.fail_after(10):
+            found = await channel.call(pull("T", 1, offset=1, suspend_ms=8000))
+        assert [record.body for record in decode_records(found.body)] == [b"c"]
+    assert (tmp_path / "timerwheel").stat().st_size == 38_707_200
+    assert [file.stat().st_size for file in (tmp_path / "timerlog").iterdir()] == [104_857_600]
+    assert (tmp_path / "config" / "timercheck").stat().st_size == 4096
+    assert TIMER_TOPIC in json.loads((tmp_path / "config" / "topics.json").read_text())["topicConfigTable"]
+
+
+@pytest.mark.trio
+async def test_a_recall_that_cannot_be_is_answered_as_rocketmq_answers_it(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await channel.call(send("T", b"x", queues=4))
+        now = broker.log.clock.now_ms()
+        far = now + 60_000
+        cases = [
+            ("U", encode_handle("U", broker.name, far, "K"), ResponseCode.TOPIC_NOT_EXIST, "not exist"),
+            ("T", "no handle", ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid"),
+            ("T", encode_handle("U", broker.name, far, "K"), ResponseCode.ILLEGAL_OPERATION, "topic not match"),
+            ("T", encode_handle("T", "other", far, "K"), ResponseCode.ILLEGAL_OPERATION, "not available"),
+            ("T", encode_handle("T", broker.name, now - 1, "K"), ResponseCode.ILLEGAL_OPERATION, "timestamp invalid"),
+            ("T", encode_handle("T", broker.name, now + 10**9, "K"), ResponseCode.ILLEGAL_OPERATION, "timestamp"),
+        ]
+        for topic, handle, code, remark in cases:
+            answer = await channel.call(recall(topic, handle))
+            assert answer.code == code
+            assert remark in (answer.remark or "")
+
+
+@pytest.mark.trio
+async def test_clients_may_not_write_to_the_timer_topic(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        answer = await channel.call(send(TIMER_TOPIC, b"x", properties="TIMER_DELAY_SEC\x011"))
+        assert answer.code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.trio
+async def test_a_time_beyond_the_longest_is_refused_and_says_what_is_allowed(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path, plugin__delay__max_delay="1h") as (_, channel):
+        answer = await channel.call(send("T", b"x", properties="TIMER_DELAY_SEC\x013601"))
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        assert "plugin.delay.max_delay" in (answer.remark or "")
+
+
+def test_a_handle_is_rocketmq_s() -> None:
+    text = "djEgVCBicm9rZXItYSAxNzAwMDAwMDAwMDAxIEtFWQ=="
+    assert encode_handle("T", "broker-a", 1_700_000_000_001, "KEY") == text
+    assert decode_handle(text) == RecallHandle("T", "broker-a", 1_700_000_000_001, "KEY")

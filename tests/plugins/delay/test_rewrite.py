@@ -6,8 +6,9 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.plugins.delay.levels import Levels
-from gantrymq.plugins.delay.rewrite import move_to_levels
+from gantrymq.plugins.delay.rewrite import move_delayed
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.testing.delays import NO_TIMER
 
 LEVELS = Levels.parse("1s 5s 10s")
 
@@ -15,7 +16,7 @@ LEVELS = Levels.parse("1s 5s 10s")
 def moved(properties: bytes, *, sys_flag: int = 0) -> AppendBatch:
     batch = AppendBatch(traits=Trait.DELAY | Trait.BATCH)
     batch.add("T", 7, b"body", properties, sys_flag=sys_flag)
-    move_to_levels(batch, LEVELS)
+    move_delayed(batch, LEVELS, NO_TIMER)
     assert batch.traits == Trait.BATCH, "the trait is served"
     return batch
 
@@ -56,5 +57,5 @@ def test_a_refused_row_is_left_alone() -> None:
     batch = AppendBatch(traits=Trait.DELAY)
     batch.add("T", 0, b"", b"DELAY\x011")
     batch.refuse(0, ResponseCode.NO_PERMISSION, "no")
-    move_to_levels(batch, LEVELS)
+    move_delayed(batch, LEVELS, NO_TIMER)
     assert batch.topics == ["T"]

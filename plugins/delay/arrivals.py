@@ -1,0 +1,104 @@
+"""Take messages that wait for their time from the timer topic's queue into timer log and wheel.
+
+Source: RocketMQ 5.3.3 ``TimerMessageStore.enqueue``, ``doEnqueue``. Unlike there, when a message is put back on the way
+follows from the time at which it was stored, so that a log that is built again has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.record import is_intact, properties_in, store_timestamp_in
+from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
+from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
+from gantrymq.remoting.names import TIMER_TOPIC
+from gantrymq.remoting.properties import find_property, java_hash
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store import Store
+    from gantrymq.plugins.delay.timerfiles import TimerFiles
+
+ROWS: Final = 512
+"""Entries taken at once."""
+
+log = structlog.get_logger("gantrymq.delay")
+
+
+@lru_cache(maxsize=1024)
+def _topic_hash(topic: bytes) -> int:
+    return java_hash(topic.decode("utf-8", "replace"))
+
+
+class Arrivals:
+    """The way from the queue to the wheel. ``opened`` is told of each unit: its slot may be open already."""
+
+    def __init__(self, store: Store, files: TimerFiles, opened: Callable[[int, Unit], None]) -> None:
+        self._store = store
+        self._files = files
+        self._opened = opened
+
+    def turn(self) -> bool:
+        """Take the next entries; False when there are no more."""
+        files = self._files
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        if queue is None:
+            return False
+        low, high = queue.min_offset, queue.max_offset
+        if not low <= files.queue_offset <= high:
+            if files.queue_offset:
+                log.warning("timer_offset_corrected", offset=files.queue_offset, low=low, high=high)
+            files.queue_offset = min(max(files.queue_offset, low), high)
+        entries = queue.entries(files.queue_offset, ROWS)
+        now = self._store.log.clock.now_ms()
+        for unit_offset, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset):
+            if size != FILLER_SIZE:
+                unit = self._unit(unit_offset, offset, size, now)
+                if unit is not None:
+                    self._opened(files.add(unit), unit)
+        files.queue_offset += len(entries) // ENTRY.size
+        if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
+            log.info("timer_built_again", queue_offset=files.queue_offset)
+            files.rebuild = None
+        return files.queue_offset < high
+
+    def _unit(self, queue_offset: int, offset: int, size: int, now: int) -> Unit | None:
+        """What waits for the message of an entry; None when it is unreadable, or was delivered before a damage."""
+        try:
+            record = self._store.log.view(offset, size)
+            if not is_intact(record, offset):
+                raise ValueError("the record is damaged")
+            properties = properties_in(record)
+            out = read_number(find_property(properties, OUT_MS) or b"")
+        except (OutOfLog, CorruptRange, ValueError) as error:
+            log.error("delayed_message_lost", queue_offset=queue_offset, at=offset, reason=str(error))
+            return None
+        stored = store_timestamp_in(record)
+        time, magic = self._place(out, stored)
+        rebuild = self._files.rebuild
+        if rebuild is not None and queue_offset < rebuild.queue_offset and time < rebuild.read_ms:
+            return None
+        if DELETE_KEY in properties and find_property(properties, DELETE_KEY) is not None:
+            magic |= DELETE
+        first = self._files.read_ms
+        due = first if time < first and not magic & ROLL else exact(properties, stored, out)
+        time = max(time, first)
+        written = floor(now)
+        topic_hash = _topic_hash(find_property(properties, REAL_TOPIC) or b"")
+        return Unit(NOWHERE, magic, written, time - written, offset, size, topic_hash, due)
+
+    def _place(self, out: int, stored: int) -> tuple[int, int]:
+        """The slot for a message of the slot ``out`` that was stored at ``stored``, and its magic."""
+        window = self._files.sizes.roll_ms
+        begin = floor(stored)
+        if out - begin < window:
+            return floor(out), DEFAULT
+        if out - begin - window < window // 3:
+            # Leave enough for the rest of the way.
+            return begin + floor(window // 2), DEFAULT | ROLL
+        return begin + floor(window), DEFAULT | ROLL

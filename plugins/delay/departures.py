@@ -1,0 +1,287 @@
+"""Deliver what waits in the wheel when it is due: slot by slot, each message at its own millisecond, in batches.
+
+Source: RocketMQ 5.3.3 ``TimerMessageStore.dequeue``, ``convert``, ``doPut``. There a slot is emptied when its second is
+over; here it is opened before it begins, and what is due goes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.plugins.delay.delivery import BACKLOG_BYTES, BATCH_BYTES, BATCH_ROWS, IDLE_MS, POLL_MS, RETRY_MS
+from gantrymq.plugins.delay.slots import OpenSlot
+from gantrymq.plugins.delay.timerlog import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
+from gantrymq.plugins.delay.times import (
+    DELAY_MS,
+    DELAY_SEC,
+    DELETE_KEY,
+    DELIVER_MS,
+    DEQUEUE_MS,
+    ENQUEUE_MS,
+    PRECISION_MS,
+    REAL_QID,
+    REAL_TOPIC,
+    ROLL_TIMES,
+    UNIQUE_KEY,
+    floor,
+)  # fmt: skip
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.properties import find_property, replace_properties
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store import Store
+    from gantrymq.plugins.delay.timerfiles import TimerFiles
+
+LEAD_MS: Final = 300
+"""How long before its second begins a slot is opened, so that its units are read when the first is due."""
+UNITS_A_TURN: Final = 4096
+SLOTS_A_TURN: Final = 4096
+OPEN_MAX: Final = 4
+"""Slots open at once, when the broker was down and many are overdue."""
+_NOWHERE: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TIMER_TOPIC})
+_ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
+
+log = structlog.get_logger("gantrymq.delay")
+
+
+@attrs.frozen
+class _Flight:
+    """A batch that is written: ready when the disk has the log up to ``end``; ``rows`` is their number by slot."""
+
+    end: int
+    rows: list[tuple[OpenSlot, int]]
+
+
+class Departures:
+    """The way from the wheel to the real topics. ``append`` takes a batch through the write path."""
+
+    def __init__(self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None]) -> None:
+        self._store = store
+        self._files = files
+        self._append = append
+        self._open: deque[OpenSlot] = deque()
+        self._next = files.read_ms
+        self._flights: deque[_Flight] = deque()
+        self.stopping = False
+
+    # ------------------------------------------------------------------------------------------- what others tell
+
+    def opened(self, position: int, unit: Unit) -> None:
+        """A unit was added. If its slot is open already, it is not read from the wheel any more."""
+        for slot in self._open:
+            if slot.time == floor(unit.time):
+                self._take_in(slot, position, unit)
+
+    def recalled(self, time: int, key: bytes) -> None:
+        """The message ``key`` (``topic+unique key``) of the slot ``time`` is to go no more.
+
+        For the slots that are open; the others have a unit that says so when they are opened.
+        """
+        for slot in self._open:
+            if slot.time == time:
+                slot.recalled.add(key)
+
+    # ------------------------------------------------------------------------------------------------------- turn
+
+    def turn(self, now: int) -> int:
+        """Deliver one batch of what is due. Returns the ms until the next turn, 0 for now."""
+        self.settle()
+        if self.stopping:
+            return POLL_MS
+        busy = self._open_slots(now)
+        self._read_units()
+        self._files.log.forget_window()
+        batch = AppendBatch()
+        taken: list[tuple[OpenSlot, list[int]]] = []
+        backlog = self._store.log.end - self._store.dispatched
+        if backlog <= BACKLOG_BYTES:
+            size = 0
+            for slot in self._open:
+                if slot.reading is None and len(batch) < BATCH_ROWS and size < BATCH_BYTES:
+                    size += self._collect(slot, batch, taken, now)
+            if len(batch):
+                self._put(batch, taken, now)
+        self._close_slots(now)
+        if busy or any(slot.reading is not None for slot in self._open):
+            return 0
+        if backlog > BACKLOG_BYTES:
+            return POLL_MS
+        waits = [slot.next_due() - now for slot in self._open if slot.has_more]
+        waits.append(self._next - LEAD_MS - now if len(self._open) < OPEN_MAX else POLL_MS)
+        if self._flights or len(self._open) > 1:
+            waits.append(POLL_MS)
+        return min(max(min(waits), 0), IDLE_MS)
+
+    def _open_slots(self, now: int) -> bool:
+        """Open what begins soon or has begun. Whether there is more to open at once."""
+        for _ in range(SLOTS_A_TURN):
+            if self._next > now + LEAD_MS or len(self._open) >= OPEN_MAX:
+                return False
+            time = self._next
+            slot = self._files.wheel.get(time)
+            self._next = time + PRECISION_MS
+            if slot is not None and slot.last != NOWHERE:
+                self._open.append(OpenSlot(time, slot.last))
+            elif self._next > now:
+                self._open.append(OpenSlot(time, None))
+            elif not self._open:
+                self._files.read_ms = self._next
+        return True
+
+    def _read_units(self) -> None:
+        """Read the units of slots that were opened, the newest first."""
+        left = UNITS_A_TURN
+        for slot in self._open:
+            while slot.reading is not None and left:
+                position = slot.reading
+                try:
+                    unit = self._files.log.unit(position)
+                    if floor(unit.time) != slot.time:
+                        raise DamagedUnit(f"the unit at {position} belongs to {unit.time}, not to {slot.time}")
+                except DamagedUnit as error:
+                    if position < self._files.log.start:  # deleted with the messages that it led to
+                        slot.read_to(NOWHERE)
+                        break
+                    raise error
+                left -= 1
+                self._take_in(slot, position, unit)
+                slot.read_to(unit.previous)
+
+    def _take_in(self, slot: OpenSlot, position: int, unit: Unit) -> None:
+        if unit.magic & DELETE and not unit.magic & ROLL:
+            record = self._read(unit)
+            key = None if record is None else find_property(record.properties, DELETE_KEY)
+            if key is not None:
+                slot.recalled.add(key)
+        else:
+            slot.add(unit.due, position)
+
+    def _close_slots(self, now: int) -> None:
+        while self._open and self._open[0].is_done and now >= self._open[0].time + PRECISION_MS:
+            slot = self._open.popleft()
+            self._files.read_ms = self._open[0].time if self._open else max(self._next, slot.time + PRECISION_MS)
+
+    # -------------------------------------------------------------------------------------------------- one batch
+
+    def _collect(self, slot: OpenSlot, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> int:
+        """Add what of ``slot`` is due. Returns how many bytes that were."""
+        keys = slot.take(now, BATCH_ROWS - len(batch))
+        added: list[int] = []
+        size = 0
+        dequeued = b"\x02" + DEQUEUE_MS + b"\x01%d" % now
+        for number, key in enumerate(keys):
+            if size >= BATCH_BYTES:
+                slot.give_back(keys[number:])
+                break
+            unit = self._files.log.unit(slot.position(key))
+            record = self._read(unit)
+            if record is None or (slot.recalled and self._is_recalled(slot, record)):
+                continue
+            if self._add(batch, unit, record, dequeued):
+                added.append(key)
+                size += unit.size
+        if added:
+            taken.append((slot, added))
+            slot.unsettled += len(added)
+        return size
+
+    @staticmethod
+    def _is_recalled(slot: OpenSlot, record: Record) -> bool:
+        unique = find_property(record.properties, UNIQUE_KEY) or b""
+        return (find_property(record.properties, REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
+
+    def _read(self, unit: Unit) -> Record | None:
+        try:
+            return self._store.log.read_record(unit.offset)
+        except (OutOfLog, CorruptRange, BadRecord) as error:
+            log.error("delayed_message_lost", at=unit.offset, reason=str(error))
+            return None
+
+    @staticmethod
+    def _add(batch: AppendBatch, unit: Unit, record: Record, dequeued: bytes) -> bool:
+        """Add the message as it was meant, or as it is where it is put back; False when it belongs nowhere."""
+        properties = record.properties
+        enqueued = b"%d" % unit.written
+        if unit.magic & ROLL:
+            topic, queue_id = record.topic, record.queue_id
+            rolls = find_property(properties, ROLL_TIMES) or b"0"
+            changes: dict[bytes, bytes | None] = {
+                ENQUEUE_MS: enqueued,
+                DEQUEUE_MS: None,
+                ROLL_TIMES: b"%d" % (int(rolls) + 1 if rolls.isdigit() else 1),
+            }
+            if unit.due:  # to count from when it is stored would be wrong from now on
+                changes |= {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: b"%d" % unit.due}
+            properties = replace_properties(properties, changes)
+        else:
+            topic = (find_property(properties, REAL_TOPIC) or b"").decode("utf-8", "replace")
+            number = find_property(properties, REAL_QID) or b""
+            if not topic or topic in _NOWHERE or not number.isdigit() or len(number) > 10:
+                log.error("delayed_message_lost", at=record.offset, reason=f"belongs to queue {number!r} of {topic!r}")
+                return False
+            queue_id = int(number)
+            if ENQUEUE_MS in properties:
+                properties = replace_properties(properties, {ENQUEUE_MS: enqueued, DEQUEUE_MS: None})
+            else:
+                properties = properties.rstrip(b"\x02") + b"\x02" + ENQUEUE_MS + b"\x01" + enqueued
+        batch.add(
+            topic,
+            queue_id,
+            record.body,
+            properties + dequeued,
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+            wait=False,
+        )
+        return True
+
+    def _put(self, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> None:
+        self._append(batch)
+        offsets = batch.offsets or [-1] * len(batch)
+        row = 0
+        rows: list[tuple[OpenSlot, int]] = []
+        for slot, keys in taken:
+            failed = []
+            for key in keys:
+                if offsets[row] < 0:
+                    if batch.statuses[row] == _ILLEGAL:  # nor will it ever be
+                        log.error("delayed_message_lost", reason=batch.remarks.get(row))
+                    else:
+                        failed.append(key)
+                    slot.unsettled -= 1
+                row += 1
+            if failed:
+                slot.try_again(failed, now + RETRY_MS)
+                log.warning("delayed_messages_refused", slot=slot.time, messages=len(failed))
+            rows.append((slot, sum(offset >= 0 for offset in offsets[row - len(keys) : row])))
+        if batch.end > batch.start:
+            self._flights.append(_Flight(batch.end, rows))
+
+    # -------------------------------------------------------------------------------------------------- how far
+
+    def settle(self) -> None:
+        """What the disk has cannot be taken back any more."""
+        durable = self._store.log.durable
+        while self._flights and self._flights[0].end <= durable:
+            for slot, count in self._flights.popleft().rows:
+                slot.unsettled -= count
+
+    def leave(self) -> None:
+        """At the end of a broker's life: the slot that is partly delivered keeps what is not."""
+        self.settle()
+        for slot in self._open:
+            if slot.reading is None and not slot.unsettled and slot.delivered:
+                self._files.relink(slot.time, slot.positions())
+                slot.delivered = False

@@ -1,0 +1,105 @@
+"""RECALL_MESSAGE (370): take back a message that waits for its time.
+
+It becomes a message itself, in the same slot of the wheel, which says whom it recalls. Source: RocketMQ 5.3.3
+``RecallMessageProcessor``, with its codes and texts. A success says that the recall is stored, not that there was
+anything to recall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.services import TopicTable
+from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
+from gantrymq.plugins.delay.times import DELETE_KEY, DELIVER_MS, UNIQUE_KEY
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.recall_headers import RecallMessageHeader, RecallMessageResponse
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+RECALL_TAG = b"_RECALL_TAG_"
+_BORN_HOST_V6 = 0x10
+_LATE = frozenset({ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE})
+"""The recall is stored with these, too."""
+
+
+@attrs.frozen
+class Recalls:
+    """Answers 370. ``now`` is the store's clock, ``longest_ms`` how long a message may wait."""
+
+    broker: Broker
+    topics: TopicTable
+    now: Callable[[], int]
+    longest_ms: int
+
+    def handle(self, requests: list[Request]) -> None:
+        """One batch for all requests."""
+        batch = AppendBatch(done=self._answer, traits=Trait.DELAY)
+        for request in requests:
+            try:
+                self._add(batch, request)
+            except RemoteFault as fault:
+                request.answer(fault.code, fault.remark)
+        if len(batch):
+            self.broker.append(batch)
+
+    def _add(self, batch: AppendBatch, request: Request) -> None:
+        header = read_header(RecallMessageHeader, request.command.ext)
+        if self.broker.broker_id:
+            raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "recall failed, broker service not available")
+        if self.topics.get(header.topic) is None:
+            raise RemoteFault(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
+        handle = self._checked(header)
+        born = self.now()
+        properties = {
+            b"TAGS": RECALL_TAG,
+            DELETE_KEY: f"{handle.topic}+{handle.unique_key}".encode(),
+            UNIQUE_KEY: handle.unique_key.encode(),
+            DELIVER_MS: b"%d" % handle.time,
+            b"BORN_TIMESTAMP": b"%d" % born,
+        }
+        if header.producer_group:
+            properties[b"PGROUP"] = header.producer_group.encode()
+        host = request.connection.host
+        batch.add(
+            handle.topic,
+            0,
+            b"0",
+            b"\x02".join(name + b"\x01" + value for name, value in properties.items()),
+            sys_flag=_BORN_HOST_V6 if len(host) > 8 else 0,
+            born_timestamp=born,
+            born_host=host,
+            origin=(request, handle),
+        )
+
+    def _checked(self, header: RecallMessageHeader) -> RecallHandle:
+        try:
+            handle = decode_handle(header.recall_handle)
+        except ValueError as error:
+            raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, str(error)) from None
+        if "\x01" in handle.unique_key or "\x02" in handle.unique_key:
+            raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid")
+        if handle.topic != header.topic:
+            raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+        if handle.broker != self.broker.name:
+            raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
+        if not 0 < handle.time - self.now() < self.longest_ms:
+            raise RemoteFault(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        return handle
+
+    @staticmethod
+    def _answer(batch: AppendBatch) -> None:
+        for row, (request, handle) in enumerate(batch.origins):
+            status = batch.statuses[row]
+            if status == ResponseCode.SUCCESS or status in _LATE:
+                request.answer(ResponseCode.SUCCESS, None, RecallMessageResponse(msg_id=handle.unique_key).to_ext())
+            else:
+                request.answer(ResponseCode.SYSTEM_ERROR, f"recall failed, {batch.remarks.get(row, 'execute error')}")

@@ -1,0 +1,101 @@
+"""A slot of the wheel whose time has come: what of it is still to be delivered, in the order in which it is due."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from gantrymq.plugins.delay.timerlog import NOWHERE
+from gantrymq.plugins.delay.times import PRECISION_MS
+
+_POSITION_BITS: Final = 48
+_POSITION: Final = (1 << _POSITION_BITS) - 1
+
+
+@attrs.define(eq=False)
+class OpenSlot:
+    """The slot of ``time``. A key is one number: ms after ``time``, then position in the timer log; sorted downwards.
+
+    ``reading`` is the position of the unit to be read next, None when all are; ``unsettled`` counts what is delivered
+    and not yet on the disk.
+    """
+
+    time: int
+    reading: int | None
+    unsettled: int = 0
+    recalled: set[bytes] = attrs.field(factory=set)
+    delivered: bool = False
+    """Whether something has left it."""
+    _keys: list[int] = attrs.field(factory=list)
+    _is_sorted: bool = True
+    _not_before: int = 0
+
+    def add(self, due: int, position: int) -> None:
+        """A message is due at ``due``; when that is not within the slot, at its end."""
+        after = due - self.time
+        if not 0 <= after <= PRECISION_MS:
+            after = PRECISION_MS
+        self._keys.append(after << _POSITION_BITS | position)
+        self._is_sorted = False
+
+    def read_to(self, position: int) -> None:
+        """The next unit to be read is at ``position``."""
+        self.reading = None if position == NOWHERE else position
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something is still to be delivered."""
+        return bool(self._keys)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is delivered, for certain."""
+        return not self._keys and self.reading is None and not self.unsettled
+
+    def next_due(self) -> int:
+        """When the next is due, ms since 1970; only if it :attr:`has_more`."""
+        self._sort()
+        return max(self.time + (self._keys[-1] >> _POSITION_BITS), self._not_before)
+
+    def take(self, now: int, count: int) -> list[int]:
+        """At most ``count`` keys of what is due at ``now``, the earliest first."""
+        if not self._keys or now < self._not_before:
+            return []
+        self._sort()
+        keys, bound = self._keys, (now - self.time + 1) << _POSITION_BITS
+        if keys[-1] >= bound:
+            return []
+        taken = keys[-count:]
+        taken.reverse()
+        del keys[-count:]
+        if taken[-1] >= bound:
+            first = next(number for number, key in enumerate(taken) if key >= bound)
+            self.give_back(taken[first:])
+            del taken[first:]
+        self.delivered = True
+        return taken
+
+    def give_back(self, keys: list[int]) -> None:
+        """Put back ``keys`` that were taken, the last that were."""
+        self._keys.extend(reversed(keys))
+
+    def try_again(self, keys: list[int], not_before: int) -> None:
+        """``keys`` could not be delivered: nothing of the slot is until ``not_before`` (ms)."""
+        self._keys.extend(keys)
+        self._is_sorted = False
+        self._not_before = not_before
+
+    @staticmethod
+    def position(key: int) -> int:
+        """Where in the timer log the unit of ``key`` is."""
+        return key & _POSITION
+
+    def positions(self) -> list[int]:
+        """The units of all that is still to be delivered."""
+        return [key & _POSITION for key in self._keys]
+
+    def _sort(self) -> None:
+        if not self._is_sorted:
+            self._keys.sort(reverse=True)
+            self._is_sorted = True

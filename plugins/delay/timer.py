@@ -1,0 +1,179 @@
+"""Messages with a time of their own: the service that takes them in, delivers them, and keeps its files.
+
+Nothing is opened before the first such message comes. Source: RocketMQ 5.3.3 ``TimerMessageStore``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.env import Env, NoRoom
+from gantrymq.plugins.delay.arrivals import Arrivals
+from gantrymq.plugins.delay.delivery import IDLE_MS
+from gantrymq.plugins.delay.departures import Departures
+from gantrymq.plugins.delay.timerfiles import SIZES, TimerFiles, TimerSizes
+from gantrymq.plugins.delay.timerlog import DamagedUnit
+from gantrymq.remoting.names import TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import AppendBatch
+    from gantrymq.kernel.store import Store
+
+SAVE_MS: Final = 1000
+"""How often the files are written (``timerFlushIntervalMs``): what was delivered since, a crash may repeat."""
+LOOK_MS: Final = 5
+"""How often the queue is looked at while messages with a time come in."""
+SLOW_LOOK_MS: Final = 200
+"""How often otherwise."""
+FLOOR_STEPS: Final = 200_000
+
+log = structlog.get_logger("gantrymq.delay")
+
+
+class Timer:
+    """:meth:`turn` is one step, without waiting; :meth:`run` calls it when there is something to do."""
+
+    def __init__(
+        self, store: Store, env: Env, append: Callable[[AppendBatch], None], sizes: TimerSizes = SIZES
+    ) -> None:
+        self._store = store
+        self._append = append
+        self.files = TimerFiles(env, store.root, sizes)
+        self._departures: Departures | None = None
+        self._arrivals: Arrivals | None = None
+        self._woken = trio.Event()
+        self._stopping = False
+        self.ended = False
+        self._lively_until = 0
+        self._save_at = 0
+
+    # ------------------------------------------------------------------------------------------------- told
+
+    def moved(self, slot: int, recalls: bytes | None) -> None:
+        """A message that is on its way into the log will wait in ``slot``, or recalls one that does."""
+        if recalls is not None and self._departures is not None:
+            self._departures.recalled(slot, recalls)
+        self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Deliver nothing more."""
+        self._stopping = True
+
+    # -------------------------------------------------------------------------------------------------- work
+
+    async def run(self) -> None:
+        """Take in and deliver, and save each second, until cancelled."""
+        try:
+            while True:
+                self._woken = trio.Event()
+                wait_ms = self.turn()
+                save = self.save()
+                if save is not None:
+                    await trio.to_thread.run_sync(self._saved, save)
+                if wait_ms:
+                    with trio.move_on_after(wait_ms / 1000):
+                        await self._woken.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
+        finally:
+            self.ended = True
+
+    def turn(self) -> int:
+        """Take in some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
+        now = self._store.log.clock.now_ms()
+        if not self._open(now):
+            return LOOK_MS if now < self._lively_until else SLOW_LOOK_MS
+        arrivals, departures = self._ways(now)
+        try:
+            more = arrivals.turn()
+            if self.files.rebuild is not None:
+                return 0 if more else SLOW_LOOK_MS
+            departures.stopping = self._stopping
+            wait = departures.turn(now)
+        except DamagedUnit as error:
+            log.error("timer_files_damaged", reason=str(error))
+            self.files.begin_again(now)
+            self._departures = None
+            return 0
+        if more:
+            return 0
+        return min(wait, LOOK_MS if now < self._lively_until else SLOW_LOOK_MS)
+
+    def _open(self, now: int) -> bool:
+        """Open the files if that is needed; whether they are open."""
+        if self._departures is not None:
+            return True
+        if self._arrivals is None:
+            queue = self._store.queues.get(TIMER_TOPIC, 0)
+            if (queue is None or not queue.max_offset) and not self.files.exist():
+                return False
+            report = self._store.recovered
+            trusted = report is not None and report.clean and not report.foreign
+            self.files.open(now, self._entry_at, trusted=trusted)
+        return True
+
+    def _ways(self, now: int) -> tuple[Arrivals, Departures]:
+        if self._departures is None or self._arrivals is None:
+            self._departures = Departures(self._store, self.files, self._append)
+            self._arrivals = Arrivals(self._store, self.files, self._departures.opened)
+            self._save_at = now + SAVE_MS
+        return self._arrivals, self._departures
+
+    def _entry_at(self, queue_offset: int) -> int | None:
+        queue = self._store.queues.get(TIMER_TOPIC, 0)
+        entry = b"" if queue is None else queue.entries(max(queue_offset, queue.min_offset), 1)
+        return ENTRY.unpack(entry)[0] if entry else None
+
+    # -------------------------------------------------------------------------------------------------- keep
+
+    def save(self, *, at_once: bool = False) -> Callable[[], None] | None:
+        """What brings the files onto the disk, for a worker thread, if it is time for it."""
+        now = self._store.log.clock.now_ms()
+        if self._departures is None or not (at_once or now >= self._save_at):
+            return None
+        self._save_at = now + SAVE_MS
+        self._departures.settle()
+        try:
+            return self.files.checkpoint(self.files.read_ms, now)
+        except NoRoom as error:
+            log.warning("timer_not_saved", reason=str(error))
+            return None
+
+    @staticmethod
+    def _saved(save: Callable[[], None]) -> None:
+        try:
+            save()
+        except OSError as error:
+            log.warning("timer_not_saved", reason=str(error))
+
+    def close(self) -> None:
+        """Save everything and close the files, at the end of the broker's life."""
+        if self._departures is None:
+            return
+        self._store.flush()
+        self._departures.leave()
+        save = self.save(at_once=True)
+        if save is not None:
+            self._saved(save)
+        self._departures = None
+        self.files.close()
+
+    def floor(self) -> int:
+        """The log offset of the first message that waits, or of one before it; the log's end if there is none."""
+        if self._departures is None and self._arrivals is None:
+            queue = self._store.queues.get(TIMER_TOPIC, 0)
+            if queue is None or not self.files.exist():
+                return self._store.log.end
+            return 0  # not looked at yet
+        if self.files.rebuild is not None:
+            return 0
+        first = self.files.floor(FLOOR_STEPS)
+        if first is None:
+            first = self._entry_at(self.files.check.queue_offset)
+        return self._store.log.end if first is None else first

@@ -1,0 +1,279 @@
+"""Wheel, timer log and checkpoint as one thing: opened and mended together, written in the order that a crash allows.
+
+The timer log is the truth about what waits, the wheel an index of it, the timer topic's queue the source of both. So a
+wheel that cannot be trusted is built from the log, and when the log is damaged all is built from the queue again.
+Source: RocketMQ 5.3.3 ``TimerMessageStore.recover``, ``recoverAndRevise``, ``prepareTimerCheckPoint``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import structlog
+
+from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.plugins.delay.timercheck import TimerCheck
+from gantrymq.plugins.delay.timerlog import (
+    DEFAULT,
+    DELETE,
+    FILE_BYTES,
+    NOWHERE,
+    UNIT_BYTES,
+    DamagedUnit,
+    TimerLog,
+    Unit,
+)
+from gantrymq.plugins.delay.times import PRECISION_MS, floor
+from gantrymq.plugins.delay.wheel import SLOTS, Wheel
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.delay")
+
+
+@attrs.frozen
+class TimerSizes:
+    """Sizes of the files; RocketMQ's broker opens no others."""
+
+    slots: int = SLOTS
+    roll_ms: int = 172_800 * PRECISION_MS
+    """``timerRollWindowSlot``: what is due later than that is put back on the way."""
+    file_bytes: int = FILE_BYTES
+
+
+SIZES: Final = TimerSizes()
+
+
+@attrs.frozen
+class Rebuild:
+    """Of the queue before ``queue_offset`` everything before the slot ``read_ms`` was delivered already."""
+
+    queue_offset: int
+    read_ms: int
+
+
+class TimerFiles:
+    """The files in the store's folder ``root``. ``read_ms`` is the first slot that may have something to deliver."""
+
+    def __init__(self, env: Env, root: str, sizes: TimerSizes = SIZES) -> None:
+        self._env = env
+        self._root = root
+        self.sizes = sizes
+        self.wheel = Wheel(env, f"{root}/timerwheel", sizes.slots)
+        self.log = TimerLog(env, f"{root}/timerlog", f"{root}/staging", sizes.file_bytes)
+        self.check_path = f"{root}/config/timercheck"
+        self.check = TimerCheck(0, 0, 0)
+        self.read_ms = 0
+        self.queue_offset = 0
+        """The next entry of the timer topic's queue to be taken in."""
+        self.newest = NOWHERE
+        """The position of the last unit of the log."""
+        self.rebuild: Rebuild | None = None
+        """Set while what was there before a damage is taken from the queue again."""
+        self.low = 0
+        """The timer log's position before which nothing waits."""
+        self._lost = False
+
+    def exist(self) -> bool:
+        """Whether a broker has begun to use a timer in this store."""
+        return any(self._env.exists(path) for path in (self.check_path, self.wheel.path, self.log.folder))
+
+    # ------------------------------------------------------------------------------------------------------- open
+
+    def open(self, now: int, entry_at: Callable[[int], int | None], *, trusted: bool) -> None:
+        """Open the files and find out where to go on; ``entry_at`` tells the log offset of an entry of the queue.
+
+        ``trusted``: this kind of broker stopped in order, so that the wheel is as new as the log.
+        """
+        known = self._read_check()
+        if known is None:
+            if self.exist():
+                log.warning("timer_check_missing", path=self.check_path)
+            self._begin_again(Rebuild(0, 0), now)
+            return
+        self.check = known
+        self.read_ms, self.queue_offset = floor(known.read_ms), known.queue_offset
+        damaged = Rebuild(known.queue_offset, self.read_ms)
+        try:
+            self.log.open()
+            self._find_end(entry_at)
+        except (StoreDamaged, DamagedUnit) as error:
+            log.error("timer_files_damaged", reason=str(error))
+            self._begin_again(damaged, now)
+            return
+        if not now - self.wheel.span_ms // 2 < self.read_ms <= now:
+            # So long ago that the wheel may have gone round; or the clock was set back, and slots that were delivered
+            # come again.
+            log.warning("timer_begins_anew", read_ms=self.read_ms, now=now)
+            self._begin_again(damaged, now)
+            return
+        try:
+            if not (self.wheel.open() and trusted and self._fits()):
+                self._index()
+        except DamagedUnit as error:
+            log.error("timer_files_damaged", reason=str(error))
+            self._begin_again(damaged, now)
+
+    def _read_check(self) -> TimerCheck | None:
+        for path in (self.check_path, f"{self.check_path}.bak"):
+            if self._env.exists(path):
+                try:
+                    return TimerCheck.from_bytes(self._env.read_bytes(path))
+                except ValueError as error:
+                    log.error("timer_check_damaged", path=path, reason=str(error))
+        return None
+
+    def _find_end(self, entry_at: Callable[[int], int | None]) -> None:
+        """Cut off units of entries that will be taken in again, and what is no unit.
+
+        RocketMQ says less of the log than it has when it says how much of the queue, so units may follow.
+        """
+        end = self.check.log_end
+        if end > self.log.start:
+            self.log.end_behind(end)
+            self.newest = end - UNIT_BYTES if end % self.log.file_bytes else NOWHERE
+        next_offset = entry_at(self.queue_offset)
+        for position, unit in self.log.scan(end):
+            if next_offset is not None and unit.offset >= next_offset:
+                break
+            self.newest, end = position, position + UNIT_BYTES
+        self.log.end_at(end)
+
+    def _fits(self) -> bool:
+        """Whether each slot leads to a unit of its own."""
+        for time, slot in self.wheel.live(self.read_ms):
+            try:
+                if not self.log.start <= slot.last < self.log.end or floor(self.log.unit(slot.last).time) != time:
+                    raise DamagedUnit(f"the slot of {time} leads to {slot.last}")
+            except DamagedUnit as error:
+                log.warning("timer_wheel_does_not_fit", reason=str(error))
+                return False
+        return True
+
+    def _index(self) -> None:
+        """Build the wheel from the log."""
+        self.wheel.create()
+        slots: dict[int, tuple[int, int, int]] = {}
+        end = self.log.start
+        for position, unit in self.log.scan(self.log.start):
+            if position >= self.log.end:
+                break
+            end = position + UNIT_BYTES
+            time = floor(unit.time)
+            if time >= self.read_ms:
+                first, _, number = slots.get(time, (position, 0, 0))
+                if unit.previous == NOWHERE:
+                    first, number = position, 0
+                slots[time] = (first, position, number + (-1 if unit.magic & DELETE else 1))
+        if end != self.log.end and self.log.next_position(end - UNIT_BYTES) < self.log.end:
+            raise DamagedUnit(f"the timer log ends at {end}, not at {self.log.end}")
+        for time, (first, last, number) in slots.items():
+            self.wheel.put(time, first, last, number)
+
+    def begin_again(self, now: int) -> None:
+        """Set the files aside and take everything from the queue that is not known to be delivered."""
+        rebuild = self.rebuild or Rebuild(self.queue_offset, self.read_ms)
+        self._begin_again(rebuild, now)
+
+    def _begin_again(self, rebuild: Rebuild, now: int) -> None:
+        self.close()
+        aside = f"{self._root}/lost+found"
+        self._env.mkdirs(aside)
+        paths = [f"{self.log.folder}/{name}" for name in self._env.listdir(self.log.folder)]
+        for path in [path for path in (self.wheel.path, *paths) if self._env.exists(path)]:
+            name = path[len(self._root) + 1 :].replace("/", "-")
+            self._env.rename(path, f"{aside}/{name}")
+            log.warning("timer_file_set_aside", path=f"{aside}/{name}")
+        self.log = TimerLog(self._env, self.log.folder, f"{self._root}/staging", self.sizes.file_bytes)
+        self.log.open()
+        self.wheel.create()
+        self.rebuild = rebuild if rebuild.queue_offset else None
+        self.low = 0
+        # Whatever is overdue goes into the first slot.
+        self.read_ms, self.queue_offset, self.newest = floor(now), 0, NOWHERE
+
+    def close(self) -> None:
+        """Close the files."""
+        self.log.close()
+        self.wheel.close()
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def add(self, unit: Unit) -> int:
+        """Link ``unit`` behind the others of its slot; returns its position. On the disk after :meth:`checkpoint`."""
+        time = floor(unit.time)
+        slot = self.wheel.get(time)
+        number = -1 if unit.magic & DELETE else 1
+        if slot is None or slot.last == NOWHERE:
+            position = self.log.append(unit)
+            self.wheel.put(time, position, position, number)
+        else:
+            position = self.log.append(unit._replace(previous=slot.last))
+            self.wheel.put(time, slot.first, position, slot.number + number)
+        self.newest = position
+        return position
+
+    def relink(self, time: int, positions: list[int]) -> None:
+        """Let the slot of ``time``, which is partly delivered, have nothing but the units at ``positions``.
+
+        A unit that recalls nothing follows them: RocketMQ takes the slot's last unit from the log and goes back from
+        there, and by the log's last unit it finds out where in the queue to go on.
+        """
+        slot = self.wheel.get(time)
+        if slot is None:
+            return
+        last = self.log.unit(slot.last if self.newest == NOWHERE else self.newest)
+        units = [self.log.unit(position) for position in sorted(positions)]
+        self.wheel.put(time, NOWHERE, NOWHERE, 0)
+        for unit in units:
+            self.add(unit._replace(previous=NOWHERE))
+        self.add(last._replace(previous=NOWHERE, magic=DEFAULT | DELETE, delay=time - last.written, due=0))
+        slot = self.wheel.get(time)
+        if slot is not None:
+            self.wheel.put(time, slot.first, slot.last, len(units))
+
+    def checkpoint(self, read_ms: int, now: int) -> Callable[[], None] | None:
+        """What brings everything that was added onto the disk, for a worker thread; None when there is nothing new.
+
+        ``read_ms``: what waited before this slot is delivered, for certain. While the files are built again there is
+        no checkpoint, so that a crash begins that anew.
+        """
+        if self._lost or self.rebuild is not None:
+            return None
+        end = self.log.end
+        if (read_ms, end, self.queue_offset) == (self.check.read_ms, self.check.log_end, self.check.queue_offset):
+            return None
+        self.log.write()
+        check = self.check.moved(read_ms, end, self.queue_offset, now)
+        low = self.low
+        changes = self.wheel.take_changes()
+
+        def save() -> None:
+            try:
+                self.log.sync()
+            except OSError as error:
+                # Linux reports a lost page once: only the next start, from the last checkpoint, can tell what is there.
+                self._lost = True
+                log.error("timer_log_not_synced", reason=str(error))
+                return
+            self.wheel.write(changes)
+            self._env.replace(self.check_path, check.to_bytes())
+            self.check = check
+            self.log.delete_before(low)
+
+        return save
+
+    def floor(self, steps: int) -> int | None:
+        """The log offset of the first message that waits in the wheel, or of one before it; None when none waits.
+
+        ``low`` moves on by at most ``steps`` units.
+        """
+        for position, unit in self.log.scan(self.low):
+            self.low = position
+            steps -= 1
+            if floor(unit.time) >= self.check.read_ms or steps <= 0:
+                return unit.offset
+        return None

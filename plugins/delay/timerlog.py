@@ -1,0 +1,192 @@
+"""The timer log, ``timerlog/``: one unit of 52 bytes a waiting message, those of one second linked backwards.
+
+Byte for byte as RocketMQ 5.3.3 (``TimerLog``, ``TimerMessageStore.doEnqueue``) reads and writes it, in files of one
+size. RocketMQ leaves the last field of a unit 0; here it has the millisecond at which the message is due, so that it
+need not wait for the end of its second. ``docs/format/timer.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gantrymq.kernel.env import NO_ROOM, NoRoom
+from gantrymq.kernel.segments import Segments
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+FILE_BYTES: Final = 100 * 1024 * 1024
+"""``mappedFileSizeTimerLog``."""
+UNIT: Final = struct.Struct(">iqiqiqiiq")
+UNIT_BYTES: Final = UNIT.size
+_BLANK: Final = struct.Struct(">iqI")
+BLANK_MAGIC: Final = 0xCBD43194
+_SIGNED_BLANK_MAGIC: Final = BLANK_MAGIC - (1 << 32)
+NOWHERE: Final = -1
+"""The position before a slot's first unit."""
+DEFAULT, ROLL, DELETE = 1, 2, 4
+"""Bits of the magic: a message; to be put back, for the wheel does not reach so far; a message that recalls another."""
+
+
+class Unit(NamedTuple):
+    """One unit. ``written`` and ``delay`` make the time of its slot (ms), ``due`` the message's own, or 0.
+
+    ``offset`` and ``size`` are the message's in the commit log, ``topic_hash`` is Java's of its real topic.
+    """
+
+    previous: int
+    magic: int
+    written: int
+    delay: int
+    offset: int
+    size: int
+    topic_hash: int
+    due: int
+
+    @property
+    def time(self) -> int:
+        """The time that leads to its slot, ms since 1970."""
+        return self.written + self.delay
+
+
+class DamagedUnit(Exception):
+    """What should be a unit is none."""
+
+
+class TimerLog:
+    """The log in ``folder``: one thread uses it; :meth:`sync` may run in another."""
+
+    def __init__(self, env: Env, folder: str, staging: str, file_bytes: int = FILE_BYTES) -> None:
+        self._env = env
+        self.folder = folder
+        self.file_bytes = file_bytes
+        self._segments = Segments(env, folder, file_bytes, staging, sparse=True)
+        self._written = 0
+        self._waiting = bytearray()
+        self._window: tuple[int, memoryview | bytes] = (0, b"")
+
+    def open(self) -> None:
+        """Find the files; ``StoreDamaged`` when they do not make one log."""
+        self._env.mkdirs(self.folder)
+        self._segments.load()
+        self._written = self._segments.start
+
+    def close(self) -> None:
+        """Close the files; what is not written is forgotten."""
+        self._window = (0, b"")
+        self._waiting.clear()
+        self._segments.close()
+
+    @property
+    def start(self) -> int:
+        """The position of the first unit there is."""
+        return self._segments.start
+
+    @property
+    def end(self) -> int:
+        """The position behind the last unit."""
+        return self._written + len(self._waiting)
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def append(self, unit: Unit) -> int:
+        """Put ``unit`` behind the others and return its position; :meth:`write` brings it into the file."""
+        room = self.file_bytes - self.end % self.file_bytes
+        if room < UNIT_BYTES + _BLANK.size:
+            self._waiting += _BLANK.pack(room, 0, BLANK_MAGIC) + bytes(room - _BLANK.size)
+        position = self.end
+        self._waiting += UNIT.pack(UNIT_BYTES, *unit)
+        return position
+
+    def write(self) -> None:
+        """Write what was appended. :class:`NoRoom` keeps it in memory, where it is read, and for the next try."""
+        data = memoryview(bytes(self._waiting))
+        done = 0
+        try:
+            while done < len(data):
+                at = self._written + done
+                segment = self._segments.ensure(at)
+                part = data[done : done + segment.end - at]
+                self._segments.write(at, part)
+                done += len(part)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoom(self.folder, error) from error
+            raise
+        finally:
+            self._written += done
+            del self._waiting[:done]
+            self._window = (0, b"")
+
+    def sync(self) -> None:
+        """Return when all that was written before is on the disk."""
+        self._segments.sync()
+
+    def end_at(self, position: int) -> None:
+        """Let the log end at ``position``; what lies behind becomes zeros."""
+        self._waiting.clear()
+        self._window = (0, b"")
+        if position < self._segments.end:
+            self._segments.truncate(position)
+        self._written = position
+
+    def delete_before(self, position: int) -> int:
+        """Delete the files that end at or before ``position``, never the last one. Returns how many."""
+        self._window = (0, b"")
+        return self._segments.delete_before(min(position, self._written))
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def unit(self, position: int) -> Unit:
+        """The unit at ``position``. :class:`DamagedUnit`."""
+        try:
+            if position >= self._written:
+                size, *fields = UNIT.unpack_from(self._waiting, position - self._written)
+            else:
+                base, window = self._window
+                if not base <= position < base + len(window):
+                    base = position - position % self.file_bytes
+                    window = self._segments.view(base, self.file_bytes)
+                    self._window = (base, window)
+                size, *fields = UNIT.unpack_from(window, position - base)
+        except struct.error:
+            raise DamagedUnit(f"nothing at {position} of the timer log") from None
+        if size != UNIT_BYTES or not 1 <= fields[1] <= 0xF:
+            raise DamagedUnit(f"no unit at {position} of the timer log")
+        return Unit._make(fields)
+
+    def forget_window(self) -> None:
+        """Give back the pages that were looked at."""
+        self._window = (0, b"")
+
+    def scan(self, start: int) -> Iterator[tuple[int, Unit]]:
+        """Position and unit, one after the other from ``start`` (where one begins) to the first that is none."""
+        position = max(start, self.start)
+        while (file_end := position - position % self.file_bytes + self.file_bytes) <= self._segments.end:
+            base = file_end - self.file_bytes
+            data = self._segments.view(base, self.file_bytes)
+            while file_end - position >= UNIT_BYTES + _BLANK.size:
+                size, *fields = UNIT.unpack_from(data, position - base)
+                if size != UNIT_BYTES or not 1 <= fields[1] <= 0xF:
+                    if fields[1] == _SIGNED_BLANK_MAGIC:
+                        break
+                    return
+                yield position, Unit._make(fields)
+                position += UNIT_BYTES
+            position = file_end
+
+    def end_behind(self, position: int) -> None:
+        """Raise :class:`DamagedUnit` unless a unit ends at ``position``."""
+        self._written = max(self._written, position)
+        if position > self._segments.end:
+            raise DamagedUnit(f"the timer log has {self._segments.end} bytes, {position} were written")
+        if position % self.file_bytes:
+            self.unit(position - UNIT_BYTES)
+
+    def next_position(self, position: int) -> int:
+        """Where the unit behind the one at ``position`` is, or will be."""
+        position += UNIT_BYTES
+        room = self.file_bytes - position % self.file_bytes
+        return position + room if room < UNIT_BYTES + _BLANK.size else position

@@ -1,0 +1,70 @@
+"""When a message with a time of its own is due, by its properties; and the slot of the wheel in which it waits.
+
+Source: RocketMQ 5.3.3 ``HookUtils.transformTimerMessage``. Times are ms since 1970.
+
+A slot of the time T has what is due after T, up to T + 1000. RocketMQ empties it at T + 1000, late by up to a second.
+Here each message leaves at its own millisecond, which the unit in the timer log keeps (:func:`exact`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gantrymq.remoting.properties import find_property
+
+PRECISION_MS: Final = 1000
+"""``timerPrecisionMs`` of RocketMQ: the width of a slot. Both brokers must mean the same by the files."""
+
+DELAY_SEC, DELAY_MS, DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"
+OUT_MS, ENQUEUE_MS, DEQUEUE_MS = b"TIMER_OUT_MS", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS"
+ROLL_TIMES, DELETE_KEY, UNIQUE_KEY = b"TIMER_ROLL_TIMES", b"TIMER_DEL_UNIQKEY", b"UNIQ_KEY"
+REAL_TOPIC, REAL_QID = b"REAL_TOPIC", b"REAL_QID"
+
+_NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
+
+
+def read_number(value: bytes) -> int:
+    """As ``Long.parseLong``, up to 18 digits; :class:`ValueError` for anything else."""
+    if not _NUMBER.fullmatch(value):
+        raise ValueError(f"{value[:32]!r} is no number")
+    return int(value)
+
+
+def wanted(properties: bytes, now: int) -> int | None:
+    """When the message is to be delivered that is sent at ``now``; None when it names no time.
+
+    TIMER_DELAY_SEC counts before TIMER_DELAY_MS before TIMER_DELIVER_MS. :class:`ValueError` when that is no number.
+    """
+    value = find_property(properties, DELAY_SEC)
+    if value is not None:
+        return now + read_number(value) * 1000
+    value = find_property(properties, DELAY_MS)
+    if value is not None:
+        return now + read_number(value)
+    value = find_property(properties, DELIVER_MS)
+    return None if value is None else read_number(value)
+
+
+def slot_of(due: int) -> int:
+    """The time of the slot for what is due at ``due``; TIMER_OUT_MS of the message."""
+    return (due - 1) // PRECISION_MS * PRECISION_MS
+
+
+def floor(time: int) -> int:
+    """The start of the slot that ``time`` lies in."""
+    return time // PRECISION_MS * PRECISION_MS
+
+
+def exact(properties: bytes, stored: int, out: int) -> int:
+    """When a message of the slot ``out`` that was stored at ``stored`` is due, not before its sender wanted it.
+
+    The end of the slot when the properties do not tell: so RocketMQ would deliver it.
+    """
+    end = out + PRECISION_MS
+    try:
+        due = wanted(properties, stored)
+    except ValueError:
+        return end
+    # A moment may lie between the question and the stamp: then the slot's end is as late as it can have been.
+    return end if due is None or not out < due <= end else due

@@ -1,0 +1,152 @@
+"""The timing wheel, ``timerwheel``: of each second, where in the timer log its first and last unit are.
+
+Byte for byte as RocketMQ 5.3.3 (``TimerWheel``, ``Slot``) reads and writes it: 2 x 7 x 86,400 slots of 32 bytes, big
+endian: i64 time in seconds, i64 first and i64 last position in the timer log, i32 number of messages, i32 magic (0).
+A slot whose time is another one is empty. ``docs/format/timer.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gantrymq.plugins.delay.times import PRECISION_MS
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+    from gantrymq.kernel.files import File
+
+SLOTS: Final = 2 * 7 * 86_400
+"""``TIMER_WHEEL_TTL_DAY`` days, twice."""
+_SLOT: Final = struct.Struct(">qqqii")
+SLOT_BYTES: Final = _SLOT.size
+_CHUNK_BYTES: Final = SLOT_BYTES * 32_768
+_KEPT_MAX: Final = 65_536
+"""Slots kept in memory that the file has as well."""
+
+
+class Slot(NamedTuple):
+    """First and last position in the timer log, and how many messages wait (recalls count as less)."""
+
+    first: int
+    last: int
+    number: int
+
+
+class Wheel:
+    """The file at ``path``. One thread puts and gets; :meth:`write` may run in another beside it."""
+
+    def __init__(self, env: Env, path: str, slots: int = SLOTS) -> None:
+        self._env = env
+        self.path = path
+        self._slots = slots
+        self._file: File | None = None
+        self._kept: dict[int, bytes] = {}
+        self._changed: dict[int, bytes] = {}
+        self._writing: dict[int, bytes] = {}
+        self._guard = threading.Lock()
+
+    @property
+    def span_ms(self) -> int:
+        """How much time there is from one slot to the next use of it."""
+        return self._slots * PRECISION_MS
+
+    def open(self) -> bool:
+        """Open the file. False, and nothing is open, when it is missing or has another size."""
+        if not self._env.exists(self.path):
+            return False
+        file = self._env.open(self.path)
+        if file.size() != self._slots * SLOT_BYTES:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def create(self) -> None:
+        """Begin with an empty wheel, whatever there was."""
+        self.close()
+        file = self._env.open(self.path, create=True)
+        file.truncate(0)
+        file.truncate(self._slots * SLOT_BYTES)
+        self._file = file
+
+    def close(self) -> None:
+        """Close the file; what was not written is forgotten."""
+        file, self._file = self._file, None
+        self._kept.clear()
+        self._changed.clear()
+        self._writing.clear()
+        if file is not None:
+            file.close()
+
+    def get(self, time: int) -> Slot | None:
+        """The slot of ``time`` (ms, a multiple of 1000); None when nothing is there."""
+        second = time // PRECISION_MS
+        index = second % self._slots
+        raw = self._kept.get(index)
+        if raw is None:
+            raw = self._open_file.pread(SLOT_BYTES, index * SLOT_BYTES)
+            if len(self._kept) >= _KEPT_MAX:
+                self._forget()
+            self._kept[index] = raw
+        stored, first, last, number, _ = _SLOT.unpack(raw)
+        return Slot(first, last, number) if stored == second else None
+
+    def put(self, time: int, first: int, last: int, number: int) -> None:
+        """Set the slot of ``time``; it is in the file after the next :meth:`write`."""
+        second = time // PRECISION_MS
+        index = second % self._slots
+        raw = _SLOT.pack(second, first, last, number, 0)
+        self._kept[index] = raw
+        with self._guard:
+            self._changed[index] = raw
+
+    def _forget(self) -> None:
+        with self._guard:
+            self._kept = {**self._writing, **self._changed}
+
+    def live(self, since: int) -> Iterator[tuple[int, Slot]]:
+        """Time and slot of what the file has from the time ``since`` (ms) on; not in order."""
+        for start, end in self._open_file.data_ranges(0):
+            start -= start % SLOT_BYTES
+            for at in range(start, end, _CHUNK_BYTES):
+                data = self._open_file.pread(min(_CHUNK_BYTES, end - at), at)
+                data = data[: len(data) - len(data) % SLOT_BYTES]
+                for second, first, last, number, _ in _SLOT.iter_unpack(data):
+                    if second and second * PRECISION_MS >= since:
+                        yield second * PRECISION_MS, Slot(first, last, number)
+
+    def take_changes(self) -> dict[int, bytes]:
+        """What :meth:`write` is to write: everything that was put up to now."""
+        with self._guard:
+            changes = self._writing = self._changed
+            self._changed = {}
+        return changes
+
+    def write(self, changes: dict[int, bytes]) -> None:
+        """Bring ``changes`` onto the disk. After an :class:`OSError` they are to be written the next time."""
+        try:
+            start, run = -1, bytearray()
+            for index in sorted(changes):
+                if start + len(run) // SLOT_BYTES != index:
+                    if run:
+                        self._open_file.pwrite(run, start * SLOT_BYTES)
+                    start, run = index, bytearray()
+                run += changes[index]
+            if run:
+                self._open_file.pwrite(run, start * SLOT_BYTES)
+                self._open_file.datasync()
+        except OSError:
+            with self._guard:
+                self._changed = {**changes, **self._changed}
+            raise
+        finally:
+            self._writing = {}
+
+    @property
+    def _open_file(self) -> File:
+        if self._file is None:
+            raise RuntimeError("the wheel is not open")
+        return self._file

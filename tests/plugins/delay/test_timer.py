@@ -1,0 +1,395 @@
+"""Messages with a time of their own come at their millisecond, whole and once, whatever happens to the files."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.plugins.delay.delivery import RETRY_MS
+from gantrymq.plugins.delay.timerlog import UNIT_BYTES
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.remoting.properties import find_property
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.timers import TimedStore
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("delay", [1, 999, 1000, 1001, 2500, 59_999])
+def test_a_message_comes_at_its_millisecond_and_not_before(delay: int) -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_321))
+    world.send_in(b"later", delay)
+    world.settle()
+    world.env.advance(delay - 1)
+    world.settle()
+    assert world.bodies() == []
+    world.env.advance(1)
+    world.settle()
+    assert world.bodies() == [b"later"]
+    assert world.delivered()[0].store_timestamp == 1_700_000_000_321 + delay
+
+
+def test_the_message_is_moved_as_rocketmq_moves_it_and_keeps_its_history() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    batch = world.send(b"b", b"TAGS\x01a\x02TIMER_DELAY_MS\x011500\x02UNIQ_KEY\x01K", queue_id=3)
+    assert (batch.topics, batch.queue_ids) == ([TIMER_TOPIC], [0])
+    assert batch.properties[0] == (
+        b"TAGS\x01a\x02TIMER_DELAY_MS\x011500\x02UNIQ_KEY\x01K"
+        b"\x02TIMER_OUT_MS\x011700000001000\x02REAL_TOPIC\x01T\x02REAL_QID\x013"
+    )
+    world.settle()
+    world.env.advance(1500)
+    world.settle()
+    (record,) = world.delivered("T", 3)
+    assert record.properties == batch.properties[0] + (
+        b"\x02TIMER_ENQUEUE_MS\x011700000000000\x02TIMER_DEQUEUE_MS\x011700000001500"
+    )
+
+
+@pytest.mark.parametrize(
+    ("properties", "out"),
+    [
+        (b"TIMER_DELAY_SEC\x012\x02TIMER_DELAY_MS\x015000\x02TIMER_DELIVER_MS\x011", 1000),
+        (b"TIMER_DELAY_MS\x015000\x02TIMER_DELIVER_MS\x011", 4000),
+        (b"TIMER_DELIVER_MS\x011700000003001", 3000),
+        (b"TIMER_DELIVER_MS\x011700000003000", 2000),
+    ],
+)
+def test_seconds_count_before_milliseconds_before_a_point_in_time(properties: bytes, out: int) -> None:
+    batch = TimedStore(MemoryEnv(start_ms=1_700_000_000_000)).send(b"", properties)
+    assert find_property(batch.properties[0], b"TIMER_OUT_MS") == b"%d" % (1_700_000_000_000 + out)
+
+
+def test_a_level_wins_and_drops_the_times() -> None:
+    batch = TimedStore(MemoryEnv()).send(b"", b"TIMER_DELIVER_MS\x011\x02DELAY\x011\x02TIMER_DELAY_SEC\x015")
+    assert batch.topics == [SCHEDULE_TOPIC]
+    assert batch.properties[0] == b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010"
+
+
+def test_what_is_due_already_goes_straight_to_its_topic() -> None:
+    world = TimedStore(MemoryEnv())
+    for properties in (b"TIMER_DELIVER_MS\x015", b"TIMER_DELAY_MS\x010", b"TIMER_OUT_MS\x011\x02TIMER_DELAY_MS\x019"):
+        assert world.send(b"x", properties).topics == ["T"]
+
+
+@pytest.mark.parametrize(
+    ("properties", "remark"),
+    [
+        (b"TIMER_DELAY_SEC\x01101", "at most 100000 ms are allowed"),
+        (b"TIMER_DELAY_MS\x01soon", "no number"),
+        (b"TIMER_DELIVER_MS\x015\x02TIMER_DEL_UNIQKEY\x01T+a", "too late to recall"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused(properties: bytes, remark: str) -> None:
+    batch = TimedStore(MemoryEnv(), longest_ms=100_000).send(b"", properties)
+    assert batch.statuses == [ResponseCode.MESSAGE_ILLEGAL]
+    assert remark in batch.remarks[0]
+
+
+def test_messages_of_one_time_keep_their_order_and_a_burst_comes_whole() -> None:
+    world = TimedStore(MemoryEnv())
+    due = world.now + 5000
+    for number in range(1500):
+        world.send(b"%d" % number, b"TIMER_DELIVER_MS\x01%d" % due)
+    world.settle()
+    world.env.advance(5000)
+    world.settle()
+    assert world.bodies() == [b"%d" % number for number in range(1500)]
+
+
+def test_a_message_for_the_second_that_is_being_delivered_comes_in_time() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_100))
+    world.send_in(b"a", 700)
+    world.settle()
+    world.env.advance(200)
+    world.settle()
+    world.send_in(b"b", 300)
+    world.settle()
+    world.env.advance(300)
+    world.settle()
+    assert world.bodies() == [b"b"]
+    world.env.advance(200)
+    world.settle()
+    assert world.bodies() == [b"b", b"a"]
+
+
+def test_a_long_wait_is_put_back_on_the_way_and_comes_in_time() -> None:
+    world = TimedStore(MemoryEnv())
+    world.send_in(b"long", 150_000)
+    for _ in range(150):
+        world.settle()
+        world.env.advance(1000)
+        world.save()
+    assert world.bodies() == []
+    world.settle()
+    assert world.bodies() == [b"long"]
+    assert find_property(world.delivered()[0].properties, b"TIMER_ROLL_TIMES") == b"2"
+    assert len(world.waiting()) == 3
+
+
+def test_a_recalled_message_never_comes_even_when_its_second_has_begun() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000))
+    for body, delay in ((b"a", 5000), (b"b", 1900), (b"c", 5000)):
+        world.send_in(body, delay)
+    world.settle()
+    world.recall(b"a", world.now + 5000)
+    world.settle()
+    world.env.advance(1000)
+    world.settle()  # the slot of b is open
+    assert world.recall(b"b", 1_700_000_001_900).statuses == [0]
+    world.env.advance(900)
+    world.settle()
+    world.env.advance(10_000)
+    world.settle()
+    assert world.bodies() == [b"c"]
+
+
+def test_a_message_of_another_topic_with_the_same_key_is_not_recalled() -> None:
+    world = TimedStore(MemoryEnv())
+    world.send(b"x", b"TIMER_DELAY_MS\x015000\x02UNIQ_KEY\x01k", topic="U")
+    world.recall(b"k", world.now + 5000)
+    world.settle()
+    world.env.advance(6000)
+    world.settle()
+    assert [record.body for record in world.delivered("U")] == [b"x"]
+
+
+@pytest.mark.parametrize("late", [200, 700])
+def test_a_stop_in_the_middle_of_a_second_delivers_nothing_twice_and_loses_nothing(late: int) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    for number in range(10):
+        world.send_in(b"%d" % number, 5000 + number * 100 + 1)
+    world.send_in(b"next", 9000)
+    world.settle()
+    env.advance(5000 + late)
+    world.settle()
+    assert len(world.bodies()) == late // 100
+    world.close()
+    world = TimedStore(env)
+    world.settle()
+    assert len(world.bodies()) == late // 100
+    env.advance(20_000)
+    world.settle()
+    assert world.bodies() == [*(b"%d" % number for number in range(10)), b"next"]
+
+
+def test_a_second_that_is_wholly_delivered_but_not_over_is_not_delivered_again_after_a_stop() -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    world.send_in(b"a", 100)
+    world.settle()
+    env.advance(100)
+    world.settle()
+    world.close()
+    world = TimedStore(env)
+    env.advance(10_000)
+    world.settle()
+    assert world.bodies() == [b"a"]
+
+
+@pytest.mark.parametrize("cut", [None, 3])
+def test_a_crash_loses_nothing_and_repeats_only_what_was_not_saved(cut: int | None) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    for number in range(8):
+        world.send_in(b"%d" % number, 3000 * (number + 1))
+    world.settle()
+    env.advance(6100)
+    world.settle()
+    env.advance(1000)
+    world.settle()
+    world.save()
+    env.advance(2000)
+    world.settle()
+    assert world.bodies() == [b"0", b"1", b"2"]
+    env = env.kill() if cut is None else env.power_cut(cut)
+    world = TimedStore(env)
+    env.advance(30_000)
+    world.settle()
+    came = world.bodies()
+    assert set(came) == {b"%d" % number for number in range(8)}
+    assert (came.count(b"0"), came.count(b"1")) == (1, 1)
+
+
+def damage_wheel(env: MemoryEnv) -> None:
+    env.open("store/timerwheel").truncate(77)
+
+
+def damage_log(env: MemoryEnv) -> None:
+    name = env.listdir("store/timerlog")[0]
+    env.open(f"store/timerlog/{name}").pwrite(b"\xff" * UNIT_BYTES, UNIT_BYTES)
+
+
+def shorten_log(env: MemoryEnv) -> None:
+    env.open(f"store/timerlog/{env.listdir('store/timerlog')[-1]}").truncate(100)
+
+
+def lose_log(env: MemoryEnv) -> None:
+    env.rmtree("store/timerlog")
+
+
+def lose_wheel(env: MemoryEnv) -> None:
+    env.unlink("store/timerwheel")
+
+
+def spoil_slots(env: MemoryEnv) -> None:
+    wheel = env.open("store/timerwheel")
+    wheel.pwrite(wheel.pread(wheel.size(), 0).replace(b"\0\0\0\0\0\0\0\0\0\0\0\1", b"\0\0\0\0\0\0\7\0\0\0\0\1"), 0)
+
+
+@pytest.mark.parametrize("damage", [damage_wheel, damage_log, shorten_log, lose_log, lose_wheel, spoil_slots])
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_damaged_files_are_built_again_and_nothing_is_lost_or_repeated(damage: object, how: str) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    for number in range(60):
+        world.send_in(b"%d" % number, 500 * (number + 1))
+    world.settle()
+    env.advance(10_100)
+    world.settle()
+    env.advance(900)
+    world.settle()
+    world.save()
+    assert len(world.bodies()) == 22
+    if how == "closed":
+        world.close()
+    else:
+        env = env.kill()
+    assert callable(damage)
+    damage(env)
+    world = TimedStore(env)
+    env.advance(60_000)
+    world.settle()
+    came = world.bodies()
+    assert sorted(came, key=int) == [b"%d" % number for number in range(60)]
+
+
+def test_without_a_checkpoint_everything_in_the_queue_comes_again_rather_than_nothing() -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    world.send_in(b"a", 1000)
+    world.send_in(b"b", 50_000)
+    world.settle()
+    env.advance(2000)
+    world.settle()
+    world.close()
+    for path in ("store/config/timercheck", "store/config/timercheck.bak"):
+        if env.exists(path):
+            env.unlink(path)
+    world = TimedStore(env)
+    env.advance(60_000)
+    world.settle()
+    assert sorted(world.bodies()) == [b"a", b"a", b"b"]
+
+
+@pytest.mark.parametrize("step", [-HOUR_MS, -5000, HOUR_MS])
+def test_a_clock_that_was_set_over_a_restart_delivers_nothing_early_and_nothing_twice(step: int) -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    for number in range(1, 9):
+        world.send_in(b"%d" % number, 3000 * number)
+    world.settle()
+    env.advance(9000)
+    world.settle()
+    env.advance(3600_000 // 2)
+    world.settle()
+    world.send_in(b"new", 10_000)
+    world.settle()
+    env.advance(1500)
+    world.settle()
+    world.close()
+    before = env.wall
+    env.advance(step)
+    world = TimedStore(env)
+    world.settle()
+    if step < 0:
+        assert b"new" not in world.bodies()
+        env.advance(8499)
+        world.settle()
+        assert b"new" not in world.bodies()
+        env.advance(3000)  # the store's clock goes on from the last message, a tenth slower
+        world.settle()
+    assert sorted(world.bodies()) == sorted([*(b"%d" % number for number in range(1, 9)), b"new"])
+    assert before <= world.store.log.last_timestamp
+
+
+def test_an_idle_broker_whose_clock_was_set_back_still_delivers_in_time() -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    world.send_in(b"old", 1000)
+    world.settle()
+    env.advance(1000)
+    world.settle()
+    env.advance(HOUR_MS)
+    world.settle()
+    world.close()
+    env.advance(-HOUR_MS // 2)
+    world = TimedStore(env)
+    world.send_in(b"new", 5000)
+    world.settle()
+    env.advance(5000)
+    world.settle()
+    assert world.bodies() == [b"old", b"new"]
+
+
+def test_a_message_that_could_not_be_stored_is_tried_again() -> None:
+    world = TimedStore(MemoryEnv())
+    for body in (b"a", b"b"):
+        world.send_in(body, 1000)
+    world.settle()
+
+    def refuse(batch: AppendBatch) -> None:
+        batch.refuse(0, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
+
+    world.refuse = refuse
+    world.env.advance(1000)
+    world.settle()
+    assert world.bodies() == [b"b"]
+    world.refuse = lambda batch: None
+    world.env.advance(RETRY_MS)
+    world.settle()
+    assert world.bodies() == [b"b", b"a"]
+
+
+def test_what_waits_holds_the_log_and_what_came_lets_it_go() -> None:
+    world = TimedStore(MemoryEnv())
+    assert world.timer.floor() == world.store.log.end
+    world.send_in(b"a", 2000)
+    first = world.store.log.end
+    world.send_in(b"b", 8000)
+    world.settle()
+    assert world.timer.floor() == 0
+    for _ in range(6):
+        world.env.advance(1000)
+        world.settle()
+        world.save()
+    assert world.timer.floor() == first
+    for _ in range(6):
+        world.env.advance(1000)
+        world.settle()
+        world.save()
+    assert world.timer.floor() == world.store.log.end
+
+
+def test_old_files_of_the_timer_log_go() -> None:
+    world = TimedStore(MemoryEnv())
+    for _ in range(100):
+        world.send_in(b"x", 1000)
+        world.settle()
+        world.env.advance(1000)
+        world.settle()
+        world.timer.floor()
+        world.save()
+    assert len(world.bodies()) == 100
+    assert len(world.env.listdir("store/timerlog")) <= 2
+
+
+def test_a_store_that_never_saw_such_a_message_has_no_timer_files() -> None:
+    world = TimedStore(MemoryEnv())
+    world.settle()
+    world.save()
+    world.close()
+    assert not world.env.exists("store/timerwheel")
+    assert not world.env.exists("store/config/timercheck")
