@@ -23,8 +23,11 @@ def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
         if key in _KEYS:
             section, name, convert = _KEYS[key]
             ours[section, name] = convert(value.strip())
-        elif key not in _ADDRESS_KEYS:
+        elif key not in _ADDRESS_KEYS and key != _TRANSIENT_POOL:
             unmapped.append(key)
+    # as in RocketMQ the pool counts where the disk is flushed later, which is its default
+    if properties.get(_TRANSIENT_POOL, "").strip() == "true" and ours.get(_FLUSH_MODE, "async") == "async":
+        ours[_FLUSH_MODE] = "buffered"
     ours.update(_addresses({key: value.strip() for key, value in properties.items() if key in _ADDRESS_KEYS}))
     return ours, unmapped
 
@@ -69,6 +72,8 @@ def _permission(value: str) -> str:
     return {"6": "read-write", "4": "read-only", "2": "write-only"}.get(value, value)
 
 
+_TRANSIENT_POOL = "transientStorePoolEnable"
+_FLUSH_MODE = ("plugin.flush", "mode")
 _ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1"})
 _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "brokerName": ("broker", "name", _same),
@@ -89,6 +94,7 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "brokerPermission": ("plugin.topics", "broker_permission", _permission),
     "slaveReadEnable": ("plugin.consume", "slave_read_enable", _same),
     "accessMessageInMemoryMaxRatio": ("plugin.consume", "memory_percent", _same),
+    "notifyConsumerIdsChangedEnable": ("plugin.clients", "notify", _same),
     "messageDelayLevel": ("plugin.delay", "levels", _same),
     "enablePropertyFilter": ("plugin.filter", "sql92", _same),
     "maxHashSlotNum": ("plugin.index", "slots", _same),

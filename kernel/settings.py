@@ -1,4 +1,4 @@
-"""What the user set and where: file, environment, flags, one over the other, not yet typed.
+"""What the user set and where: file, overrides, environment, flags, one over the other, not yet typed.
 
 The first of two steps: the names of the plugins to load are known here, and only the loaded plugins know the types of
 their sections (:mod:`gantrymq.kernel.config`).
@@ -16,7 +16,9 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.properties_file import translate
 from gantrymq.remoting.javaproperties import read_properties
 
-Origin = Literal["default", "file", "environment", "flag"]
+Origin = Literal["default", "file", "override", "environment", "flag"]
+OVERRIDES_PATH = "config/overrides.toml"
+"""Under the store's folder: what administrators changed while the broker ran, as TOML."""
 ENVIRONMENT_PREFIX = "GANTRYMQ_"
 PROPERTIES_SUFFIXES = (".conf", ".properties")
 
@@ -56,8 +58,11 @@ def read_settings(
     sets: Sequence[str] = (),
     enable: Sequence[str] = (),
     disable: Sequence[str] = (),
+    overrides: tuple[str, bytes] | None = None,
 ) -> Settings:
     """Merge a file's bytes (``path`` only names it), the environment and flags; precedence in this order, last wins.
+
+    ``overrides``: name and bytes of the file of :data:`OVERRIDES_PATH`; it stands between file and environment.
 
     ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
     ``enable`` and ``disable`` add to the lists of ``[plugins]``. Raises :class:`ConfigError`.
@@ -68,8 +73,18 @@ def read_settings(
     if data is not None:
         reader = _from_properties if path.endswith(PROPERTIES_SUFFIXES) else _from_toml
         values.update(reader(path, data, problems, notes))
+    overridden: dict[tuple[str, str], Setting] = {}
+    if overrides is not None:
+        overridden = _from_toml(*overrides, problems, notes, "override")
+    values.update(overridden)
     values.update(_from_environment(environ or {}))
     values.update(_from_flags(sets, problems))
+    notes += [
+        f"{setting.source}: {place[0]}.{place[1]} = {show(setting.value)} is not in force: {values[place].origin} "
+        f"{values[place].source} stands over it"
+        for place, setting in overridden.items()
+        if values[place] is not setting
+    ]
     names = {key: (*_names(values, key, problems), *added) for key, added in (("enable", enable), ("disable", disable))}
     for key, added in (("enable", enable), ("disable", disable)):
         if added:
@@ -108,7 +123,9 @@ def _names(values: Mapping[tuple[str, str], Setting], key: str, problems: list[s
     return tuple(value)
 
 
-def _from_toml(path: str, data: bytes, problems: list[str], _notes: list[str]) -> dict[tuple[str, str], Setting]:
+def _from_toml(
+    path: str, data: bytes, problems: list[str], _notes: list[str], origin: Origin = "file"
+) -> dict[tuple[str, str], Setting]:
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -126,10 +143,10 @@ def _from_toml(path: str, data: bytes, problems: list[str], _notes: list[str]) -
             problems.append(f"{path}: {section} = {show(table)} stands outside of a section such as [broker]")
             continue
         for key, value in table.items():
-            values[section, key] = Setting(value, "file", path, False)
+            values[section, key] = Setting(value, origin, path, False)
         if not table:
             # an empty section has nothing to say, but its name is still checked
-            values[section, ""] = Setting(None, "file", path, False)
+            values[section, ""] = Setting(None, origin, path, False)
     return values
 
 

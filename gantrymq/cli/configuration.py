@@ -26,7 +26,7 @@ def check_config(**flags: Any) -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="A list of objects, one a value.")
 def print_config(as_json: bool, **flags: Any) -> None:
-    """Print each value and where it came from: default, file, environment or flag.
+    """Print each value and where it came from: default, file, override, environment or flag.
 
     The output is TOML, so it can be kept and used as a configuration file.
     """

@@ -13,6 +13,7 @@ import rich_click as click
 if TYPE_CHECKING:
     from gantrymq.kernel.config import Config
     from gantrymq.kernel.manager import PluginManager
+    from gantrymq.kernel.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,7 +64,8 @@ def config_options(function: F) -> F:
 def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     """Read the file, the environment and the flags, load the plugins, type the sections; notes go to stderr.
 
-    Raises ``ConfigError`` and ``StartError``.
+    What administrators changed while the broker ran is read as well, from the store's folder. Raises ``ConfigError``
+    and ``StartError``.
     """
     from gantrymq.cli.failures import advice_for, warn
     from gantrymq.kernel.config import ConfigError, build_config, read_settings
@@ -76,9 +78,30 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
         raise ConfigError([f"--config {flags.config}: {advice_for(error)}"]) from None
     named = [("broker.data", flags.data), ("broker.listen", flags.listen)]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
-    settings = read_settings(flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
+    given = (flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
+    settings = read_settings(*given)
+    overrides = _overrides(settings)
+    if overrides is not None:
+        settings = read_settings(*given, overrides)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
     for note in config.notes:
         warn(note)
     return Loaded(config, manager)
+
+
+def _overrides(settings: Settings) -> tuple[str, bytes] | None:
+    """The file of what administrators changed, under the folder that the settings name; None when there is none."""
+    from gantrymq.cli.failures import advice_for
+    from gantrymq.kernel.config import BrokerConfig, ConfigError
+    from gantrymq.kernel.settings import OVERRIDES_PATH
+
+    place = settings.values.get(("broker", "data"))
+    folder = place.value if place is not None else attrs.fields(BrokerConfig).data.default
+    path = Path(str(folder)) / OVERRIDES_PATH
+    try:
+        return str(path), path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError([f"{path}: {advice_for(error)}"]) from None

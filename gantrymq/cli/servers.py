@@ -98,6 +98,7 @@ def banner(broker: Broker, server: NameServer | None) -> list[str]:
         f"  store       {os.path.abspath(broker.root)}",
         f"  flush       {flush_mode(broker)}",
         f"  plugins     {' '.join(info.name for info in broker.manager.plugins)}",
+        *overridden(broker),
         f"ready broker={broker.address} nameserver={nameservers}",
     ]
 
@@ -108,6 +109,15 @@ def flush_mode(broker: Broker) -> str:
         if (row.section, row.key) == ("plugin.flush", "mode"):
             return str(row.value)
     return next((info.name for info in broker.manager.plugins if info.slot == "flush"), "none")
+
+
+def overridden(broker: Broker) -> list[str]:
+    """A line that names what administrators changed before this start and is in force, if anything is."""
+    rows = [row for row in broker.config.explain() if row.origin == "override"]
+    if not rows:
+        return []
+    names = " ".join(f"{row.section}.{row.key}" for row in rows)
+    return [f"  overrides   {names} ({rows[0].source})"]
 
 
 def reachable(address: str) -> str:

@@ -1,7 +1,7 @@
 """The configuration as administrators see and change it: RocketMQ's names where a setting has one, else our own.
 
 What may change while the broker runs is an allow list: the keys that plugins put on it (``LiveSettings.allow``). A
-change is checked like one in the file, all of a request or none is in force, and it lasts until the broker stops.
+change is checked like one in the file, all of a request or none is in force, and it is kept for the next start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import structlog
 
 from gantrymq.kernel.fields import coerce
 from gantrymq.kernel.properties_file import translate
+from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies import DataVersion
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -70,6 +71,8 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
     ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
     ("plugin.retention", "at"): ("deleteWhen", _plain),
+    ("plugin.retention", "disk_reclaim"): ("diskMaxUsedSpaceRatio", _plain),
+    ("plugin.flowcontrol", "busy_after"): ("osPageCacheBusyTimeOutMills", lambda seconds: str(round(seconds * 1000))),
 }
 """Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
 
@@ -89,6 +92,7 @@ class ChangeableSettings:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._live: dict[str, _Live] = {}
+        self._overrides = Overrides(broker.env, broker.root)
         self.version = DataVersion()
 
     def allow(self, section: str, current: T, keys: Collection[str], change: Callable[[T], None]) -> None:
@@ -133,7 +137,15 @@ class ChangeableSettings:
         if names:
             self.version = self.version.next(self._broker.env.wall_ms())
             log.info("settings_changed", keys=names)
+            self._keep(changes)
         return names
+
+    def _keep(self, changes: dict[str, dict[str, object]]) -> None:
+        try:
+            self._overrides.keep(changes)
+        except OSError as error:
+            path = self._overrides.path
+            raise _fault(f"the change is in force, but lost at the stop: {path}: {error.strerror}") from error
 
     def _sections(self) -> dict[str, Any]:
         """The typed values of all sections, as they are now."""

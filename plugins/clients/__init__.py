@@ -16,7 +16,7 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import ConsumerGroups, GroupTable, ProducerGroups, Service, TopicTable
+from gantrymq.kernel.services import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, Service, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
@@ -57,6 +57,9 @@ class ClientsPlugin:
         """34, 35 and 38 of clients, the rest of administrators."""
         groups = broker.services.get(GroupTable)
         topics = broker.services.get(TopicTable)
+        live = broker.services.find(LiveSettings)
+        if live is not None:
+            live.allow("plugin.clients", self._config, ("notify", "expire_after"), self._clients.reconfigure)
         handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake)
         return dict(handlers.processors() | Connections(self._clients).processors())
 

@@ -42,6 +42,10 @@ class Clients:
         self._kept: dict[tuple[int, str], int] = {}
         self._kept_bytes = 0
 
+    def reconfigure(self, config: ClientsConfig) -> None:
+        """Go by other settings from now on."""
+        self._config = config
+
     def groups(self) -> list[str]:
         """The groups that have a member here."""
         return list(self.consumers.groups)

@@ -4,7 +4,7 @@ A sender that is told SYSTEM_BUSY at once can go to another broker; one that wai
 is bounded without this plugin: past ``limits.unacknowledged_bytes`` the broker stops reading from its sockets.
 
 Slot: none.
-Hooks: before_append, config_section, configure.
+Hooks: before_append, config_section, configure, started.
 Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgement).
 Files: none. Answers for RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
 """
@@ -19,6 +19,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.config import duration
+from gantrymq.kernel.services import LiveSettings
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -50,7 +51,15 @@ class FlowControlPlugin:
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
         self._broker = broker
-        self._limit_s = config.section(FlowControlConfig).busy_after
+        self._config = config.section(FlowControlConfig)
+        self._limit_s = self._config.busy_after
+
+    @hookimpl
+    def started(self, broker: Broker) -> None:
+        """Administrators may change the limit while the broker runs."""
+        live = broker.services.find(LiveSettings)
+        if live is not None:
+            live.allow("plugin.flowcontrol", self._config, ("busy_after",), self._reconfigure)
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
@@ -69,3 +78,6 @@ class FlowControlPlugin:
         )
         for row in batch.live:
             batch.refuse(row, ResponseCode.SYSTEM_BUSY, reason)
+
+    def _reconfigure(self, config: FlowControlConfig) -> None:
+        self._limit_s = config.busy_after

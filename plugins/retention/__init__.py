@@ -21,7 +21,7 @@ import attrs
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.config import duration, number, size
-from gantrymq.kernel.services import Retention, Service
+from gantrymq.kernel.services import LiveSettings, Retention, Service
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.plugins.retention.policy import Rules
 from gantrymq.remoting.codes import ResponseCode
@@ -71,6 +71,10 @@ class RetentionConfig:
         )
 
 
+LIVE_KEYS = ("keep", "at", "disk_reclaim", "disk_force", "disk_full", "enough_free", "files_at_once")
+"""What administrators may change while the broker runs."""
+
+
 class RetentionPlugin:
     """Looks at the log's age and the disk, and refuses messages while that is full."""
 
@@ -82,12 +86,15 @@ class RetentionPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        section = config.section(RetentionConfig)
+        self._config = section = config.section(RetentionConfig)
         self._cleaner = Cleaner(broker, section.rules, section.check_interval)
         broker.services.provide(Retention, self._cleaner)
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
+        live = broker.services.find(LiveSettings)
+        if live is not None:
+            live.allow("plugin.retention", self._config, LIVE_KEYS, self._reconfigure)
         return [Service("retention", self._cleaner.run)]
 
     @hookimpl(tryfirst=True)
@@ -96,3 +103,6 @@ class RetentionPlugin:
         if reason:
             for row in batch.live:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+
+    def _reconfigure(self, config: RetentionConfig) -> None:
+        self._cleaner.go_by(config.rules)

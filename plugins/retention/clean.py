@@ -30,6 +30,10 @@ class Cleaner:
         self._asked = trio.Event()
         self.full = ""
 
+    def go_by(self, rules: Rules) -> None:
+        """Other rules, from the next look on."""
+        self._rules = rules
+
     def delete_expired(self) -> None:
         """Look now, whatever the hour: what is older than ``keep`` goes."""
         self._asked.set()

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
 
-LIVE_KEYS = ("auto_create", "auto_create_groups", "broker_permission", "default_queues")
+LIVE_KEYS = (
+    "auto_create", "auto_create_groups", "broker_permission", "default_queues", "max_groups", "max_queues",
+    "max_topics",
+)  # fmt: skip
 """What administrators may change while the broker runs."""
 
 log = structlog.get_logger("gantrymq.topics")
@@ -78,7 +81,7 @@ class TopicsPlugin:
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("plugin.topics", self._config, LIVE_KEYS, self._reconfigure)
-        admin = TopicAdmin(broker, self._topics, self._groups, self._config)
+        admin = TopicAdmin(broker, self._topics, self._groups)
         return dict(admin.processors())
 
     @hookimpl(trylast=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.services import ConsumerOffsets
-from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
 from gantrymq.plugins.topics.table import Topics
@@ -35,13 +34,12 @@ UNLIMITED_RETRIES = -1
 class TopicAdmin:
     """Answers with code 0, or with code 1 and a remark that names the value and what is allowed."""
 
-    def __init__(self, broker: Broker, topics: Topics, groups: Groups, config: TopicsConfig) -> None:
+    def __init__(self, broker: Broker, topics: Topics, groups: Groups) -> None:
         self._queues = broker.queues
         self._is_slave = broker.broker_id != 0
         self._offsets = broker.services.find(ConsumerOffsets)
         self._topics = topics
         self._groups = groups
-        self._config = config
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""
@@ -61,8 +59,8 @@ class TopicAdmin:
         self._refuse_on_slave()
         header = read_header(CreateTopicHeader, request.command.ext)
         self._topics.refuse_reserved(header.topic)
-        _check("readQueueNums", header.read_queue_nums, 1, self._config.max_queues)
-        _check("writeQueueNums", header.write_queue_nums, 1, self._config.max_queues)
+        _check("readQueueNums", header.read_queue_nums, 1, self._topics.config.max_queues)
+        _check("writeQueueNums", header.write_queue_nums, 1, self._topics.config.max_queues)
         _check("perm", header.perm, 0, PERM_MAX)
         _check("topicSysFlag", header.topic_sys_flag or 0, 0, SYS_FLAG_MAX)
         if header.topic_filter_type not in FILTER_TYPES:
@@ -105,7 +103,7 @@ class TopicAdmin:
         """200."""
         self._refuse_on_slave()
         config = SubscriptionGroupConfig.from_bytes(request.command.body)
-        _check("retryQueueNums", config.retry_queue_nums, 0, self._config.max_queues)
+        _check("retryQueueNums", config.retry_queue_nums, 0, self._topics.config.max_queues)
         _check("retryMaxTimes", config.retry_max_times, UNLIMITED_RETRIES, 2**31 - 1)
         _check("brokerId", config.broker_id, 0, 2**63 - 1)
         _check("whichBrokerWhenConsumeSlowly", config.which_broker_when_consume_slowly, 0, 2**63 - 1)

@@ -36,7 +36,7 @@ class Topics:
 
     def __init__(self, env: Env, path: str, config: TopicsConfig, groups: Groups, cluster: str, broker: str) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
-        self._config = config
+        self.config = config
         self.broker_perm = config.broker_perm
         self._groups = groups
         self.changed: Callable[[str], None] = _nobody
@@ -83,7 +83,7 @@ class Topics:
 
     def reconfigure(self, config: TopicsConfig) -> None:
         """Go by other settings from now on; TBW102 comes, goes or changes with them."""
-        self._config = config
+        self.config = config
         if self.broker_perm != config.broker_perm:
             self.broker_perm = config.broker_perm
             self.table.touch()
@@ -126,10 +126,10 @@ class Topics:
         name = config.topic_name
         validate_topic(name)
         if name not in self.table.entries and not is_retry_topic(name):
-            if self._counted >= self._config.max_topics:
+            if self._counted >= self.config.max_topics:
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
-                    f"the topic {name} is not created: {self._config.max_topics} topics are the limit "
+                    f"the topic {name} is not created: {self.config.max_topics} topics are the limit "
                     "(plugin.topics.max_topics)",
                 )
             self._counted += 1

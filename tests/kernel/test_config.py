@@ -26,6 +26,8 @@ from gantrymq.kernel.config import (
 )
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
+from gantrymq.kernel.properties_file import translate
+from gantrymq.remoting.javaproperties import read_properties
 
 
 @attrs.frozen
@@ -292,7 +294,7 @@ mapedFileSizeCommitLog=1048576
 mappedFileSizeConsumeQueue=6000010
 flushDiskType=ASYNC_FLUSH
 flushConsumerOffsetInterval=2500
-transientStorePoolEnable=false
+useEpollNativeSelector=false
 """
 
 
@@ -308,7 +310,35 @@ def test_rocketmqs_properties_are_mapped_and_the_others_reported() -> None:
     )
     assert (config.store.commit_log_file_bytes, config.store.queue_file_units) == (1 << 20, 300_001)
     assert config.section(FlushSection).mode == "async"
-    assert config.notes == ("conf/broker.conf: transientStorePoolEnable has no counterpart here and is ignored",)
+    assert config.notes == ("conf/broker.conf: useEpollNativeSelector has no counterpart here and is ignored",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "mode"),
+    [
+        ("transientStorePoolEnable=true", "buffered"),
+        ("transientStorePoolEnable=true\nflushDiskType=ASYNC_FLUSH", "buffered"),
+        ("transientStorePoolEnable=true\nflushDiskType=SYNC_FLUSH", "sync"),
+        ("transientStorePoolEnable=false\nflushDiskType=ASYNC_FLUSH", "async"),
+    ],
+)
+def test_the_transient_pool_is_the_flush_mode_buffered_where_the_disk_may_be_late(lines: str, mode: str) -> None:
+    ours, unmapped = translate(read_properties(lines.encode()))
+    assert ours["plugin.flush", "mode"] == mode
+    assert unmapped == []
+
+
+def test_overrides_stand_between_the_file_and_the_environment() -> None:
+    written = b"[broker]\nname = 'file'\ncluster = 'file'\n[limits]\nidle = '1s'"
+    overrides = ("/data/overrides.toml", b"[broker]\nname = 'override'\ncluster = 'override'")
+    settings = read_settings("f.toml", written, {"GANTRYMQ_BROKER__NAME": "environment"}, overrides=overrides)
+    rows = {row.key: row for row in build_config(settings, manager()).explain() if row.origin != "default"}
+    assert {key: (row.value, row.origin) for key, row in rows.items()} == {
+        "name": ("environment", "environment"), "cluster": ("override", "override"), "idle": ("1s", "file"),
+    }  # fmt: skip
+    assert rows["cluster"].source == "/data/overrides.toml"
+    (note,) = settings.notes
+    assert note.startswith('/data/overrides.toml: broker.name = "override" is not in force: environment')
 
 
 def test_brokerip1_is_advertised_and_opens_the_bind() -> None:

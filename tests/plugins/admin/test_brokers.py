@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
+from gantrymq.cli.loading import ConfigFlags, load
+from gantrymq.cli.servers import overridden
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.config import ConfigError
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.services import Retention, TopicTable
+from gantrymq.kernel.settings import OVERRIDES_PATH
+from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.javaproperties import read_properties
 
@@ -84,7 +93,7 @@ async def test_a_setting_on_the_list_is_in_force_at_once(bench: Any, name: str) 
     [
         (b"brokerName=evil", "these can: accessMessageInMemoryMaxRatio, autoCreateSubscriptionGroup, "),
         (b"storePathRootDir=/etc", "cannot be changed"), (b"rmqHome=/tmp", "cannot be changed"),
-        (b"plugin.topics.max_topics=1", "cannot be changed"), (b"=x", "cannot be changed"),
+        (b"limits.connections=1", "cannot be changed"), (b"=x", "cannot be changed"),
         (b"defaultTopicQueueNums=0", "allowed: 1 to 1024"), (b"defaultTopicQueueNums=many", "whole number"),
         (b"autoCreateTopicEnable=perhaps", "true or false"), (b"a=\\u12", "string2Properties error"),
         (b"defaultTopicQueueNums=5\nbrokerName=evil", "cannot be changed"), (b"x" * 70_000, "65536 are taken"),
@@ -94,7 +103,7 @@ async def test_everything_else_is_refused_and_nothing_changes(bench: Any, body: 
     before = await settings(bench)
     answer = await bench.ask(25, body=body)
     assert (answer.code, said in answer.remark) == (1, True)
-    assert len(answer.remark) < 500
+    assert len(answer.remark) < 1000
     assert await settings(bench) == before
 
 
@@ -107,3 +116,72 @@ async def test_nothing_to_change_is_no_change(bench: Any) -> None:
 async def test_deletion_is_asked_of_who_deletes(bench: Any) -> None:
     assert bench.broker.services.find(Retention) is not None
     assert (await bench.ask(329)).code == 0
+
+
+TOPIC = {
+    "topic": "wide", "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 8, "perm": 6,
+    "topicFilterType": "SINGLE_TAG", "order": "false",
+}  # fmt: skip
+CHANGES = {
+    b"fileReservedTime=48": ("plugin.retention", "keep", "48h"),
+    b"deleteWhen=02;14": ("plugin.retention", "at", "02;14"),
+    b"diskMaxUsedSpaceRatio=60": ("plugin.retention", "disk_reclaim", 60),
+    b"osPageCacheBusyTimeOutMills=250": ("plugin.flowcontrol", "busy_after", "250ms"),
+    b"notifyConsumerIdsChangedEnable=false": ("plugin.clients", "notify", False),
+    b"brokerPermission=4": ("plugin.topics", "broker_permission", "read-only"),
+    b"plugin.topics.max_queues=7": ("plugin.topics", "max_queues", 7),
+}
+
+
+async def test_what_is_changed_is_kept_for_the_next_start_and_named_there(bench: Any) -> None:
+    for body in CHANGES:
+        answer = await bench.ask(25, body=body)
+        assert answer.code == 0, answer.remark
+    assert (await bench.ask(17, fields=TOPIC)).code == 1, "max_queues is in force"
+    found = await settings(bench)
+    assert (found["osPageCacheBusyTimeOutMills"], found["fileReservedTime"]) == ("250", "48")
+    path = f"{bench.broker.root}/{OVERRIDES_PATH}"
+    loaded = load(ConfigFlags(data=bench.broker.root))
+    rows = {(row.section, row.key): row for row in loaded.config.explain() if row.origin == "override"}
+    assert {place: row.value for place, row in rows.items()} == {place[:2]: place[2] for place in CHANGES.values()}
+    assert {row.source for row in rows.values()} == {path}
+    (line,) = overridden(Broker(loaded.config, loaded.manager, SystemEnv()))
+    assert "plugin.flowcontrol.busy_after" in line
+    assert path in line
+
+
+async def test_flags_stand_over_what_was_changed_and_a_note_says_so(bench: Any) -> None:
+    assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60\nfileReservedTime=48")).code == 0
+    config = load(ConfigFlags(data=bench.broker.root, sets=["plugin.retention.disk_reclaim=50"])).config
+    rows = {row.key: (row.value, row.origin) for row in config.explain() if row.section == "plugin.retention"}
+    assert (rows["disk_reclaim"], rows["keep"]) == ((50, "flag"), ("48h", "override"))
+    assert [note for note in config.notes if "plugin.retention.disk_reclaim = 60 is not in force: flag" in note]
+
+
+async def test_earlier_changes_stay_when_one_is_added(bench: Any) -> None:
+    assert (await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")).code == 0
+    again = ChangeableSettings(bench.broker)
+    again.allow("plugin.retention", bench.broker.config.section(RetentionConfig), ("keep",), lambda config: None)
+    again.update(b"fileReservedTime=1")
+    kept = {row.key for row in load(ConfigFlags(data=bench.broker.root)).config.explain() if row.origin == "override"}
+    assert kept == {"disk_reclaim", "keep"}
+
+
+async def test_a_change_that_cannot_be_kept_says_so(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: str, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench.broker.env, "replace", fails)
+    answer = await bench.ask(25, body=b"diskMaxUsedSpaceRatio=60")
+    assert answer.code == 1
+    assert "lost at the stop" in answer.remark
+    assert (await settings(bench))["diskMaxUsedSpaceRatio"] == "60"
+
+
+@pytest.mark.parametrize("text", ["keep =", "\udcff"])
+async def test_a_file_of_changes_that_cannot_be_read_stops_the_start(bench: Any, text: str) -> None:
+    bench.broker.env.replace(f"{bench.broker.root}/{OVERRIDES_PATH}", text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(StartError, match=r"overrides\.toml"):
+        ChangeableSettings(bench.broker)
+    with pytest.raises(ConfigError, match=r"overrides\.toml"):
+        load(ConfigFlags(data=bench.broker.root))

@@ -1,0 +1,49 @@
+"""What administrators changed, kept for the next start: ``config/overrides.toml`` under the store's folder.
+
+The file is read by whoever builds the configuration, between the configuration file and the environment
+(:func:`gantrymq.kernel.settings.read_settings`). Here it is written.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.settings import OVERRIDES_PATH, show
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+HEAD: Final = """\
+# Settings that were changed while the broker ran (mqadmin updateBrokerConfig). They stand over the configuration file
+# from the next start on; environment and flags stand over them. To undo one, take its line out before the start.
+"""
+
+
+class Overrides:
+    """The file's values, by section and key. :class:`StartError` when there is a file that cannot be read."""
+
+    def __init__(self, env: Env, root: str) -> None:
+        self.path = f"{root}/{OVERRIDES_PATH}"
+        self._env = env
+        self._values: dict[str, dict[str, object]] = {}
+        try:
+            document = tomllib.loads(env.read_bytes(self.path).decode()) if env.exists(self.path) else {}
+        except (OSError, ValueError) as error:
+            raise StartError(f"{self.path}: {error}") from None
+        self._values = {f"plugin.{name}": dict(table) for name, table in document.get("plugin", {}).items()}
+
+    def keep(self, changes: Mapping[str, Mapping[str, object]]) -> None:
+        """Add ``changes`` and write the file; OSError when that fails."""
+        for section, values in changes.items():
+            self._values.setdefault(section, {}).update(values)
+        self._env.replace(self.path, self._text().encode())
+
+    def _text(self) -> str:
+        parts = [HEAD]
+        for section, values in sorted(self._values.items()):
+            lines: list[Any] = [f"{key} = {show(value)}" for key, value in sorted(values.items())]
+            parts.append("\n".join((f"[{section}]", *lines, "")))
+        return "\n".join(parts)
