@@ -23,6 +23,9 @@ public final class Main {
             case "produce":
                 Produce.run(options);
                 break;
+            case "transact":
+                Transact.run(options);
+                break;
             case "push":
                 PushConsume.run(options);
                 break;

@@ -1,0 +1,103 @@
+"""Java's TransactionMQProducer as tests use it: transactions on order, and what brokers asked about them."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+import msgspec
+
+from gantrymq.testing.clients import ForeignClient, Received
+from gantrymq.testing.processes import Child, ChildFailed
+
+
+class SentHalf(msgspec.Struct, rename="camel"):
+    """How message ``index`` was sent in a transaction; the queue offset is the half message's."""
+
+    index: int
+    broker: str
+    queue_id: int
+    queue_offset: int
+    msg_id: str
+    offset_msg_id: str
+    status: str
+    transaction_id: str
+    state: str
+
+    @property
+    def log_offset(self) -> int:
+        """Where the half message lies in the log."""
+        return int(self.offset_msg_id[-16:], 16)
+
+
+class Checked(msgspec.Struct, rename="camel"):
+    """A broker's question about a half message, as the listener saw it, and its answer."""
+
+    transaction_id: str
+    answer: str
+    message: Received | None = None
+
+
+class Transactor:
+    """A running transactional producer; use it as a context manager."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.checks: list[Checked] = []
+        self._sent: list[SentHalf] = []
+        child.wait_event("started")
+
+    @classmethod
+    def start(
+        cls, client: ForeignClient, nameserver: str, topic: str, group: str, *, seed: int = 1, checks: str = "unknown"
+    ) -> Transactor:
+        """``checks`` is the answer to questions about messages that this producer has not sent."""
+        pairs = (f"namesrv={nameserver}", f"topic={topic}", f"group={group}", f"seed={seed}", f"checks={checks}")
+        child = client.run("transact", *pairs)
+        try:
+            return cls(child)
+        except BaseException:
+            child.stop()
+            raise
+
+    def __enter__(self) -> Transactor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.child.stop()
+
+    def send(self, index: int, local: str, checks: str = "unknown", delay: int = 0, immunity: int = 0) -> SentHalf:
+        """One transaction: the outcome of its branch, those of its checks joined by commas, a delay level, and
+        CHECK_IMMUNITY_TIME_IN_SECONDS."""
+        known = len(self._sent)
+        words = [str(index), local, checks, str(delay), *([str(immunity)] if immunity else [])]
+        self.child.say(" ".join(words))
+        deadline = time.monotonic() + 30
+        while len(self._sent) == known:
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"transaction {index} was not sent in 30 s")
+            self.poll(0.05)
+        return self._sent[-1]
+
+    def poll(self, timeout: float) -> None:
+        """Takes what the producer has said; waits up to ``timeout`` seconds for the first of it."""
+        line = self.child.try_line(timeout)
+        while line is not None:
+            if '"event":"sent"' in line:
+                self._sent.append(msgspec.json.decode(line, type=SentHalf))
+            elif '"event":"check"' in line:
+                self.checks.append(msgspec.json.decode(line, type=Checked))
+            elif '"event":"message"' in line:
+                self.checks[-1].message = msgspec.json.decode(line, type=Received)
+            line = self.child.try_line(0)
+
+    def wait_checks(self, count: int, timeout: float = 30.0) -> list[Checked]:
+        """The questions so far, once they are ``count``."""
+        deadline = time.monotonic() + timeout
+        while len([check for check in self.checks if check.message is not None]) < count:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{len(self.checks)} checks in {timeout:g} s, not {count}")
+            self.poll(0.05)
+        return self.checks

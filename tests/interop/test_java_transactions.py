@@ -1,0 +1,303 @@
+"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on both brokers: what its listener is asked and a consumer gets.
+
+Each broker is started once, with checks that come soon, and gets the same transactions from both clients; the tests
+look at what came of them, and at last whether both brokers showed the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+import gantrymq.sync
+from gantrymq.message import DeliveredRecord
+from gantrymq.testing.clients import Consumer, ForeignClient, Received, wait_until
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import JAVA_VERSIONS, Java, start_broker, start_nameserver
+from gantrymq.testing.processes import free_ports, gantrymq_child
+from gantrymq.testing.transactions import Checked, SentHalf, Transactor
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Homes = Callable[[str], Path]
+
+INTERVAL_MS = 500
+TIMEOUT_MS = 1_000
+IMMUNITY_SECONDS = 2
+CHECK_MAX = 8
+"""RocketMQ counts the rounds of a message that is immune as checks: there must be more than its immunity has."""
+OURS = (
+    f"plugin.transaction.check_interval={INTERVAL_MS}ms",
+    f"plugin.transaction.timeout={TIMEOUT_MS}ms",
+    f"plugin.transaction.check_max={CHECK_MAX}",
+)
+THEIRS = {
+    "transactionCheckInterval": str(INTERVAL_MS),
+    "transactionTimeOut": str(TIMEOUT_MS),
+    "transactionCheckMax": str(CHECK_MAX),
+}
+
+
+@attrs.frozen
+class Order:
+    """A transaction: the outcome of its branch, those of its checks, and how its message is sent."""
+
+    local: str
+    checks: str
+    delay: int = 0
+    immunity: int = 0
+
+
+COMMITTED, ROLLED_BACK, CHECKED, DENIED, NOTHING, RAISED, TWICE, DELAYED, IMMUNE, FORGOTTEN, CHECK_RAISED = range(11)
+ORDERS = {
+    COMMITTED: Order("commit", "commit"),
+    ROLLED_BACK: Order("rollback", "rollback"),
+    CHECKED: Order("unknown", "commit"),
+    DENIED: Order("unknown", "rollback"),
+    NOTHING: Order("null", "commit"),
+    RAISED: Order("raise", "commit"),
+    TWICE: Order("unknown", "unknown,commit"),
+    DELAYED: Order("commit", "commit", delay=3),
+    IMMUNE: Order("unknown", "commit", immunity=IMMUNITY_SECONDS),
+    FORGOTTEN: Order("unknown", "unknown"),
+    CHECK_RAISED: Order("unknown", "raise,commit"),
+}
+VISIBLE = {COMMITTED, CHECKED, NOTHING, RAISED, TWICE, DELAYED, IMMUNE, CHECK_RAISED}
+ASKED = {CHECKED: 1, DENIED: 1, NOTHING: 1, RAISED: 1, TWICE: 2, IMMUNE: 1, FORGOTTEN: CHECK_MAX, CHECK_RAISED: 2}
+
+
+@attrs.frozen
+class Story:
+    """What one client saw of one broker."""
+
+    topic: str
+    group: str
+    sent: dict[int, SentHalf]
+    checks: list[Checked]
+    messages: list[Received]
+
+
+@attrs.frozen
+class Told:
+    """What both clients saw, and what the broker put aside."""
+
+    stories: dict[str, Story]
+    aside: list[DeliveredRecord]
+
+
+@contextmanager
+def ours(homes: Homes) -> Iterator[str]:
+    """The nameserver of GantryMQ."""
+    home = homes("ours")
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ["serve", "--data", str(home / "store"), "--listen", broker, "--nameserver-listen", nameserver]
+    for setting in OURS:
+        serve += ["--set", setting]
+    with gantrymq_child(serve, home / "serve.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield nameserver
+
+
+@contextmanager
+def theirs(java: Java, homes: Homes) -> Iterator[str]:
+    """The nameserver of RocketMQ 4.9.7."""
+    nameserver = start_nameserver(java, homes("java-nameserver"))
+    try:
+        server = start_broker(java, homes("java-broker"), nameserver.address, **THEIRS)
+        try:
+            yield nameserver.address
+        finally:
+            server.discard()
+    finally:
+        nameserver.discard()
+
+
+def make_topic(nameserver: str, topic: str) -> None:
+    with gantrymq.sync.connect(nameserver) as client:
+        client.admin.create_topic(topic, queues=2)
+
+
+def put_aside(nameserver: str, count: int) -> list[DeliveredRecord]:
+    """The messages in TRANS_CHECK_MAX_TIME_TOPIC, once they are ``count``."""
+    deadline = time.monotonic() + 30
+    with gantrymq.sync.connect(nameserver) as client:
+        while True:
+            try:
+                (queue,) = client.admin.queues("TRANS_CHECK_MAX_TIME_TOPIC")
+                records = [client.admin.message_at(queue, offset) for offset in range(count)]
+                if all(records):
+                    return [record for record in records if record is not None]
+            except gantrymq.GantryError as error:  # there is no such topic before the first of them
+                last = str(error)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"nothing was put aside: {last}")
+            time.sleep(0.1)
+
+
+def run(nameserver: str, clients: dict[str, ForeignClient]) -> Told:
+    with ExitStack() as stack:
+        running: dict[str, tuple[Transactor, Consumer, dict[int, SentHalf]]] = {}
+        for version, client in clients.items():
+            topic = f"Transactions-{version.replace('.', '-')}"
+            make_topic(nameserver, topic)
+            transactor = stack.enter_context(Transactor.start(client, nameserver, topic, f"p-{topic}"))
+            consumer = stack.enter_context(client.consumer(nameserver, topic, f"c-{topic}"))
+            running[topic] = transactor, consumer, {}
+        for index, order in ORDERS.items():
+            for transactor, _, sent in running.values():
+                sent[index] = transactor.send(index, order.local, order.checks, order.delay, order.immunity)
+        for transactor, consumer, _ in running.values():
+            wait_until(lambda consumer=consumer: len(consumer.messages) >= len(VISIBLE), [consumer])
+            transactor.wait_checks(sum(ASKED.values()))
+        aside = put_aside(nameserver, len(clients))
+        stories = {}
+        for topic, (transactor, consumer, sent) in running.items():
+            transactor.poll(2 * INTERVAL_MS / 1000)  # what comes too often would come now
+            consumer.poll(0)
+            group = f"p-{topic}"
+            stories[topic] = Story(topic, group, sent, transactor.checks, consumer.messages)
+        return Told(stories, aside)
+
+
+@pytest.fixture(scope="module")
+def clients(java: Java, java5: Java, homes: Homes) -> dict[str, ForeignClient]:
+    return {
+        release.version: ForeignClient(f"java-{release.version}", release.program, homes(f"client-{release.version}"))
+        for release in (java, java5)
+    }
+
+
+@pytest.fixture(scope="module")
+def told_by_gantrymq(homes: Homes, clients: dict[str, ForeignClient]) -> Told:
+    with ours(homes) as nameserver:
+        return run(nameserver, clients)
+
+
+@pytest.fixture(scope="module")
+def told_by_java(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> Told:
+    with theirs(java, homes) as nameserver:
+        return run(nameserver, clients)
+
+
+@pytest.fixture(params=["gantrymq", "java"])
+def told(request: pytest.FixtureRequest) -> Told:
+    chosen: Told = request.getfixturevalue(f"told_by_{request.param}")
+    return chosen
+
+
+@pytest.fixture(params=JAVA_VERSIONS)
+def story(request: pytest.FixtureRequest, told: Told) -> Story:
+    return told.stories[f"Transactions-{request.param.replace('.', '-')}"]
+
+
+def added(message: Received) -> dict[str, str]:
+    """The properties that neither the producer's user nor the ordinary road put there."""
+    given = content(1, message.index).all_properties
+    assert {name: message.properties[name] for name in given} == given
+    ordinary = {
+        *given,
+        "UNIQ_KEY",
+        "CLUSTER",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "CONSUME_START_TIME",
+        "MSG_REGION",
+        "TRACE_ON",
+    }
+    return {name: text for name, text in message.properties.items() if name not in ordinary}
+
+
+def test_a_consumer_gets_what_was_committed_or_found_committed_once_and_nothing_else(story: Story):
+    assert Counter(message.index for message in story.messages) == Counter(VISIBLE)
+    for message in story.messages:
+        assert message.sha256 == content(1, message.index).sha256
+        assert message.properties["UNIQ_KEY"] == story.sent[message.index].msg_id == message.msg_id
+        assert message.topic == story.topic
+
+
+def test_a_committed_message_has_the_properties_of_its_half_message(story: Story):
+    for message in story.messages:
+        properties = added(message)
+        assert properties.pop("REAL_QID") == str(message.queue_id) == str(story.sent[message.index].queue_id)
+        assert properties.pop("REAL_TOPIC") == story.topic
+        assert properties.pop("PGROUP") == story.group
+        checks = properties.pop("TRANSACTION_CHECK_TIMES", "0")
+        assert message.index == IMMUNE or checks == str(ASKED.get(message.index, 0))
+        assert "DELAY" not in properties
+
+
+def test_the_producer_is_asked_as_often_as_its_answers_leave_it_open(story: Story):
+    asked = Counter(check.message.index for check in story.checks if check.message is not None)
+    assert asked == Counter(ASKED)
+    for check in story.checks:
+        message = check.message
+        assert message is not None
+        assert check.transaction_id == story.sent[message.index].msg_id
+        assert (message.topic, message.sha256) == (story.topic, content(1, message.index).sha256)
+        wait_ms = IMMUNITY_SECONDS * 1000 if message.index == IMMUNE else TIMEOUT_MS
+        assert message.received - message.born >= wait_ms
+
+
+def test_a_transaction_that_nobody_knows_is_put_aside_after_so_many_checks(told: Told):
+    assert sorted(record.properties["PGROUP"] for record in told.aside) == sorted(
+        story.group for story in told.stories.values()
+    )
+    for record in told.aside:
+        assert record.properties["index"] == str(FORGOTTEN)
+        assert record.body == content(1, FORGOTTEN).body
+
+
+def looks(story: Story) -> dict[str, object]:
+    """All that clients saw, but for ids and times."""
+    # WAIT=true stays out of ordinary messages on both, of half messages on ours only; which half message was the first
+    # of a transaction is told by RocketMQ's copies of immune ones only, by all of ours
+    own = {
+        "UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "REAL_QID", "WAIT", "TRAN_PREPARED_QUEUE_OFFSET",
+    }  # fmt: skip
+    rounds = {"TRANSACTION_CHECK_TIMES"}  # RocketMQ counts those of the immunity as well
+
+    facts: dict[str, object] = {}
+
+    def add(name: str, message: Received) -> None:
+        facts[name] = message.topic, message.reconsume_times, message.size, message.sha256
+        varying = own | rounds if message.index == IMMUNE else own
+        facts.update({f"{name} {key}": text for key, text in message.properties.items() if key not in varying})
+
+    for message in story.messages:
+        add(f"consumed {message.index}", message)
+    turns: Counter[int] = Counter()
+    for check in story.checks:
+        if check.message is not None:
+            turns[check.message.index] += 1
+            add(f"asked {check.message.index} {turns[check.message.index]}: {check.answer}", check.message)
+    for index, sent in story.sent.items():
+        facts[f"sent {index}"] = (sent.status, sent.state, sent.transaction_id == sent.msg_id)
+    return facts
+
+
+def test_both_brokers_showed_the_same(told_by_gantrymq: Told, told_by_java: Told):
+    for topic, story in told_by_gantrymq.stories.items():
+        ours, theirs = looks(story), looks(told_by_java.stories[topic])
+        assert {
+            name: (ours.get(name), theirs.get(name)) for name in ours | theirs if ours.get(name) != theirs.get(name)
+        } == {}
+    assert put_aside_as(told_by_gantrymq) == put_aside_as(told_by_java)
+
+
+def put_aside_as(told: Told) -> list[tuple[object, ...]]:
+    own = {"UNIQ_KEY", "REAL_QID", "WAIT", "TRAN_PREPARED_QUEUE_OFFSET"}
+    return sorted(
+        (
+            record.topic,
+            record.queue_id,
+            record.sys_flag,
+            sorted(item for item in record.properties.items() if item[0] not in own),
+        )
+        for record in told.aside
+    )
