@@ -237,10 +237,15 @@ def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
     world.pass_time(WAIT_S)
     for _ in world.plugin.strategy.walk():
         pass
+    [producer] = world.producers.groups["orders"]
+    early = [question.half.body for question in producer.take_questions()]
+    expect(early in ([], [halves[-1].body]), f"{early} were asked")
+    [producer] = world.producers.groups["orders"]
+    before = {question.half.body for question in producer.take_questions()}
+    expect(before <= {halves[-1].body}, "somebody was asked about a transaction that had ended")
     world.end(halves[-1], COMMIT, oneway=True)
     world.commit()
-    for producer in world.producers.groups["orders"]:
-        expect(producer.take_questions() == [], "somebody was asked about a transaction that had ended")
+    expect(producer.take_questions() == [], "somebody was asked about a transaction that had just ended")
     expect(Counter(world.bodies()) == Counter(half.body for half in halves), "messages are missing or doubled")
 
 

@@ -14,14 +14,16 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
-from gantrymq.kernel.services import ConsumerOffsets, TopicTable
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.services import ConsumerOffsets, Service, TopicTable
 from gantrymq.plugins.transaction.halfload import load_halves
 from gantrymq.plugins.transaction.halfrows import (
     GROUP,
     QUEUE_ID,
+    PairedBatch,
     add_end,
     add_real,
+    check_size,
     first_offset,
     hide,
     is_written,
@@ -43,9 +45,6 @@ STORED = frozenset(
     }
 )
 """With these codes a row lies in the log; who ended the transaction is told success, as in RocketMQ."""
-LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
-MORE_PROPERTIES = 160
-"""At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
 WAITING_MAX = 64
 """Progress that waits for the disk; further progress takes the last one's place."""
 
@@ -96,14 +95,12 @@ class HalfStrategy:
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
         """See :class:`Strategy`. What could not be written again later is refused now."""
-        largest = self._store.config.commit_log_file_bytes - BLANK_BYTES - LONGEST_HEAD
         for row in rows:
-            properties = len(batch.properties[row]) + len(batch.topics[row]) + MORE_PROPERTIES
-            size = len(batch.bodies[row]) + max(len(batch.topics[row]), len(TRANS_HALF_TOPIC)) + properties
-            if properties > PROPERTIES_LIMIT or size > largest:
-                batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "the half message is too large to be put back later")
-            else:
-                hide(batch, row)
+            hide(batch, row)
+            try:
+                check_size(batch.topics[row], batch.bodies[row], batch.properties[row], self._store.config)
+            except RemoteFault as fault:
+                batch.refuse(row, fault.code, fault.remark)
 
     def is_prepared(self, record: Record) -> bool:
         """See :class:`Strategy`."""
@@ -124,6 +121,10 @@ class HalfStrategy:
         self.save()
         return None
 
+    def services(self) -> list[Service]:
+        """None: what is written goes through the log."""
+        return []
+
     def floor(self) -> int:
         """See :class:`Strategy`."""
         offset = self._table.next_open(self._table.base, self._table.end)
@@ -137,7 +138,7 @@ class HalfStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
-        batch = AppendBatch(done=_reply)
+        batch = PairedBatch(done=_reply)
         ended: dict[int, _Ended] = {}
         for ending in endings:
             current = self._table.current(first_offset(ending.record))
@@ -155,12 +156,14 @@ class HalfStrategy:
             self._means.append(batch)
             self._close(batch, ended)
 
-    def _add(self, batch: AppendBatch, ending: Ending, current: int) -> _Ended:
+    def _add(self, batch: PairedBatch, ending: Ending, current: int) -> _Ended:
         real_row = None
         wait = not ending.request.command.is_oneway
         if ending.is_commit:
             real_row = len(batch)
+            check_size(ending.record.topic, ending.record.body, ending.record.properties, self._store.config)
             add_real(batch, ending.record, ending.header.commit_log_offset, wait=wait, origin=ending.request)
+            batch.follow(real_row)
         end_row = len(batch)
         self._add_note(batch, current, None if ending.is_commit else ending)
         return _Ended(ending, real_row, end_row)
@@ -186,23 +189,18 @@ class HalfStrategy:
 
     def _close(self, batch: AppendBatch, ended: dict[int, _Ended]) -> None:
         """Take in which of the ends are written."""
-        table, lost = self._table, []
+        table = self._table
         self._ended_at = max(self._ended_at, batch.end)
         for current, one in ended.items():
             is_noted = is_written(batch, one.end_row)
-            is_told = one.real_row is None or is_written(batch, one.real_row)
             if is_noted:
                 table.noted(batch.queue_offsets[one.end_row], current)
-            elif one.real_row is None:
-                continue
-            elif is_told:
+            elif one.real_row is not None and is_written(batch, one.real_row):
                 self._walk.unnoted.append(current)
-            if is_told:
-                table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
-                table.moved.pop(first_offset(one.ending.record), None)
-            elif is_noted:
-                lost.append(one.ending.record)
-        self._walk.reopen(lost)
+            else:
+                continue
+            table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
+            table.moved.pop(first_offset(one.ending.record), None)
 
     # ----------------------------------------------------------------------------------------------------- progress
 

@@ -6,8 +6,11 @@ Source: RocketMQ 4.9.7 ``TransactionalMessageBridge``, ``EndTransactionProcessor
 
 from __future__ import annotations
 
+import attrs
+
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
+from gantrymq.kernel.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
@@ -28,6 +31,43 @@ IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 _REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
 _END_PROPERTIES = b"TAGS\x01" + END_TAG.encode()
 _OPS_SEPARATOR = b","
+
+
+LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
+MORE_PROPERTIES = 160
+"""At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
+
+
+@attrs.define
+class PairedBatch(AppendBatch):
+    """Rows of which some stand or fall with another: what refuses a row refuses the one that follows it as well."""
+
+    _followers: dict[int, int] = attrs.field(factory=dict, init=False)
+
+    def follow(self, row: int) -> None:
+        """The row that is added next stands only if ``row`` does."""
+        self._followers[row] = len(self)
+
+    def refuse(self, row: int, code: int, remark: str) -> None:
+        """See :class:`AppendBatch`."""
+        super().refuse(row, code, remark)
+        follower = self._followers.get(row)
+        if follower is not None:
+            super().refuse(follower, code, remark)
+
+
+def check_size(topic: str, body: bytes, properties: bytes, config: StoreConfig) -> None:
+    """:class:`RemoteFault` (code 13) for a message that the log would not take, as it is or as a copy of its half.
+
+    The log refuses what is too large row by row, when it is too late for a row that follows.
+    """
+    size = LONGEST_HEAD + len(body) + max(len(topic), len(TRANS_HALF_TOPIC)) + len(properties) + MORE_PROPERTIES
+    if (
+        len(body) > config.max_message_bytes
+        or size > config.commit_log_file_bytes - BLANK_BYTES
+        or len(properties) + MORE_PROPERTIES > PROPERTIES_LIMIT
+    ):
+        raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the half message is too large to be stored again")
 
 
 def hide(batch: AppendBatch, row: int) -> None:

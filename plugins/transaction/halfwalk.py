@@ -24,9 +24,11 @@ from gantrymq.plugins.transaction.halfrows import (
     FIRST_OFFSET,
     IMMUNITY,
     QUEUE_ID,
+    PairedBatch,
     add_aside,
     add_copy,
     add_end,
+    check_size,
     first_offset,
     is_written,
     number_in,
@@ -59,7 +61,7 @@ class _Step:
 class _Slice:
     """What one slice of a walk writes as one batch: two rows a step."""
 
-    batch: AppendBatch
+    batch: PairedBatch
     steps: list[_Step] = attrs.field(factory=list)
     looked: int = 0
 
@@ -120,6 +122,7 @@ class HalfWalk:
             self._put_aside(part, record, "asked too often")
         else:
             real_place(record)
+            check_size(record.topic, record.body, record.properties, self._store.config)
             group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
             connection = self._questions.find(group)
             if connection is None:
@@ -144,6 +147,7 @@ class HalfWalk:
     def _leave(self, part: _Slice, record: Record) -> None:
         """Leave it where it is, unless it keeps too much behind it from being forgotten."""
         if self._table.end - record.queue_offset > FAR_HALVES:
+            check_size(record.topic, record.body, record.properties, self._store.config)
             add_copy(part.batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
@@ -153,13 +157,14 @@ class HalfWalk:
         self._add_step(part, _Step(record.queue_offset, record, None, is_copy=False))
 
     def _add_step(self, part: _Slice, step: _Step) -> None:
+        part.batch.follow(len(part.batch) - 1)
         add_end(part.batch, step.offset, self._store.log.clock.now_ms(), self._host)
         part.steps.append(step)
 
     # ------------------------------------------------------------------------------------------------------- to write
 
     def _new_slice(self) -> _Slice:
-        return _Slice(AppendBatch())
+        return _Slice(PairedBatch())
 
     def _write(self, part: _Slice) -> None:
         """Write the slice, and take in what of it is written; the questions follow when that is safe."""
@@ -168,12 +173,8 @@ class HalfWalk:
             return
         batch.done = lambda done: self._ask(done, steps)
         self._means.append(batch)
-        lost = []
         for number, step in enumerate(steps):
-            written, noted = is_written(batch, 2 * number), is_written(batch, 2 * number + 1)
-            if not written:
-                if noted:
-                    lost.append(step.record)
+            if not is_written(batch, 2 * number):
                 continue
             first = first_offset(step.record)
             if step.is_copy:
@@ -181,26 +182,10 @@ class HalfWalk:
             else:
                 table.moved.pop(first, None)
             table.close(step.offset, GONE)
-            if noted:
+            if is_written(batch, 2 * number + 1):
                 table.noted(batch.queue_offsets[2 * number + 1], step.offset)
             else:
                 self.unnoted.append(step.offset)
-        self.reopen(lost)
-
-    def reopen(self, records: list[Record]) -> None:
-        """Half messages whose end is noted while what it stands for was refused go on as copies."""
-        if not records:
-            return
-        batch = AppendBatch()
-        for record in records:
-            add_copy(batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
-        self._means.append(batch)
-        for row, record in enumerate(records):
-            if is_written(batch, row):
-                self._table.close(self._table.current(first_offset(record)), GONE)
-                self._table.moved[first_offset(record)] = batch.queue_offsets[row]
-            else:
-                log.error("half_message_lost", queue_offset=record.queue_offset, reason=batch.remarks.get(row))
 
     def _note_rest(self) -> None:
         """Write the notes that are missing."""

@@ -74,15 +74,19 @@ class TransactionMachine(RuleBasedStateMachine):
         body = data.draw(st.sampled_from(sorted(self.halves)))
         half = data.draw(st.sampled_from(self.halves[body]))
 
+        hit = []
+
         def refuse(batch: AppendBatch) -> None:
             for row, topic in enumerate(batch.topics):
                 if refused and topic == "T":
+                    hit.append(row)
                     batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
 
-        self.world.refuse = refuse
+        if state == COMMIT:
+            self.world.refuse = refuse
         self.world.end(half, state, oneway=oneway)
         self.world.refuse = lambda batch: None
-        if state == ROLLBACK or not refused:
+        if not hit:
             self.said.setdefault(body, state)
             if state == COMMIT:
                 self.committed_once.add(body)
