@@ -151,7 +151,7 @@ class TransactedStore:
         self.log = self.store.log
         self.plugin = TransactionPlugin()
         broker: Any = self
-        given: Any = {"strategy": strategy, **settings}
+        given: Any = {"strategy": strategy, "file_rows": 64, **settings}
         section: Any = _Config(TransactionConfig(**given))
         self.store.open()
         try:

@@ -77,11 +77,12 @@ class TransactionPlugin:
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
-        """The check-back; a slave asks nobody."""
-        if broker.broker_id != 0:
-            return []
-        self._check = CheckBack(self.strategy, self._config.check_interval)
-        return [Service("transaction", self._check.run)]
+        """The strategy's own, and the check-back; a slave asks nobody."""
+        services = self.strategy.services()
+        if broker.broker_id == 0:
+            self._check = CheckBack(self.strategy, self._config.check_interval)
+            services.append(Service("transaction", self._check.run))
+        return services
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:

@@ -27,5 +27,7 @@ class TransactionConfig:
     """As many questions are sent at most."""
     max_open: int = number(1_000_000, 1)
     """With so many open transactions no further half message is taken (code 2, busy)."""
+    file_rows: int = number(2_000_000, 16, 50_000_000)
+    """``state_table``: rows of a file of the table, and entries of one of its redo log; must stay as it was."""
     reject: bool = False
     """``rejectTransactionMessage``: take no half messages at all (code 16)."""

@@ -8,6 +8,8 @@ import attrs
 
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.plugins.transaction.halfload import count_open_halves
+from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
+from gantrymq.plugins.transaction.stateopen import count_open_rows
 from gantrymq.plugins.transaction.strategy import Means, Strategy
 
 
@@ -24,4 +26,5 @@ class StrategyKind:
 
 STRATEGIES: Mapping[str, StrategyKind] = {
     "half": StrategyKind(HalfStrategy, count_open_halves),
+    "state_table": StrategyKind(StateTableStrategy, count_open_rows),
 }

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.env import Env
     from gantrymq.kernel.processors import Request
-    from gantrymq.kernel.services import Services
+    from gantrymq.kernel.services import Service, Services
     from gantrymq.kernel.store import Store
     from gantrymq.plugins.transaction.config import TransactionConfig
 
@@ -79,6 +79,9 @@ class Strategy(Protocol):
 
     def floor(self) -> int:
         """The lowest offset of the log that an open transaction still needs; the log's end without one."""
+
+    def services(self) -> list[Service]:
+        """The strategy's own tasks, as the hook ``register_services``; they run on slaves too."""
 
     @property
     def open_count(self) -> int:

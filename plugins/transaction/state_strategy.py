@@ -1,0 +1,253 @@
+"""The strategy ``state_table``: a prepared message stays in its topic's log records, and a table knows how it stands.
+
+The record of a prepared message enters no queue; its queue offset is its row in the table. A commit is a second record
+that names the first one and enters the queue, a rollback one without a body that does not. Source: RocketMQ 3.2
+``EndTransactionProcessor``, ``TransactionStateService``. ``docs/format/transaction-state.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.services import Service, TopicTable
+from gantrymq.plugins.transaction.statefiles import StateFiles
+from gantrymq.plugins.transaction.staterecords import add_end, is_written
+from gantrymq.plugins.transaction.staterows import STATE_BITS, is_prepared
+from gantrymq.plugins.transaction.statetable import PREPARED
+from gantrymq.plugins.transaction.statewalk import StateWalk
+from gantrymq.plugins.transaction.strategy import Ending, Means
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.transaction_headers import TransactionState
+
+FLUSH_S = 1.0
+"""The redo log goes to the disk this often; what was not there yet is read from the log at the next start."""
+STORED = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+"""With these codes a record lies in the log; who ended the transaction is told success, as in RocketMQ."""
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+@attrs.define(eq=False)
+class Closing:
+    """The end of a transaction that is written and not yet dispatched, and who waits for it to be safe."""
+
+    number: int
+    is_commit: bool
+    waiting: list[Request]
+
+    def answer(self, code: int, remark: str | None) -> None:
+        """Answer who waits."""
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            request.answer(code, remark)
+
+
+class StateTableStrategy:
+    """A :class:`Strategy`. Rows are counted when they are appended, and written when they are dispatched."""
+
+    _files: StateFiles
+    _walk: StateWalk
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._store = means.store
+        self._closing: dict[int, Closing] = {}
+        self._next_row = 0
+        self._last: tuple[AppendBatch, list[int], int] | None = None
+        self._is_open = False
+
+    def open(self) -> None:
+        """See :class:`Strategy`."""
+        self._means.services.get(TopicTable).ensure(TopicConfig(TRANS_CHECK_MAX_TIME_TOPIC, 1, 1))
+        self._files = StateFiles(self._means.env, self._store, file_rows=self._means.config.file_rows)
+        self._files.open()
+        self._next_row = self._files.table.end
+        self._walk = StateWalk(self._means, self._files.table, self._closing, self._end_alone)
+        self._is_open = True
+        if self.open_count:
+            log.info("transactions_open", count=self.open_count)
+
+    def services(self) -> list[Service]:
+        """See :class:`Strategy`."""
+        return [Service("state table", self._keep)]
+
+    @property
+    def open_count(self) -> int:
+        """See :class:`Strategy`."""
+        table = self._files.table
+        return table.open_count + self._count_rows() - table.end - len(self._closing)
+
+    # -------------------------------------------------------------------------------------------------- to be stored
+
+    def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
+        """See :class:`Strategy`. While the disk has no room for rows of the table there is none for new ones."""
+        if self._files.table.unwritten:
+            for row in rows:
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room on the disk for the state table")
+            return
+        first = self._count_rows()
+        for number, row in enumerate(rows, first):
+            batch.sys_flags[row] = batch.sys_flags[row] & ~STATE_BITS | PREPARED
+            batch.own_queue_offsets[row] = number
+        self._last = (batch, rows, batch.refused)
+        self._next_row = first + len(rows)
+
+    def _count_rows(self) -> int:
+        """The number of the next row: what was refused after it had got one gives it back."""
+        if self._last is None:
+            return self._next_row
+        batch, rows, refused = self._last
+        if batch.refused != refused or batch.end <= batch.start:
+            written = [row for row in rows if is_written(batch, row)]
+            first = batch.own_queue_offsets[rows[0]]
+            self._next_row = batch.own_queue_offsets[written[-1]] + 1 if written else first
+        self._last = None
+        return self._next_row
+
+    def is_prepared(self, record: Record) -> bool:
+        """See :class:`Strategy`."""
+        return is_prepared(record)
+
+    # -------------------------------------------------------------------------------------------------------- to end
+
+    def end(self, endings: list[Ending]) -> None:
+        """See :class:`Strategy`. Commits and rollbacks of a sweep are written as one batch."""
+        batch = AppendBatch(done=_reply)
+        begun: dict[int, int] = {}
+        for ending in endings:
+            record = ending.record
+            closing = self._closing.get(record.offset)
+            first_is_commit = closing.is_commit if closing is not None else self._verdict(record)
+            if first_is_commit is not None:
+                self._again(ending, closing, first_is_commit)
+                if record.offset in begun and not ending.request.command.is_oneway:
+                    batch.waits[begun[record.offset]] = True
+            elif closing is None and self._is_open_row(record):
+                closing = Closing(record.queue_offset, ending.is_commit, [ending.request])
+                self._closing[record.offset] = closing
+                begun[record.offset] = len(batch)
+                wait = not ending.request.command.is_oneway
+                add_end(batch, record, is_commit=ending.is_commit, wait=wait, origin=closing)
+            else:
+                # It ended before, and nobody knows any more how.
+                ending.request.answer(ResponseCode.SUCCESS)
+        self._append(batch, begun)
+
+    def _end_alone(self, batch: AppendBatch, records: dict[int, Record]) -> None:
+        """Append what the walk gives up: by row of ``batch`` the prepared record that is rolled back there."""
+        begun = {}
+        for row, record in records.items():
+            closing = Closing(record.queue_offset, is_commit=False, waiting=[])
+            self._closing[record.offset] = closing
+            batch.origins[row] = closing
+            begun[record.offset] = row
+        batch.done = _reply
+        self._append(batch, begun)
+
+    def _append(self, batch: AppendBatch, begun: dict[int, int]) -> None:
+        if not len(batch):
+            return
+        self._means.append(batch)
+        if batch.refused:
+            for offset, row in begun.items():
+                if not is_written(batch, row):
+                    self._closing.pop(offset, None)
+
+    def _verdict(self, record: Record) -> bool | None:
+        """Whether the transaction was committed, as its row says; None when it is open or nothing is known."""
+        row = self._files.table.get(record.queue_offset)
+        if row is None or row.log_offset != record.offset or row.state == PREPARED:
+            return None
+        return row.state == TransactionState.COMMIT
+
+    def _is_open_row(self, record: Record) -> bool:
+        """Whether its row is open, or not dispatched yet."""
+        table = self._files.table
+        if record.queue_offset >= table.end:
+            return record.offset >= self._files.position
+        row = table.get(record.queue_offset)
+        return row is not None and row.log_offset == record.offset
+
+    def _again(self, ending: Ending, closing: Closing | None, first_is_commit: bool) -> None:
+        """The transaction has ended before: the first word counts, the same word again is no error."""
+        if first_is_commit != ending.is_commit:
+            done = "committed" if first_is_commit else "rolled back"
+            log.warning("transaction_ended_otherwise", row=ending.record.queue_offset, was=done)
+            ending.request.answer(ResponseCode.SYSTEM_ERROR, f"the transaction was {done} before")
+        elif closing is None:
+            ending.request.answer(ResponseCode.SUCCESS)
+        else:
+            closing.waiting.append(ending.request)  # answered when the first one is safe
+
+    # ----------------------------------------------------------------------------------------------- what is derived
+
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """See :class:`Strategy`. What the recovery dispatches is read again by :meth:`open`, if it is new."""
+        if not self._is_open:
+            return
+        if batch.start != self._files.position:
+            raise ValueError(f"dispatched from {batch.start} on, but the table ends at {self._files.position}")
+        self._files.apply(batch)
+        if self._closing and batch.sys_flag_bits & STATE_BITS:
+            for offset in set(batch.prepared_offsets) & self._closing.keys():
+                row = self._files.table.get(self._closing[offset].number)
+                if row is None or row.state != PREPARED:
+                    self._closing.pop(offset).answer(ResponseCode.SUCCESS, None)
+
+    def walk(self) -> Iterator[None]:
+        """See :class:`Strategy`."""
+        yield from self._walk.run()
+
+    def persist(self) -> dict[str, bytes] | None:
+        """See :class:`Strategy`."""
+        self._files.look_after()
+        return self._files.changed_marks()
+
+    def floor(self) -> int:
+        """See :class:`Strategy`."""
+        table = self._files.table
+        found = table.first_open()
+        if found is not None:
+            return found[1].log_offset
+        return self._files.position if self._count_rows() > table.end else self._store.log.end
+
+    async def _keep(self) -> None:
+        """Bring the redo log onto the disk now and then; at the end the table too."""
+        try:
+            while True:
+                await trio.sleep(FLUSH_S)
+                await trio.to_thread.run_sync(self._files.flush)
+        finally:
+            self.settle()
+
+    def settle(self) -> None:
+        """Leave files that the next start can take as they are, if nothing is dispatched any more."""
+        self._files.look_after()
+        self._files.flush(clean=True)
+
+
+def _reply(batch: AppendBatch) -> None:
+    closings: Sequence[Closing | None] = batch.origins
+    for row, closing in enumerate(closings):
+        if closing is None:
+            continue
+        if batch.statuses[row] in STORED:
+            closing.answer(ResponseCode.SUCCESS, None)
+        else:
+            closing.answer(batch.statuses[row], batch.remarks.get(row))

@@ -1,0 +1,259 @@
+"""State table and redo log of a store, and how they follow the log.
+
+Both are derived from the log. What was not on the disk yet is read from the log again at the start. After a clean stop
+the table is taken as it is; after any other it is deleted and built again from the redo log, as RocketMQ 3.x does it,
+but so that each row keeps its number. What is damaged is set aside in ``lost+found``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import attrs
+import structlog
+
+from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
+from gantrymq.kernel.segments import Segment, StoreDamaged
+from gantrymq.plugins.transaction.redo import RedoLog
+from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
+from gantrymq.plugins.transaction.staterows import (
+    STATE_BITS,
+    find_rows,
+    is_record,
+    read_prepared,
+    row_of,
+    scan_whole,
+    state_row,
+)
+from gantrymq.plugins.transaction.statetable import StateRow, StateTable
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import DispatchBatch
+    from gantrymq.kernel.store import Store
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+class StateFiles:
+    """The files under ``transaction/``, in a store that is recovered. One thread drives it beside :meth:`flush`."""
+
+    table: StateTable
+    redo: RedoLog
+
+    def __init__(self, env: Env, store: Store, *, file_rows: int) -> None:
+        self._env = env
+        self._store = store
+        self._file_rows = file_rows
+        self.folder = f"{store.root}/transaction"
+        self._flushing = Lock()
+        self._failed = False
+        self._open_from = 0
+        self._expired = 0
+        self._progress = StateMarks(0, 0, 0, 0)
+        self._noted: StateMarks | None = None
+        self._told: StateMarks | None = None
+        self._detached: deque[Segment] = deque()
+        self.position = 0
+        """The log offset up to which the files know everything."""
+
+    # ------------------------------------------------------------------------------------------------------- start
+
+    def open(self) -> None:
+        """Load both, read what is missing from the log, and build the table again where it cannot be relied upon."""
+        marks = read_marks(self._env, self._store.root)
+        self._make()
+        known = marks is not None or self._env.is_dir(self.folder)
+        trusted = self._load(marks) if known else self._begin()
+        first = StateMarks(self.position, 0, 0, self.position)
+        self._catch_up(with_table=trusted)
+        if not trusted:
+            try:
+                self._rebuild(marks)
+            except StoreDamaged as error:
+                self._begin_anew(error)
+                self._catch_up(with_table=False)
+                self._rebuild(None if marks is None else attrs.evolve(marks, open_from=0))
+        self._advance()
+        if not known:
+            self._env.replace(marks_path(self._store.root), first.encode())
+        elif marks is not None and marks.clean:  # from now on the table changes in place
+            self._env.replace(marks_path(self._store.root), attrs.evolve(marks, clean=False).encode())
+        log.info("state_table_loaded", open=self.table.open_count, rows=self.table.end, rebuilt=not trusted)
+
+    def _make(self) -> None:
+        staging = f"{self._store.root}/staging"
+        self.table = StateTable(self._env, f"{self.folder}/statetable", staging, file_rows=self._file_rows)
+        self.redo = RedoLog(self._env, f"{self.folder}/redolog", staging, file_entries=self._file_rows)
+
+    def _begin(self) -> bool:
+        """The strategy was never used here; what the recovery had to read again counts, should it be a copied log."""
+        report = self._store.recovered
+        self.position = self._store.log.min_offset if report is None else report.end - report.scanned_bytes
+        return True
+
+    def _load(self, marks: StateMarks | None) -> bool:
+        """Find out from where on the log must be read. Returns whether the table can be relied upon."""
+        commit_log = self._store.log
+        report = self._store.recovered
+        clean = report is not None and report.clean
+        try:
+            self.redo.load()
+            if marks is None:
+                if not clean:
+                    raise StoreDamaged("RocketMQ's broker did not stop in order, and nothing vouches for its redo log")
+                self.position = self.redo.log_end
+            else:
+                self.position = min(marks.offset, commit_log.end)
+                self.redo.truncate(self.position, partial(is_record, commit_log))
+                if self.redo.end != marks.entries and marks.offset <= commit_log.end:
+                    raise StoreDamaged(f"the redo log has {self.redo.end} of {marks.entries} entries")
+        except StoreDamaged as error:
+            self._begin_anew(error)
+            return False
+        self.position = max(self.position, commit_log.min_offset)
+        if marks is None or not (clean and marks.clean and marks.offset <= commit_log.end):
+            return False
+        try:
+            self.table.load()
+            if self.table.end != marks.rows:
+                raise StoreDamaged(f"the state table ends with row {self.table.end} instead of {marks.rows}")
+        except StoreDamaged as error:
+            self._set_aside(self.table.folder, "the state table is built again from the redo log", error)
+            return False
+        return True
+
+    def _catch_up(self, *, with_table: bool) -> None:
+        for batch in scan_whole(self._store.log, self.position, self._store.dispatched):
+            self._take(batch, with_table=with_table)
+        self.position = self._store.dispatched
+
+    def _begin_anew(self, error: StoreDamaged) -> None:
+        self._set_aside(self.folder, "redo log and state table are built again from the log", error)
+        self.position = self._store.log.min_offset
+
+    def _set_aside(self, folder: str, what: str, error: StoreDamaged) -> None:
+        kept = f"{self._store.root}/lost+found"
+        number = 1
+        while self._env.exists(f"{kept}/{folder.rpartition('/')[2]}.{number}"):
+            number += 1
+        kept = f"{kept}/{folder.rpartition('/')[2]}.{number}"
+        log.error("state_files_set_aside", path=folder, kept=kept, reason=str(error), then=what)
+        self.redo.close()
+        self.table.close()
+        if self._env.is_dir(folder):
+            _move(self._env, folder, kept)
+        entries = self.redo if folder == self.table.folder else None
+        self._make()
+        if entries is not None:
+            self.redo = entries
+
+    def _rebuild(self, marks: StateMarks | None) -> None:
+        """Make the table anew: a row for each prepared record that was not ended, where its record says."""
+        commit_log = self._store.log
+        self.table.close()
+        self._env.rmtree(self.table.folder)
+        known = self.redo.find_open(0 if marks is None else marks.open_from)
+        rows = []
+        for offset, size in sorted(known.open.items()):
+            if offset < commit_log.min_offset:
+                log.error("prepared_record_lost", log_offset=offset, reason="deleted with its file of the log")
+            elif (record := read_prepared(commit_log, offset)) is not None:
+                rows.append((record.queue_offset, state_row(record, size)))
+        newest = None if known.newest is None else row_of(commit_log, known.newest)
+        end = max(0 if marks is None else marks.rows, 0 if newest is None else newest + 1)
+        entries = self.redo
+        self._make()
+        self.redo = entries
+        behind = StateRow(self.position, 1, 0, 0)
+        if rows or end:
+            self.table.begin_at(rows[0][0] if rows else end, rows[0][1] if rows else behind)
+            self.table.append(rows)
+            self.table.fill_to(end, behind)
+
+    # -------------------------------------------------------------------------------------------------- the log's way
+
+    def apply(self, batch: DispatchBatch) -> None:
+        """Follow a dispatched batch; records that are known already are skipped. ``OSError`` when the disk failed."""
+        self._take(batch, with_table=True)
+        self.position = max(self.position, batch.end)
+        self._advance()
+
+    def _take(self, batch: DispatchBatch, *, with_table: bool) -> None:
+        if not batch.sys_flag_bits & STATE_BITS or batch.end <= self.position:
+            return
+        found = find_rows(batch, self.position, self._store.log)
+        if not found.offsets:
+            return
+        self.redo.put(found.offsets, found.sizes, found.prepared_offsets)
+        if with_table:
+            self.table.append(found.opened)
+            self.table.finish(found.ended)
+
+    def _advance(self) -> None:
+        self._progress = StateMarks(self.position, self.redo.end, self.table.end, self._open_from)
+
+    # ---------------------------------------------------------------------------------------------------- keep house
+
+    def look_after(self) -> None:
+        """Find out what can be forgotten: entries whose records are gone, files whose rows have all ended."""
+        found = self.table.first_open()
+        self._open_from = self.position if found is None else found[1].log_offset
+        log_min = self._store.log.min_offset
+        if log_min != self._expired:
+            self._expired = log_min
+            self.redo.expire(log_min)
+        detached = self.table.detach_finished()
+        if detached:
+            log.info("state_files_retired", files=len(detached), first_row=self.table.start)
+            self._detached.extend(detached)
+        self.table.write_rest()
+        self._advance()
+
+    def flush(self, *, clean: bool = False) -> None:
+        """Bring the redo log onto the disk, with ``clean`` the table too; for a worker thread, but then.
+
+        Without room a later call tries again. After any other failure nothing is vouched for until the next start.
+        """
+        with self._flushing:
+            if self._failed:
+                return
+            progress = self._progress
+            try:
+                self.redo.flush()
+                self.redo.drop_expired()
+                self.table.discard([self._detached.popleft() for _ in range(len(self._detached))])
+                if clean:
+                    self.table.sync()
+            except (OSError, NoRoom) as error:
+                self._failed = isinstance(error, OSError) and error.errno not in NO_ROOM
+                log.error("state_files_not_flushed", path=self.folder, error=str(error))
+                return
+            self._noted = attrs.evolve(progress, clean=clean and not self.table.unwritten)
+
+    def changed_marks(self) -> dict[str, bytes] | None:
+        """The file of marks, when there are other ones than at the last call."""
+        noted = self._noted
+        if noted is None or noted == self._told:
+            return None
+        self._told = noted
+        return {marks_path(self._store.root): noted.encode()}
+
+    def close(self) -> None:
+        """Close the files."""
+        self.table.close()
+        self.redo.close()
+
+
+def _move(env: Env, source: str, target: str) -> None:
+    """Move the files of a folder, and of those in it."""
+    env.mkdirs(target)
+    for name in env.listdir(source):
+        if env.is_dir(f"{source}/{name}"):
+            _move(env, f"{source}/{name}", f"{target}/{name}")
+        else:
+            env.rename(f"{source}/{name}", f"{target}/{name}")
+    env.sync_dir(target)
+    env.rmtree(source)

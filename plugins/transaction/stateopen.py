@@ -1,0 +1,61 @@
+"""How many transactions of the strategy ``state_table`` are open in a store that uses another one."""
+
+from __future__ import annotations
+
+import attrs
+import structlog
+
+from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.plugins.transaction.redo import PREPARED_MARK, OpenRecords, RedoLog
+from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
+from gantrymq.plugins.transaction.staterows import STATE_BITS, find_rows, scan_whole
+from gantrymq.plugins.transaction.strategy import Means
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+def count_open_rows(means: Means) -> int:
+    """See above. When none is open that is noted: then the log is not read as far back again at the next start."""
+    store = means.store
+    folder = f"{store.root}/transaction"
+    marks = read_marks(means.env, store.root)
+    if marks is None and not means.env.is_dir(folder):
+        return 0
+    start = 0 if marks is None else max(marks.settled, marks.offset)
+    known: set[int] = set()
+    if marks is None or not marks.settled:
+        found = _from_redo(means, folder, marks)
+        if found is None:
+            start = 0
+        else:
+            known.update(found.open)
+            start = max(start, found.end)
+    for batch in scan_whole(store.log, max(start, store.log.min_offset), store.dispatched):
+        if batch.sys_flag_bits & STATE_BITS:
+            rows = find_rows(batch, start, store.log)
+            for offset, prepared_offset in zip(rows.offsets, rows.prepared_offsets, strict=True):
+                if prepared_offset == PREPARED_MARK:
+                    known.add(offset)
+                else:
+                    known.discard(prepared_offset)
+    count = sum(offset >= store.log.min_offset for offset in known)
+    if not count:
+        settled = StateMarks(0, 0, 0, 0) if marks is None else marks
+        means.env.replace(marks_path(store.root), attrs.evolve(settled, settled=store.dispatched).encode())
+    return count
+
+
+def _from_redo(means: Means, folder: str, marks: StateMarks | None) -> OpenRecords | None:
+    """What the redo log vouches for; None when it cannot be read. Nothing of it is changed."""
+    redo = RedoLog(means.env, f"{folder}/redolog", f"{means.store.root}/staging", file_entries=means.config.file_rows)
+    try:
+        redo.load()
+        entries = redo.end if marks is None else marks.entries
+        if redo.end < entries:
+            raise StoreDamaged(f"the redo log has {redo.end} of {entries} entries")
+        return redo.find_open(0 if marks is None else marks.open_from, entries)
+    except StoreDamaged as error:
+        log.error("redo_log_unreadable", reason=str(error))
+        return None
+    finally:
+        redo.close()

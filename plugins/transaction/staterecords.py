@@ -1,0 +1,54 @@
+"""The records that the strategy ``state_table`` writes when a transaction ends.
+
+Source: RocketMQ 3.2 ``EndTransactionProcessor.endMessageTransaction``. Like there the properties stay whole.
+"""
+
+from __future__ import annotations
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.record import Record
+from gantrymq.plugins.transaction.staterows import STATE_BITS
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.transaction_headers import TransactionState
+
+
+def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, origin: object = None) -> None:
+    """Add the end of the transaction of ``record``: the message itself, or a record without a body in no queue."""
+    if not is_commit:
+        batch.own_queue_offsets[len(batch)] = record.queue_offset
+    state = TransactionState.COMMIT if is_commit else TransactionState.ROLLBACK
+    batch.add(
+        record.topic,
+        record.queue_id,
+        record.body if is_commit else b"",
+        record.properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag & ~STATE_BITS | int(state),
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        prepared_offset=record.offset,
+        wait=wait,
+        origin=origin,
+    )
+
+
+def add_aside(batch: AppendBatch, record: Record) -> None:
+    """Add the message to the topic of those that nobody ended."""
+    batch.add(
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        0,
+        record.body,
+        record.properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag & ~STATE_BITS,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        reconsume_times=record.reconsume_times,
+        wait=False,
+    )
+
+
+def is_written(batch: AppendBatch, row: int) -> bool:
+    """Whether the log took the row; of a batch that was refused as a whole it was never asked."""
+    return bool(batch.offsets) and batch.offsets[row] >= 0

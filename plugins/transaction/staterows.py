@@ -1,0 +1,148 @@
+"""Prepared records and their ends, as the strategy ``state_table`` finds them in the log.
+
+Source: RocketMQ 3.2 ``DefaultMessageStore.DispatchMessageService``, ``TransactionStateService``.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
+from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.plugins.transaction.redo import PREPARED_MARK
+from gantrymq.plugins.transaction.statetable import PREPARED, StateRow
+from gantrymq.remoting.properties import find_property, java_hash
+from gantrymq.remoting.transaction_headers import TransactionState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATE_BITS: Final = int(TransactionState.ROLLBACK)
+"""The bits of a sys flag that hold a ``TransactionState``."""
+
+_HEAD = struct.Struct(">16xiqqi")
+"""Flag, queue offset, log offset and sys flag of a record."""
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+@attrs.define
+class Found:
+    """What a batch of the log has to say of transactions.
+
+    ``offsets``, ``sizes`` and ``prepared_offsets`` are columns of the redo log; ``opened`` the rows of new
+    transactions with their numbers; ``ended`` the log offset of the prepared record and the new state, by row number.
+    """
+
+    offsets: list[int] = attrs.field(factory=list)
+    sizes: list[int] = attrs.field(factory=list)
+    prepared_offsets: list[int] = attrs.field(factory=list)
+    opened: list[tuple[int, StateRow]] = attrs.field(factory=list)
+    ended: dict[int, tuple[int, int]] = attrs.field(factory=dict)
+
+    def note(self, offset: int, size: int, prepared_offset: int) -> None:
+        """Add to the columns of the redo log."""
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.prepared_offsets.append(prepared_offset)
+
+
+@lru_cache(maxsize=1024)
+def group_hash(group: bytes) -> int:
+    """Java's hash of a producer group."""
+    return java_hash(group.decode("utf-8", "replace"))
+
+
+def group_of(properties: bytes) -> bytes | None:
+    """The producer group of a transaction; None where the properties are not those of one."""
+    if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
+        return None
+    return find_property(properties, b"PGROUP")
+
+
+def is_prepared(record: Record) -> bool:
+    """Whether the record begins a transaction."""
+    return record.sys_flag & STATE_BITS == PREPARED and group_of(record.properties) is not None
+
+
+def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
+    """What the records at or behind the log offset ``start`` say of transactions."""
+    found = Found()
+    offsets, sizes, properties = batch.offsets, batch.sizes, batch.properties
+    for row, sys_flag in enumerate(batch.sys_flags):
+        state = sys_flag & STATE_BITS
+        if not state or offsets[row] < start:
+            continue
+        if state != PREPARED:
+            number = row_of(commit_log, batch.prepared_offsets[row])
+            if number is not None:
+                found.note(offsets[row], sizes[row], batch.prepared_offsets[row])
+                found.ended.setdefault(number, (batch.prepared_offsets[row], state))
+        elif (group := group_of(properties[row])) is not None:
+            found.note(offsets[row], sizes[row], PREPARED_MARK)
+            seconds = batch.store_timestamps[row] // 1000
+            state_row = StateRow(offsets[row], sizes[row], seconds, group_hash(group))
+            found.opened.append((batch.queue_offsets[row], state_row))
+    return found
+
+
+def row_of(commit_log: CommitLog, offset: int) -> int | None:
+    """The number of the row of the prepared record at ``offset``; None when there is no such record (any longer)."""
+    try:
+        head = commit_log.view(offset, _HEAD.size)
+    except (OutOfLog, CorruptRange):
+        return None
+    _, queue_offset, place, sys_flag = _HEAD.unpack(head)
+    return int(queue_offset) if place == offset and sys_flag & STATE_BITS == PREPARED else None
+
+
+def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
+    """Whether a record of that size lies at ``offset``; one that was deleted with its file is believed."""
+    if offset < commit_log.min_offset:
+        return True
+    try:
+        head = commit_log.view(offset, _HEAD.size)
+    except (OutOfLog, CorruptRange):
+        return False
+    return _HEAD.unpack(head)[2] == offset and int.from_bytes(head[:4], "big") == size
+
+
+def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:
+    """The prepared record at ``offset``; None, and a line in the log, when it cannot be read."""
+    try:
+        record = commit_log.read_record(offset)
+        if is_prepared(record):
+            return record
+        reason = "another record"
+    except (OutOfLog, CorruptRange, BadRecord) as error:
+        reason = str(error)
+    log.error("prepared_record_lost", log_offset=offset, reason=reason)
+    return None
+
+
+def state_row(record: Record, size: int) -> StateRow:
+    """The row of a prepared record of ``size`` bytes."""
+    group = group_of(record.properties) or b""
+    return StateRow(record.offset, size, record.store_timestamp // 1000, group_hash(group))
+
+
+def scan_whole(commit_log: CommitLog, start: int, stop: int) -> Iterator[DispatchBatch]:
+    """As :meth:`CommitLog.scan`; where something is no record it goes on with the next file, loudly."""
+    while start < stop:
+        try:
+            for batch in commit_log.scan(start, stop):
+                start = batch.end
+                yield batch
+            return
+        except CorruptRange as error:
+            log.error("transactions_may_be_missing", log_offset=start, reason=str(error))
+            segment = commit_log.segments.at(start)
+            if segment is None:
+                return
+            start = segment.end

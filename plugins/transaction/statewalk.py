@@ -1,0 +1,121 @@
+"""One walk over the state table: ask the producers of rows that are open for too long.
+
+Source: RocketMQ 3.2 ``TransactionStateService`` (its timer task), ``DefaultTransactionCheckExecuter``. Unlike there a
+transaction that was asked about too often, or is too old, is put aside and rolled back, as the strategy ``half`` does
+it: there it is forgotten when its file of the log is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.services import ProducerGroups
+from gantrymq.plugins.transaction.check import SLICE_S, Questions
+from gantrymq.plugins.transaction.staterecords import add_aside, add_end
+from gantrymq.plugins.transaction.staterows import read_prepared
+from gantrymq.plugins.transaction.statetable import ENDS, StateRow, StateTable
+from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.remoting.properties import find_property
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+
+SLICE_ROWS = 256
+"""So many open rows are looked at before others get their turn."""
+_IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
+
+log = structlog.get_logger("gantrymq.transaction")
+
+EndAlone = Callable[[AppendBatch, dict[int, Record]], None]
+
+
+class StateWalk:
+    """Walks over ``table``; rows of records in ``closing`` are left out.
+
+    ``end_alone`` appends a batch in which transactions are rolled back. How often a producer was asked is known until
+    the broker stops.
+    """
+
+    def __init__(self, means: Means, table: StateTable, closing: Container[int], end_alone: EndAlone) -> None:
+        self._means = means
+        self._store = means.store
+        self._table = table
+        self._closing = closing
+        self._end_alone = end_alone
+        self._questions = Questions(means.env, means.services.get(ProducerGroups))
+        self._asked: dict[int, int] = {}
+
+    def run(self) -> Iterator[None]:
+        """One walk; yields after each slice."""
+        self._forget_ended()
+        most = max(int(self._means.config.checks_per_second * SLICE_S), 1)
+        now = self._store.log.clock.now_ms()
+        looked = asked = 0
+        for number, row in self._table.open_rows():
+            if row is not None and row.log_offset not in self._closing:
+                looked += 1
+                try:
+                    verdict = self._look(number, row, now)
+                except Exception:
+                    log.exception("transaction_check_failed", row=number)
+                    verdict = True
+                if verdict is None:
+                    return
+                asked += verdict
+            if looked >= SLICE_ROWS or asked >= most or row is None:
+                looked = asked = 0
+                yield
+
+    def _forget_ended(self) -> None:
+        found = self._table.first_open()
+        low = self._table.end if found is None else found[0]
+        self._asked = {number: times for number, times in self._asked.items() if number >= low}
+
+    def _look(self, number: int, row: StateRow, now: int) -> bool | None:
+        """Decide on one open row. True: something was sent or written; None: it and all behind it are too young."""
+        config = self._means.config
+        if row.seconds * 1000 > now - config.timeout * 1000:
+            return None
+        record = read_prepared(self._store.log, row.log_offset)
+        if record is None:
+            self._table.finish({number: (row.log_offset, ENDS[1])})
+            return False
+        age = now - record.store_timestamp
+        if age < config.timeout * 1000:
+            return None
+        if age > config.max_age * 1000:
+            return self._put_aside(record, "too old")
+        if age <= self._patience(record):
+            return False
+        if self._asked.get(number, 0) >= config.check_max:
+            return self._put_aside(record, "asked too often")
+        group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+        connection = self._questions.find(group)
+        if connection is None:
+            return False
+        self._ask(number, group, record, connection)
+        return True
+
+    @staticmethod
+    def _patience(record: Record) -> int:
+        """How long, in ms, the producer wants not to be asked."""
+        value = find_property(record.properties, _IMMUNITY)
+        return int(value) * 1000 if value is not None and value.isdigit() and len(value) <= 18 else 0
+
+    def _ask(self, number: int, group: str, record: Record, connection: Connection) -> None:
+        self._questions.ask(connection, record)
+        self._asked[number] = self._asked.get(number, 0) + 1
+        log.info("transaction_asked", group=group, row=number, peer=connection.address)
+
+    def _put_aside(self, record: Record, reason: str) -> bool:
+        log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
+        batch = AppendBatch()
+        add_aside(batch, record)
+        add_end(batch, record, is_commit=False, wait=False)
+        self._end_alone(batch, {1: record})
+        return True
