@@ -125,10 +125,6 @@ class HalfStrategy:
         """None: what is written goes through the log."""
         return []
 
-    def services(self) -> list[Service]:
-        """None: what is written goes through the log."""
-        return []
-
     def floor(self) -> int:
         """See :class:`Strategy`."""
         offset = self._table.next_open(self._table.base, self._table.end)
