@@ -20,6 +20,7 @@ COMMANDS = {
     "produce": "gantrymq.cli.produce:produce",
     "consume": "gantrymq.cli.consume:consume",
     "query": "gantrymq.cli.query:query",
+    "delayed": "gantrymq.cli.delayed:delayed",
     "plugins": "gantrymq.cli.plugins:plugins",
     "bench": "gantrymq.cli.bench:bench",
     "doctor": "gantrymq.cli.doctor:doctor",

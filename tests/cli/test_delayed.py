@@ -1,0 +1,61 @@
+"""``delayed list`` and ``delayed recall`` against a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.testing.processes import gantrymq_child
+
+pytestmark = pytest.mark.timeout(60)
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The nameserver's address of a cluster in a process of its own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    addresses = ["--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
+    arguments = ["serve", "--data", str(folder / "store"), *addresses, "--set", "store.commit_log_file_bytes=16 MiB"]
+    with gantrymq_child(arguments, folder / "log") as child:
+        yield child.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+
+
+def test_what_waits_is_listed_until_it_is_recalled(cli: Cli, nameserver: str) -> None:
+    def listed(*arguments: str) -> list[dict[str, Any]]:
+        out = cli("delayed", "list", "--nameserver", nameserver, "--json", *arguments).out
+        return [json.loads(line) for line in out.splitlines()]
+
+    assert listed() == []
+    now = time.time_ns() // 1_000_000
+    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+        later = producer.send(Message("Orders", b"later", properties={"TIMER_DELIVER_MS": str(now + 7_200_000)}))
+        soon = producer.send(Message("Orders", b"soon", properties={"TIMER_DELAY_SEC": "3600"}))
+        producer.send(Message("Bills", b"bill", properties={"TIMER_DELAY_SEC": "60"}))
+    deadline = time.monotonic() + 30
+    while len(found := listed()) < 3:  # the timer topic's route reaches the nameserver a moment later
+        assert time.monotonic() < deadline
+    assert [one["topic"] for one in found] == ["Bills", "Orders", "Orders"]
+    orders = listed("--topic", "Orders")
+    assert [one["msgId"] for one in orders] == [soon.message_id, later.message_id]
+    assert orders[1]["dueTimestamp"] == now + 7_200_000
+    assert len(listed("--max", "1")) == 1
+
+    done = cli("delayed", "recall", "Orders", orders[0]["recallHandle"], "--nameserver", nameserver, "--json")
+    assert json.loads(done.out) == {"msgId": soon.message_id}
+    assert [one["msgId"] for one in listed("--topic", "Orders")] == [later.message_id]
+    table = cli("delayed", "list", "--nameserver", nameserver).out
+    assert later.message_id in table
+    assert soon.message_id not in table
+
+
+def test_what_is_no_handle_is_a_usage_error(cli: Cli, nameserver: str) -> None:
+    outcome = cli("delayed", "recall", "Orders", "nonsense", "--nameserver", nameserver)
+    assert (outcome.code, "recall handle is invalid" in outcome.err) == (2, True)
