@@ -24,7 +24,7 @@ from gantrymq.testing.foreign import Java, ask
 from gantrymq.testing.processes import Child, wait_for
 from gantrymq.testing.requests import send
 
-TOPIC, CONSUMERS, PRODUCERS = "orders", "readers", "senders"
+TOPIC, CONSUMERS, PRODUCERS, TRACES = "orders", "readers", "senders", "traces"
 QUEUES, MESSAGES = 4, 40
 SECONDS = 30
 """How long one command may take."""
@@ -116,6 +116,19 @@ def fill(site: Site) -> list[str]:
             raise AssertionError(f"{site.broker} refused a message: {answer.code} {answer.remark}")
         ids.append((answer.ext or {})["msgId"])
     return ids
+
+
+def trace(site: Site, message: str) -> None:
+    """Send what clients write into a trace topic when they send and consume: format of ``TraceDataEncoder``."""
+    sent = (
+        "Pub", "1600000000000", "DefaultRegion", PRODUCERS, TOPIC, message, "red", "key-7", "127.0.0.1:10911", "6", "3",
+        "0", message, "true", "127.0.0.1",
+    )  # fmt: skip
+    consumed = ("SubAfter", "request", message, "5", "true", "key-7", "0", "1600000000001", CONSUMERS)
+    body = "".join("\x01".join(fields) + "\x02" for fields in (sent, consumed))
+    answer = ask(site.broker, send(TRACES, body.encode(), queues=1, properties=f"KEYS\x01{message}"))
+    if answer.code != ResponseCode.SUCCESS:
+        raise AssertionError(f"{site.broker} refused a trace: {answer.code} {answer.remark}")
 
 
 def unique_id(number: int) -> str:
