@@ -11,6 +11,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # a native part is built from these: when they change, it is installed anew
 BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.pyx kernel/fast/*.pxi)
 QUICK := not slow and not interop and not spark and not crash
+# Without what never touches the compiled loops or their twins: Spark, the documentation, wheels, Java brokers alone.
+PLAIN := not once and not spark
+# two of anything: more workers than processors let tests that wait for others wait too long
+WORKERS ?= 2
+# A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 FILE ?=
 
 .PHONY: help install demo test check fuzz lint format bench bench-all docs clean
@@ -53,13 +59,14 @@ install: $(VENV)/.base
 demo: $(VENV)/.base
 	@$(BIN)/python -m gantrymq.cli.demo $(if $(FILE),--file '$(FILE)')
 
-# the plain twin of the compiled loops is the reference and what a machine without a compiler has: both are tested
+# The plain twin of the compiled loops is the reference, and what a machine without a compiler has: it passes the same
+# tests, with fewer kills.
 test: lint
-	$(BIN)/python -m pytest
-	GANTRYMQ_PURE=1 $(BIN)/python -m pytest -q -m '$(QUICK)'
+	$(BIN)/python -m pytest $(PARALLEL)
+	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-20} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)'
 
 check: lint
-	$(BIN)/python -m pytest -m '$(QUICK)'
+	$(BIN)/python -m pytest $(PARALLEL) -m '$(QUICK)'
 
 # a million mutated inputs for each parser; `make test` has ten thousand
 fuzz: $(VENV)/.test

@@ -15,12 +15,26 @@ settings.load_profile("any machine")
 """A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
 
 FOREIGN_MARKERS = ("interop", "spark", "crash")
+ONCE_FOLDERS = ("benchmarks", "docs")
+"""Their tests run programs of ours as a whole, and would only take as long again in plain mode."""
 
 
 def pytest_configure() -> None:
     """A shell's background job ignores SIGINT, and so would the processes that the tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks whole folders, and lets several workers begin with the files that take minutes."""
+    for item in items:
+        if item.path.parent.name in ONCE_FOLDERS:
+            item.add_marker("once")
+    if hasattr(config, "workerinput"):
+        # one that began last would keep the other workers waiting
+        long = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}
+        items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(autouse=True)

@@ -29,12 +29,17 @@ def free_ports(count: int = 1, *, around: Sequence[int] = (0,)) -> list[int]:
     """TCP ports of the loopback on which nothing listens; the ports at the distances ``around`` are free as well.
 
     They lie below the range that the system takes for outgoing connections, so that none is lost between this call
-    and the child's start. A RocketMQ broker at ``p`` wants ``around=(0, 1, -2)``.
+    and the child's start; each worker of pytest-xdist has a part of the range. A RocketMQ broker at ``p`` wants
+    ``around=(0, 1, -2)``.
     """
     chance = random.SystemRandom()
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = max(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), worker + 1)
+    width = 12_000 // workers
+    first = 20_000 + width * worker
     ports: list[int] = []
     for _ in range(1000):
-        port = chance.randrange(20_000, 32_000)
+        port = chance.randrange(first + 2, first + width - 2)
         if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + distance) for distance in around):
             ports.append(port)
         if len(ports) == count:

@@ -289,7 +289,8 @@ def fake_in_thread() -> Iterator[FakeCluster]:
 
 
 INTEROP = Path(__file__).parents[1] / "interop"
-SYSTEMS = ["gantrymq", *(pytest.param(version, marks=pytest.mark.interop) for version in JAVA_VERSIONS)]
+ONLY_OTHERS = [pytest.mark.interop, pytest.mark.once]
+SYSTEMS = ["gantrymq", *(pytest.param(version, marks=ONLY_OTHERS) for version in JAVA_VERSIONS)]
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

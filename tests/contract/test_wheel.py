@@ -28,11 +28,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return zipfile.ZipFile(built).namelist()
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_the_wheel_owns_one_name(wheel: list[str]) -> None:
     assert {name.partition("/")[0] for name in wheel if ".dist-info/" not in name} == {"gantrymq"}
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
     for folder in ("kernel", "plugins", "gantrymq"):
@@ -43,6 +45,7 @@ def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
     assert "gantrymq/py.typed" in wheel
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_the_wheel_has_the_compiled_twins(wheel: list[str]) -> None:
     pytest.importorskip("Cython", reason="without Cython the wheel holds the plain twins only")

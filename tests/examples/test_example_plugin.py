@@ -17,7 +17,7 @@ import trio
 from gantrymq.client import connect
 from gantrymq.testing.processes import Child, gantrymq_child
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(120)]
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "plugins" / "stamp"
 SETTINGS = ["plugin.stamp.topics=orders,payments", "plugin.stamp.name=region", "plugin.stamp.value=eu-1"]

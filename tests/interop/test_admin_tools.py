@@ -10,7 +10,7 @@ import pytest
 from gantrymq.testing.clients import ForeignClient, check_complete
 from gantrymq.testing.foreign import Java
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 
 
 def test_topics_made_by_mqadmin_are_listed_routed_and_usable(

@@ -66,7 +66,7 @@ def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[Syste
         nameserver.discard()
 
 
-@pytest.fixture(scope="module", params=["gantrymq", "java"])
+@pytest.fixture(scope="module", params=["gantrymq", pytest.param("java", marks=pytest.mark.once)])
 def pair(request: pytest.FixtureRequest, java: Java, homes: Homes) -> Iterator[System]:
     """Each of the two, one after the other."""
     store = homes("store")

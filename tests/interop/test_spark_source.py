@@ -14,7 +14,7 @@ from gantrymq.spark.wire import Wire
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
 
 COUNT = 600

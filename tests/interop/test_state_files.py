@@ -25,7 +25,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.harness import make_broker, run_broker
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 
 Homes = Callable[[str], Path]
 
