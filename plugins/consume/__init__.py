@@ -1,7 +1,7 @@
 """Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
 Slot: none; essential.
-Hooks: config_section, configure, register_processors, register_services.
+Hooks: config_section, configure, register_processors, register_services, stopping.
 Config ``[plugin.consume]``: ``max_messages`` and ``max_bytes`` of one answer, ``scan_entries`` (queue entries looked at
 for one answer when a filter drops most), ``slave_read_enable`` and ``memory_percent`` (who is sent to which broker).
 Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
@@ -77,6 +77,11 @@ class ConsumePlugin:
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
         return [Service("consume", self._processor.postponed.run)]
+
+    @hookimpl
+    def stopping(self) -> None:
+        """Nobody waits for the disk any more: who does is told to ask again."""
+        self._processor.postponed.stop()
 
     def _reconfigure(self, config: ConsumeConfig) -> None:
         self._suggestions.configure(config.slave_read_enable, config.memory_percent)

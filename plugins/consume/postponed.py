@@ -25,14 +25,23 @@ class Postponed:
     """Pulls that run again: when what they want came from the disk, or when the others had their turn.
 
     ``again(pull, wait)`` answers one and returns its bytes; with ``wait`` it reads from the disk, come what may.
+    ``give_up(pull)`` answers one that is not read any more: its client asks again, here or elsewhere.
     ``waited(pull, seconds)`` hears how long that took to come, if somebody wants to know.
     """
 
-    def __init__(self, again: Callable[[Pull, bool], int], waited: Callable[[Pull, float], None] | None = None) -> None:
+    def __init__(
+        self,
+        again: Callable[[Pull, bool], int],
+        give_up: Callable[[Pull], None],
+        waited: Callable[[Pull, float], None] | None = None,
+    ) -> None:
         self._again = again
+        self._give_up = give_up
         self._waited = waited
         self._ready: deque[tuple[Pull, float]] = deque()
         self._absent: deque[tuple[Pull, float, Callable[[], object]]] = deque()
+        self._fetching: Pull | None = None
+        self._stopped = False
         self._some_ready = trio.Event()
         self._some_absent = trio.Event()
 
@@ -42,7 +51,7 @@ class Postponed:
     @property
     def is_full(self) -> bool:
         """Whether no more should be postponed."""
-        return len(self) >= POSTPONED_MAX
+        return self._stopped or len(self) >= POSTPONED_MAX
 
     def until_next_turn(self, pull: Pull) -> None:
         """Run ``pull`` again soon."""
@@ -52,6 +61,17 @@ class Postponed:
         """Run ``pull`` again when ``fetch`` has returned, which is called in a worker thread."""
         self._absent.append((pull, trio.current_time(), fetch))
         self._some_absent.set()
+
+    def stop(self) -> None:
+        """Give up all that wait, and let none wait any more: nobody shall wait for a disk to stop."""
+        self._stopped = True
+        fetching, self._fetching = self._fetching, None
+        left = [*(one[0] for one in self._ready), *(one[0] for one in self._absent)]
+        self._ready.clear()
+        self._absent.clear()
+        for pull in [fetching, *left] if fetching is not None else left:
+            if not pull.request.connection.closed:
+                self._give_up(pull)
 
     async def run(self) -> None:
         """Do so, until cancelled."""
@@ -75,11 +95,15 @@ class Postponed:
             self._some_absent = trio.Event()
             while self._absent:
                 pull, since, fetch = self._absent.popleft()
+                self._fetching = pull
                 try:
                     await trio.to_thread.run_sync(fetch)
                 except OSError as error:
                     # Reading it where it stands finds out what that means for this pull.
                     log.error("reading ahead failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+                if pull is not self._fetching:
+                    continue  # it was given up meanwhile
+                self._fetching = None
                 self._answer(pull, since, wait=True)
                 # Those behind it mostly want the same part, which is there now.
                 for _ in range(len(self._absent)):

@@ -52,7 +52,7 @@ class PullProcessor:
         self._statistics = broker.services.find(Statistics)
         self._subscriptions = Subscriptions(broker)
         self._windows = LogWindows(broker.env, broker.log)
-        self.postponed = Postponed(self._again, None if self._statistics is None else self._tell_wait)
+        self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)
         """The pulls that wait for their turn or for the disk; somebody has to run it."""
         self._answers = PullAnswers(
             PullDesk(
@@ -120,6 +120,13 @@ class PullProcessor:
         if left is None:
             self._offer([pull])
         return left or 0
+
+    def _send_back(self, pull: Pull) -> None:
+        """Let the client ask again from the same offset."""
+        queue = self._broker.queues.get(pull.topic, pull.queue_id)
+        low, high = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+        later = PullResult(PullStatus.NO_MATCHED_MESSAGE, pull.offset, low, high)
+        self._answer(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, later)
 
     def _resume(self, pulls: list[Pull]) -> None:
         for pull in pulls:
@@ -205,8 +212,7 @@ class PullProcessor:
         queue = broker.queues.get(pull.topic, pull.queue_id)
         if queue is not None and pull.offset < queue.max_offset and pull.request.connection.is_congested():
             # Asked for much at once: it comes back for this part when it has taken the others.
-            later = PullResult(PullStatus.NO_MATCHED_MESSAGE, pull.offset, queue.min_offset, queue.max_offset)
-            self._answer(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, later)
+            self._send_back(pull)
             return 0
         try:
             result = read_queue(

@@ -15,7 +15,7 @@ from gantrymq.kernel.services import Statistics
 from gantrymq.plugins.consume import postponed
 from gantrymq.plugins.consume import pull as pull_module
 from gantrymq.remoting.channel import Channel, open_channel
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
@@ -121,6 +121,29 @@ async def test_who_reads_old_messages_holds_up_nobody(
         assert [bodies(answer) for answer in answers] == [[] if tags == "none" else [b"m0", b"m1", b"m2"]] * 3
         assert len(waits) >= 3
         assert min(waits) > 0
+
+
+@pytest.mark.trio
+async def test_a_stopping_broker_answers_those_who_wait_for_the_disk(tmp_path: Path) -> None:
+    disk = ColdDisk()
+    broker = make_broker(tmp_path / "store", env=disk)
+    answers: list[Command] = []
+    async with trio.open_nursery() as nursery, run_broker(broker), open_channel(broker.address) as channel:
+        await send(channel, 3)
+        await trio.to_thread.run_sync(broker.store.flush_queues)
+        disk.cold = True
+
+        async def read() -> None:
+            answers.append(await channel.call(pull(1), 10.0))
+
+        for _ in range(3):
+            nursery.start_soon(read)
+        await until(lambda: disk.fetches)
+        broker.stop()
+        await until(lambda: len(answers) == 3)  # while the disk still hangs
+        disk.may_fetch.set()
+    assert [answer.code for answer in answers] == [ResponseCode.PULL_RETRY_IMMEDIATELY] * 3
+    assert [answer.ext["nextBeginOffset"] for answer in answers] == ["1"] * 3
 
 
 @pytest.mark.trio
