@@ -102,6 +102,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{advice_for(error)}", FAILED
+    if isinstance(error, MemoryError):
+        return "no memory is left, so the process has ended; give it more, or lower the limits of [limits]", FAILED
     if isinstance(error, ModuleNotFoundError):
         return f"the Python package {error.name!r} is not installed in this environment", FAILED
     text = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -15,8 +15,9 @@ class FaultEnv:
 
     ``fail_at``: the how many-th call fails, counted from 1 over all that change something on the disk (``kinds``, when
     given, are the only ones that count). ``forever``: so do all that follow. ``number`` is the errno. ``tear``: a write
-    that fails has written its first half (``"short"``) or its second (``"tear"``) before. ``calls`` counts all calls by
-    kind, ``failed`` those that were made to fail.
+    that fails has written its first half (``"short"``) or its second (``"tear"``) before. ``lie``: a write or sync that
+    is due does nothing and says that it did. ``no_memory``: what is due raises ``MemoryError``. ``calls`` counts all
+    calls by kind, ``failed`` those that were made to fail.
     """
 
     KINDS = (
@@ -32,6 +33,8 @@ class FaultEnv:
         number: int = errno.EIO,
         forever: bool = False,
         tear: str = "",
+        lie: bool = False,
+        no_memory: bool = False,
         kinds: tuple[str, ...] = KINDS,
     ) -> None:
         self.env = env
@@ -39,6 +42,8 @@ class FaultEnv:
         self.number = number
         self.forever = forever
         self.tear = tear
+        self.lie = lie
+        self.no_memory = no_memory
         self.kinds = kinds
         self.count = 0
         self.failed = 0
@@ -61,7 +66,13 @@ class FaultEnv:
     def enter(self, kind: str) -> None:
         """Count a call and fail if it is due."""
         if self.is_due(kind):
-            raise OSError(self.number, f"injected failure of {kind}, call {self.count}")
+            raise self.error(kind)
+
+    def error(self, kind: str) -> Exception:
+        """What the call that was just counted raises."""
+        if self.no_memory:
+            return MemoryError(f"injected, {kind}, call {self.count}")
+        return OSError(self.number, f"injected failure of {kind}, call {self.count}")
 
     def open(self, path: str, create: bool = False) -> File:
         if create:
@@ -112,16 +123,21 @@ class FaultFile:
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if self._env.is_due("pwrite"):
+            if self._env.lie:
+                return
             half = len(data) // 2
             if self._env.tear == "short":
                 self._file.pwrite(data[:half], offset)
             elif self._env.tear == "tear":
                 self._file.pwrite(data[half:], offset + half)
-            raise OSError(self._env.number, f"injected failure of pwrite, call {self._env.count}")
+            raise self._env.error("pwrite")
         self._file.pwrite(data, offset)
 
     def datasync(self) -> None:
-        self._env.enter("datasync")
+        if self._env.is_due("datasync"):
+            if self._env.lie:
+                return
+            raise self._env.error("datasync")
         self._file.datasync()
 
     def truncate(self, size: int) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.records import BodyError, decode_records
 from gantrymq.testing.harness import Cluster, cluster_in_thread
 from gantrymq.testing.processes import wait_for
 from gantrymq.testing.rawpeer import RawPeer
@@ -261,3 +263,27 @@ def test_a_batch_that_does_not_add_up_is_refused_whole(cluster: Cluster, what: s
     assert after is not None
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
     assert int((after.ext or {})["queueOffset"]) == int((good.ext or {})["queueOffset"]) + 1, "nothing was stored"
+
+
+def test_row_51_a_body_that_unpacks_to_a_thousand_times_its_size_passes_the_broker_as_it_is(
+    cluster: Cluster, bystander: RawPeer
+) -> None:
+    """Only who consumes it unpacks it, up to a limit. Broken on purpose: with the limit left out it was unpacked."""
+    bomb = zlib.compress(bytes(64 * MIB), 9)
+    assert len(bomb) < MIB // 8
+    bodies = {bomb: 1, b"no stream of any kind": 1, bomb[:1000]: 1, bomb[::-1]: 1 | 0x700}
+    for body, sys_flag in bodies.items():
+        command = send("Bombs", body)
+        command.ext = {**(command.ext or {}), "f": str(sys_flag)}
+        answer = bystander.ask(command)
+        assert answer is not None
+        assert answer.code == 0
+    answer = bystander.ask(pull("Bombs"))
+    assert answer is not None
+    records = decode_records(answer.body)
+    assert [record.stored_body for record in records] == list(bodies)
+    before = memory_bytes()
+    for record in records:
+        with pytest.raises(BodyError):
+            _ = record.body
+    assert memory_bytes() - before < 32 * MIB

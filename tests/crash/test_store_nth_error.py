@@ -72,6 +72,31 @@ def test_whatever_was_acknowledged_survives_a_failure_of_any_call(number: int, f
     assert fail_at > 100
 
 
+def test_row_6_without_memory_in_any_call_the_process_dies_whole_and_leaves_no_half_batch() -> None:
+    """Broken on purpose: with what is appended counted as flushed (acknowledged before the sync), it failed."""
+    fail_at = 0
+    while True:
+        fail_at += 1
+        disk = MemoryEnv(fail_at)
+        env = FaultEnv(disk, fail_at, no_memory=True)
+        acked: list[bytes] = []
+        try:
+            run(env, acked)
+        except MemoryError:
+            assert env.failed, "nothing swallows it and goes on"
+        else:
+            assert not env.failed, "nothing swallows it and goes on"
+            break
+        for after in (disk.kill(), disk.power_cut(fail_at)):
+            store, report, _ = open_store(after)
+            bodies = list(read_queue(store).values())
+            assert not report.corrupt
+            assert [body for body in bodies if body in set(acked)] == acked
+            assert len(set(bodies)) == len(bodies)
+            store.close()
+    assert fail_at > 100
+
+
 def test_a_failed_flush_is_never_tried_again() -> None:
     env = FaultEnv(MemoryEnv())
     store, _, _ = open_store(env)
