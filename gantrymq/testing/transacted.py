@@ -18,6 +18,7 @@ from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
+from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
@@ -212,7 +213,12 @@ class TransactedStore:
         machine.advance(int(seconds * 1000))
 
     def persist(self) -> None:
-        """Write the tables, as the broker does now and then."""
+        """Write the tables, as the broker does now and then; a strategy's own files first, as its service does."""
+        if isinstance(self.plugin.strategy, StateTableStrategy):
+            self.plugin.strategy.flush()
+        self._write_tables()
+
+    def _write_tables(self) -> None:
         broker: Any = self
         for changes in (self.offsets.changes(), self.plugin.persist(broker)):
             for path, data in (changes or {}).items():
@@ -221,7 +227,9 @@ class TransactedStore:
     def close(self) -> None:
         """Stop in order."""
         self.commit()
-        self.persist()
+        if isinstance(self.plugin.strategy, StateTableStrategy):
+            self.plugin.strategy.settle()
+        self._write_tables()
         self.store.close()
 
     # ------------------------------------------------------------------------------------------------- as a producer

@@ -232,9 +232,13 @@ class StateTableStrategy:
         try:
             while True:
                 await trio.sleep(FLUSH_S)
-                await trio.to_thread.run_sync(self._files.flush)
+                await trio.to_thread.run_sync(self.flush)
         finally:
             self.settle()
+
+    def flush(self) -> None:
+        """Bring the redo log onto the disk; for a worker thread."""
+        self._files.flush()
 
     def settle(self) -> None:
         """Leave files that the next start can take as they are, if nothing is dispatched any more."""
