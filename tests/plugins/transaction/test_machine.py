@@ -163,6 +163,10 @@ class TransactionMachine(RuleBasedStateMachine):
         assert is_open <= set(asked), "nobody is asked about an open transaction"
         assert set(asked) <= is_open | self.unsure, "somebody is asked about one that has ended"
         assert len(asked) == len(set(asked)), "somebody is asked twice"
+        for body in self.unsure & set(self.halves):
+            assert self.said.get(body) != COMMIT or seen[body] or body in asked, (
+                f"{body[:10]!r} is neither there nor open"
+            )
         assert self.world.plugin.strategy.open_count == len(asked)
 
 
