@@ -18,8 +18,9 @@ SUBSCRIPTION = 4
 """Bit of a pull's sys flag: it brings its expression along."""
 
 FILTERS_KEPT = 1024
-EXPRESSION_KEPT_CHARACTERS = 512
-"""Compiled expressions that are kept, and how long such a one may be: a client may send another one with every pull."""
+CHARACTERS_KEPT = 524_288
+"""Compiled expressions that are kept, and how long all of them may be: a client may send another one with every pull,
+and who filters by a long one must not have it read with every pull."""
 
 
 class Subscriptions:
@@ -29,6 +30,7 @@ class Subscriptions:
         self._broker = broker
         self._consumers = broker.services.get(ConsumerGroups)
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
+        self._characters = 0
 
     def filter_of(
         self,
@@ -74,9 +76,9 @@ class Subscriptions:
                 ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
             )
         found = compiler(expression)
-        if len(expression) > EXPRESSION_KEPT_CHARACTERS:
-            return found
         self._compiled[key] = found
-        if len(self._compiled) > FILTERS_KEPT:
-            self._compiled.popitem(last=False)
+        self._characters += len(expression)
+        while len(self._compiled) > FILTERS_KEPT or self._characters > CHARACTERS_KEPT:
+            (_, oldest), _ = self._compiled.popitem(last=False)
+            self._characters -= len(oldest)
         return found

@@ -15,6 +15,11 @@ from gantrymq.remoting.properties import encode_properties
 from gantrymq.testing.foreign import Java
 
 EXPRESSIONS = 4000
+BEHIND = (
+    " LIKE 'x'", " b", ")", " ;", " NOT x", " NOT", " IS x", " IS", " AND", " 'x", " -- c", ", 5", " ANDb = 1", "07",
+    " #", " b ; 'x", " /* x", " (", " TRUE", " IN", " NOTb", " - 1", " + a",
+)  # fmt: skip
+"""What does not belong there, behind one expression in eight."""
 NAMES = ("a", "b", "_c", "$d")
 VALUES = (
     "1", "2", "-3", "+4", "1.5", "1e3", "x", "it's", "true", "False", "2147483648", "9223372036854775808", "NaN",
@@ -36,6 +41,9 @@ class Table:
             + ([self._logic, self._logic, self._negation] if depth else [self._property])
         )
         return make(depth - 1)
+
+    def tail(self) -> str:
+        return self._random.choice(BEHIND) if self._random.randrange(8) == 0 else ""
 
     def messages(self) -> Iterator[dict[str, str]]:
         for _ in range(8):
@@ -87,7 +95,7 @@ def test_a_generated_table_has_the_same_answers_in_both(java: Java, homes: Calla
     refused = selected = 0
     with java.program(homes("sql"), "sql") as evaluator:
         for _ in range(EXPRESSIONS):
-            expression, messages = table.expression(), list(table.messages())
+            expression, messages = table.expression() + table.tail(), list(table.messages())
             evaluator.say(msgspec.json.encode({"expression": expression, "messages": messages}).decode())
             theirs = msgspec.json.decode(evaluator.wait_line(lambda line: line.startswith("{")))
             try:

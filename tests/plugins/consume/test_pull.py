@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from gantrymq.kernel.filters import MessageFilter
+from gantrymq.plugins.consume import subscriptions
 from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -207,3 +209,27 @@ async def test_what_breaks_the_rules_is_answered(tmp_path: Path) -> None:
             assert answer.remark
         assert (await channel.call(pull(0, limit=2**31 - 1))).code == 0
         assert bodies(await channel.call(pull(0, limit=-5))) == [b"m0"]
+
+
+@pytest.mark.trio
+async def test_an_expression_that_comes_with_each_pull_is_compiled_once_as_long_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await send(channel, 2)
+        compiled: list[str] = []
+        compiler = broker.filters["SQL92"]
+
+        def compile_counted(expression: str) -> MessageFilter:
+            compiled.append(expression)
+            return compiler(expression)
+
+        broker.filters["SQL92"] = compile_counted
+        long, other = ("a IN (" + ",".join(f"'{word}{number}'" for number in range(500)) + ")" for word in "xy")
+        for expression in (long, other, long, other):
+            await channel.call(pull(0, tags=expression, kind="SQL92"))
+        assert compiled == [long, other]
+        monkeypatch.setattr(subscriptions, "CHARACTERS_KEPT", len(long) + 10)
+        for expression in ("b = 1", long, long, other):
+            await channel.call(pull(0, tags=expression, kind="SQL92"))
+        assert compiled == [long, other, "b = 1", long, other], "the oldest made room each time"

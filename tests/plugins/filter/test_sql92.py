@@ -69,8 +69,9 @@ def test_what_decides_comes_before_what_fails() -> None:
     "expression",
     [
         "", " ", "5", "'x'", "a =", "a = NULL", "a > 'x'", "a > TRUE", "(a = 1) > 2", "a BETWEEN 3 AND 1", "a > 0.0",
-        "a = 1e999", "a = 9223372036854775808", "a = 007", "5 IN ('x')", "a IN (5)", "a IN ()", "a == 1", "a = 1 b",
-        "TRUE = 5", "NOT a > 5", "NOT -a", "a AND 5", "a LIKE 'x'", "a = 'x", "a; b", "a = -" + "- " * 300 + "5",
+        "a = 1e999", "a = 9223372036854775808", "5 IN ('x')", "a IN (5)", "a IN ()", "a == 1", "(a = 1 b)",
+        "TRUE = 5", "NOT a > 5", "NOT -a", "a AND 5", "a NOT LIKE 'x'", "a IS b", "a = 1 AND", "a = 1 ;", "a = 'x",
+        "a; b", "a = -" + "- " * 300 + "5",
         "(" * 9000, "a" * (EXPRESSION_MAX + 1),
     ],
 )  # fmt: skip
@@ -81,9 +82,24 @@ def test_an_expression_without_a_meaning_is_refused_with_its_place(expression: s
     assert caught.value.remark.startswith("the SQL92 expression: ")
 
 
+@pytest.mark.parametrize(
+    "behind", [" LIKE 'x'", " b", ")", " ANDb = 2", "07", ", 5", " -- no end of the line", " b ; 'not read"]
+)
+def test_what_does_not_fit_behind_a_complete_expression_is_not_read(behind: str) -> None:
+    assert wanted(f"a = 0{behind}", a="0", b="5")
+    assert not wanted(f"a = 0{behind}", a="1", b="5")
+
+
+def test_a_list_of_a_thousand_values_is_an_expression() -> None:
+    expression = f"a IN ({','.join(repr(str(number)) for number in range(2000))})"
+    assert len(expression) > 10_000
+    assert wanted(expression, a="1999")
+    assert not wanted(expression, a="2000")
+
+
 def test_the_refusal_says_where_it_could_not_go_on() -> None:
-    with pytest.raises(RemoteFault, match="character 7 of line 1: a = 1 LIKE"):
-        compile_sql92("a = 1 LIKE 'x'")
+    with pytest.raises(RemoteFault, match="character 11 of line 1: a = 1 AND = LIKE"):
+        compile_sql92("a = 1 AND = LIKE 'x'")
 
 
 def test_many_alternatives_are_one_list() -> None:
