@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
 
 import msgspec
 
@@ -19,15 +20,9 @@ class SentHalf(msgspec.Struct, rename="camel"):
     queue_id: int
     queue_offset: int
     msg_id: str
-    offset_msg_id: str
     status: str
     transaction_id: str
     state: str
-
-    @property
-    def log_offset(self) -> int:
-        """Where the half message lies in the log."""
-        return int(self.offset_msg_id[-16:], 16)
 
 
 class Checked(msgspec.Struct, rename="camel"):
@@ -49,10 +44,18 @@ class Transactor:
 
     @classmethod
     def start(
-        cls, client: ForeignClient, nameserver: str, topic: str, group: str, *, seed: int = 1, checks: str = "unknown"
+        cls,
+        client: ForeignClient,
+        nameserver: str,
+        topic: str,
+        group: str,
+        *,
+        seed: int = 1,
+        known: Mapping[int, str] = MappingProxyType({}),
     ) -> Transactor:
-        """``checks`` is the answer to questions about messages that this producer has not sent."""
-        pairs = (f"namesrv={nameserver}", f"topic={topic}", f"group={group}", f"seed={seed}", f"checks={checks}")
+        """``known`` has the answers to questions about messages that another producer has sent; else it is unknown."""
+        answers = ",".join(f"{index}:{outcome}" for index, outcome in known.items())
+        pairs = (f"namesrv={nameserver}", f"topic={topic}", f"group={group}", f"seed={seed}", f"known={answers}")
         child = client.run("transact", *pairs)
         try:
             return cls(child)

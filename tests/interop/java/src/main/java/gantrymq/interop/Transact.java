@@ -15,14 +15,16 @@ import org.apache.rocketmq.common.message.MessageExt;
 /**
  * TransactionMQProducer. Each line of stdin is a transaction, {@code index local checks [delay [immunity]]}: the
  * outcome of its local branch and, joined by commas, those of its checks; the last one stands for all that follow.
- * A check about an index that no line named gets what the option {@code checks} says.
+ * What is asked about an index that no line named is answered as the option {@code known} says, {@code index:outcome}
+ * joined by commas, or with unknown.
  */
 final class Transact implements TransactionListener {
     private final Map<String, Queue<String>> checks = new ConcurrentHashMap<>();
-    private final String otherwise;
 
-    private Transact(String otherwise) {
-        this.otherwise = otherwise;
+    private Transact(String known) {
+        for (String pair : known.isEmpty() ? new String[0] : known.split(",")) {
+            checks.put(pair.split(":")[0], new ArrayDeque<>(Arrays.asList(pair.split(":")[1])));
+        }
     }
 
     static void run(Options options) throws Exception {
@@ -30,7 +32,7 @@ final class Transact implements TransactionListener {
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setSendMsgTimeout(10_000);
         producer.setHeartbeatBrokerInterval(1_000);
-        Transact transact = new Transact(options.text("checks", "unknown"));
+        Transact transact = new Transact(options.text("known", ""));
         producer.setTransactionListener(transact);
         producer.start();
         String topic = options.text("topic");
@@ -50,7 +52,7 @@ final class Transact implements TransactionListener {
             TransactionSendResult result = producer.sendMessageInTransaction(message, words[1]);
             Lines.print(
                 "event", "sent", "index", index, "count", 1, "status", result.getSendStatus().name(),
-                "msgId", result.getMsgId(), "offsetMsgId", String.valueOf(result.getOffsetMsgId()),
+                "msgId", result.getMsgId(),
                 "broker", result.getMessageQueue().getBrokerName(), "queueId", result.getMessageQueue().getQueueId(),
                 "queueOffset", result.getQueueOffset(), "transactionId", String.valueOf(result.getTransactionId()),
                 "state", result.getLocalTransactionState().name());
@@ -68,7 +70,7 @@ final class Transact implements TransactionListener {
     @Override
     public LocalTransactionState checkLocalTransaction(MessageExt message) {
         Queue<String> outcomes = checks.get(message.getUserProperty("index"));
-        String outcome = otherwise;
+        String outcome = "unknown";
         if (outcomes != null) {
             synchronized (outcomes) {
                 outcome = outcomes.size() > 1 ? outcomes.remove() : outcomes.element();

@@ -1,0 +1,254 @@
+"""Stores with open half messages and pending delayed ones go from RocketMQ 4.9.7 to ours and back, and hold the same.
+
+Both directions run side by side: each broker fills a store, then each goes on with the other's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+
+from gantrymq.kernel.record import Record
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.properties import decode_properties
+from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
+from gantrymq.testing.clients import ForeignClient, Received, Sent
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import Java, ask, start_broker
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from gantrymq.testing.stores import log_records
+from gantrymq.testing.transactions import Checked, SentHalf, Transactor
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Homes = Callable[[str], Path]
+
+TOPIC, GROUP = "CrossingHalves", "crossing-producers"
+DELAY_MS = {1: 1_000, 2: 15_000}
+"""Level 1 is due while no broker runs; level 2 when the other one does, unless the machine is slow."""
+LEVELS = "1s 15s " + " ".join(["1s"] * 16)
+LATE_MS = 5_000
+"""How late a message may come on a busy machine."""
+INTERVAL_MS = 3_000
+"""Between two rounds of checks: what is to be ended without a check has so much time after the start."""
+NEVER_MS = 600_000
+"""The first broker does not ask: RocketMQ's would store each open half message again."""
+
+COMMITTED, ROLLED_BACK, ENDED_LATER, CHECKED, DENIED = range(5)
+ORDERS = {
+    COMMITTED: "commit",
+    ROLLED_BACK: "rollback",
+    ENDED_LATER: "unknown",
+    CHECKED: "unknown",
+    DENIED: "unknown",
+}
+VISIBLE_HALVES = {COMMITTED, ENDED_LATER, CHECKED}
+DELAYED = {level: range(10 * level, 10 * level + 3) for level in DELAY_MS}
+VISIBLE = VISIBLE_HALVES | {index for indexes in DELAYED.values() for index in indexes}
+
+
+@attrs.frozen
+class Running:
+    """A broker on a store, and the nameserver where it is found."""
+
+    child: Child
+    address: str
+    nameserver: str
+    ready: float
+    """When it could be asked, in ms since 1970."""
+
+
+@contextmanager
+def ours(homes: Homes, store: Path, nameserver: str, name: str, interval: int = INTERVAL_MS) -> Iterator[Running]:
+    """GantryMQ at RocketMQ's nameserver."""
+    (port,) = free_ports()
+    address = f"127.0.0.1:{port}"
+    settings = (
+        f"plugin.delay.levels={LEVELS}", "plugin.transaction.timeout=1s", f"broker.name={name}",
+        f"plugin.transaction.check_interval={interval}ms",
+    )  # fmt: skip
+    serve = ["broker", "--data", str(store), "--listen", address, "--nameserver", nameserver]
+    for setting in settings:
+        serve += ["--set", setting]
+    with gantrymq_child(serve, homes("ours") / "serve.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield Running(child, address, nameserver, time.time() * 1000)
+
+
+@contextmanager
+def theirs(
+    java: Java, homes: Homes, store: Path, nameserver: str, name: str, interval: int = INTERVAL_MS
+) -> Iterator[Running]:
+    """RocketMQ 4.9.7."""
+    server = start_broker(
+        java, homes("theirs"), nameserver, name=name, store=store, messageDelayLevel=LEVELS,
+        flushDelayOffsetInterval="1000", transactionTimeOut="1000", transactionCheckInterval=str(interval),
+    )  # fmt: skip
+    with server.child as child:
+        yield Running(child, server.address, nameserver, time.time() * 1000)
+        child.process.kill()  # who wants it stopped in order does that before
+
+
+def stop(running: Running) -> None:
+    assert running.child.terminate(40) in (0, 143)  # 143: how Java says that it heeded SIGTERM
+
+
+@attrs.frozen
+class Crossed:
+    """What was sent to the first broker, what the second one answered, asked and delivered, and the whole log."""
+
+    topic: str
+    halves: dict[int, SentHalf]
+    delayed: list[Sent]
+    ready: float
+    answered: list[int]
+    checks: list[Checked]
+    messages: list[Received]
+    records: list[Record]
+
+
+def fill(client: ForeignClient, running: Running, topic: str) -> tuple[dict[int, SentHalf], list[Sent]]:
+    """Transactions, ended and open, and messages at each level."""
+    ext = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    assert ask(running.address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    with Transactor.start(client, running.nameserver, topic, GROUP) as transactor:
+        halves = {index: transactor.send(index, local) for index, local in ORDERS.items()}
+    delayed: list[Sent] = []
+    for level, indexes in DELAYED.items():
+        options = {"first": indexes[0], "delay": level}
+        delayed += client.produce(running.nameserver, topic, len(indexes), **options)
+    return halves, delayed
+
+
+def end(running: Running, half: Record, **changes: object) -> int:
+    """The code of the answer to END_TRANSACTION with a commit."""
+    header = EndTransactionHeader(
+        producer_group=GROUP, tran_state_table_offset=half.queue_offset, commit_log_offset=half.offset,
+        commit_or_rollback=TransactionState.COMMIT, msg_id="any",
+    )  # fmt: skip
+    for name, value in changes.items():
+        setattr(header, name, value)
+    return ask(running.address, Command(RequestCode.END_TRANSACTION, header.to_ext())).code
+
+
+def end_what_is_open(running: Running, half: Record) -> list[int]:
+    """The codes of the answers: strangers and ends that are no ends come first, then the end of ``half``."""
+    return [
+        end(running, half, producer_group="strangers"),
+        end(running, half, tran_state_table_offset=half.queue_offset + 1),
+        end(running, half, commit_log_offset=half.offset + 1),
+        end(running, half),
+    ]
+
+
+def half_of(store: Path, sent: SentHalf) -> Record:
+    """The half message as it lies in the log."""
+    (found,) = (
+        record
+        for record, _ in log_records(store)
+        if record.topic == TRANS_HALF_TOPIC and record.queue_offset == sent.queue_offset
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient) -> dict[str, Crossed]:
+    """By who wrote the store first."""
+    stores = {writer: homes(f"store-{writer}") for writer in ("gantrymq", "java")}
+    topics = {writer: f"{TOPIC}-{writer}" for writer in stores}
+    with (
+        ours(homes, stores["gantrymq"], own_nameserver, "crossing-a", NEVER_MS) as first_ours,
+        theirs(java, homes, stores["java"], own_nameserver, "crossing-b", NEVER_MS) as first_theirs,
+    ):
+        writers = {"gantrymq": first_ours, "java": first_theirs}
+        sent = {writer: fill(java4_client, running, topics[writer]) for writer, running in writers.items()}
+        for running in writers.values():
+            stop(running)
+    open_halves = {writer: half_of(stores[writer], halves[ENDED_LATER]) for writer, (halves, _) in sent.items()}
+    crossed: dict[str, Crossed] = {}
+    with ExitStack() as stack:
+        readers = {
+            "gantrymq": stack.enter_context(theirs(java, homes, stores["gantrymq"], own_nameserver, "crossing-a")),
+            "java": stack.enter_context(ours(homes, stores["java"], own_nameserver, "crossing-b")),
+        }
+        answered = {writer: end_what_is_open(running, open_halves[writer]) for writer, running in readers.items()}
+        known = {CHECKED: "commit", DENIED: "rollback"}
+        asked = stack.enter_context(Transactor.start(java4_client, own_nameserver, TOPIC, GROUP, known=known))
+        consumers = {
+            writer: stack.enter_context(java4_client.consumer(own_nameserver, topic, f"c-{topic}"))
+            for writer, topic in topics.items()
+        }
+        for consumer in consumers.values():
+            consumer.wait(len(VISIBLE))
+        asked.poll(2 * INTERVAL_MS / 1000)  # what comes too often would come now
+        for writer, running in readers.items():
+            consumers[writer].poll(0)
+            stop(running)
+            records = [record for record, _ in log_records(stores[writer])]
+            checks = [
+                check for check in asked.checks if check.message is not None and check.message.topic == topics[writer]
+            ]
+            crossed[writer] = Crossed(
+                topics[writer],
+                *sent[writer],
+                running.ready,
+                answered[writer],
+                checks,
+                consumers[writer].messages,
+                records,
+            )
+    return crossed
+
+
+@pytest.fixture(params=["gantrymq", "java"])
+def crossed(request: pytest.FixtureRequest, all_crossed: dict[str, Crossed]) -> Crossed:
+    return all_crossed[request.param]
+
+
+def test_everything_that_counts_is_delivered_once_by_the_other_broker(crossed: Crossed):
+    assert Counter(message.index for message in crossed.messages) == Counter(VISIBLE)
+    for message in crossed.messages:
+        assert message.sha256 == content(1, message.index).sha256
+        assert message.topic == crossed.topic
+
+
+def test_open_transactions_end_by_their_offsets_or_by_a_check_at_the_other_broker(crossed: Crossed):
+    assert crossed.answered == [1, 1, 1, 0]
+    assert Counter((check.message.index, check.answer) for check in crossed.checks if check.message is not None) == {
+        (CHECKED, "commit"): 1,
+        (DENIED, "rollback"): 1,
+    }
+    keys = {message.index: message.properties["UNIQ_KEY"] for message in crossed.messages}
+    assert {index: keys[index] for index in VISIBLE_HALVES} == {
+        index: crossed.halves[index].msg_id for index in VISIBLE_HALVES
+    }
+
+
+def test_delayed_messages_come_when_they_are_due(crossed: Crossed):
+    levels = {index: level for level, indexes in DELAYED.items() for index in indexes}
+    for message in crossed.messages:
+        if message.index in levels:
+            due = message.born + DELAY_MS[levels[message.index]]
+            assert due <= message.stored <= max(due, crossed.ready) + LATE_MS
+
+
+def test_each_transaction_has_its_end_in_the_log(crossed: Crossed):
+    ended = {int(record.body) for record in crossed.records if record.topic == TRANS_OP_HALF_TOPIC}
+    places: dict[str, set[int]] = {half.msg_id: set() for half in crossed.halves.values()}
+    for record in crossed.records:
+        if record.topic == TRANS_HALF_TOPIC:
+            places[decode_properties(record.properties.decode())["UNIQ_KEY"]].add(record.queue_offset)
+    assert ended <= set().union(*places.values())
+    # a half message that a check stored again may have its end at either place
+    assert [key for key, offsets in places.items() if not offsets & ended] == []
