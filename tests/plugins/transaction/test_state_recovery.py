@@ -1,0 +1,304 @@
+"""The strategy ``state_table`` starts again: after a clean stop, after a crash, on damage, on RocketMQ's store."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store import StoreConfig
+from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
+from gantrymq.plugins.transaction.statetable import ROW, UNIT
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, TransactedStore
+
+TABLE = "store/transaction/statetable/00000000000000000000"
+REDO = "store/transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/00000000000000000000"
+MARKS = "store/gantrymq.transaction"
+NAMES = [b"open", b"done", b"undone", b"later"]
+
+
+def strategy_of(world: TransactedStore) -> StateTableStrategy:
+    assert isinstance(world.plugin.strategy, StateTableStrategy)
+    return world.plugin.strategy
+
+
+def start(env: MemoryEnv, **settings: Any) -> tuple[TransactedStore, dict[str, Any], list[str]]:
+    """The store; what was logged of the loading; the events that are errors."""
+    with structlog.testing.capture_logs() as lines:
+        world = TransactedStore(env, "state_table", **settings)
+    [loaded] = [line for line in lines if line["event"] == "state_table_loaded"]
+    return world, dict(loaded), [line["event"] for line in lines if line["log_level"] == "error"]
+
+
+def lived(env: MemoryEnv, config: StoreConfig | None = None) -> tuple[TransactedStore, dict[bytes, Half]]:
+    """A store with four transactions, of which one was committed and one rolled back."""
+    world = TransactedStore(env, "state_table", **({} if config is None else {"config": config}))
+    halves = {name: world.half(name) for name in NAMES}
+    world.commit()
+    world.end_now(halves[b"done"], COMMIT)
+    world.end_now(halves[b"undone"], ROLLBACK)
+    return world, halves
+
+
+def check(world: TransactedStore, halves: dict[bytes, Half]) -> None:
+    """All is as :func:`lived` left it, and can go on."""
+    assert world.bodies() == [b"done"]
+    assert world.plugin.strategy.open_count == 2
+    assert world.end_now(halves[b"done"], COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(halves[b"undone"], ROLLBACK) == ResponseCode.SUCCESS
+    assert world.end_now(halves[b"open"], COMMIT) == ResponseCode.SUCCESS
+    more = world.half(b"more")
+    assert more.queue_offset == 4
+    world.commit()
+    assert world.end_now(more, COMMIT) == world.end_now(halves[b"later"], ROLLBACK) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"done", b"open", b"more"]
+    assert world.plugin.strategy.open_count == 0
+
+
+def states(env: MemoryEnv, count: int) -> list[tuple[int, int]]:
+    data = env.read_bytes(TABLE)[: count * UNIT]
+    return [(offset, state) for offset, _, _, _, state in ROW.iter_unpack(data)]
+
+
+def test_the_files_are_those_of_rocketmq_3() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    offsets = [halves[name].offset for name in NAMES]
+    assert states(env, 5) == [*zip(offsets, (4, 8, 12, 4), strict=True), (0, 0)]
+    assert [half.queue_offset for half in halves.values()] == [0, 1, 2, 3]
+    entries = list(struct.iter_unpack(">qiq", env.read_bytes(REDO)[: 7 * 20]))
+    assert [entry[2] for entry in entries] == [-1, -1, -1, -1, offsets[1], offsets[2], 0]
+    ends = [world.log.read_record(entry[0]) for entry in entries[4:6]]
+    assert [(end.sys_flag & 12, end.body, end.prepared_offset) for end in ends] == [
+        (8, b"done", offsets[1]),
+        (12, b"", offsets[2]),
+    ]
+    assert [end.queue_offset for end in ends] == [0, 2]
+    first = world.log.read_record(offsets[0])
+    assert (first.topic, first.sys_flag & 12, first.queue_offset, first.prepared_offset) == ("T", 4, 0, 0)
+    assert env.listdir("store/consumequeue") == ["T"]
+
+
+def test_after_a_clean_stop_the_table_is_taken_as_it_is_and_the_log_is_not_read() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    before = env.read_bytes(TABLE)
+    world, loaded, errors = start(env)
+    assert (loaded["rebuilt"], loaded["open"], errors) == (False, 2, [])
+    assert env.read_bytes(TABLE) == before
+    check(world, halves)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("cut", [None, 0, 1, 2])
+def test_after_a_crash_the_table_is_built_again_and_rows_keep_their_numbers(flushed: bool, cut: int | None) -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    if flushed:
+        world.persist()
+        world.persist()
+    world, loaded, errors = start(env.kill() if cut is None else env.power_cut(cut or None))
+    assert (loaded["rebuilt"], loaded["open"], loaded["rows"], errors) == (True, 2, 4, [])
+    check(world, halves)
+
+
+def test_after_a_crash_the_log_is_read_from_the_marks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.persist()
+    marked = world.store.dispatched
+    late = world.half(b"late")
+    world.commit()
+    starts: list[int] = []
+    real = CommitLog.scan
+
+    def scan(self: CommitLog, start: int, stop: int, **others: Any) -> Any:
+        starts.append(start)
+        return real(self, start, stop, **others)
+
+    monkeypatch.setattr(CommitLog, "scan", scan)
+    world, loaded, _ = start(env.kill())
+    assert (starts[0], loaded["open"]) == (marked, 3)
+    world.end_now(late, COMMIT)
+    assert world.bodies() == [b"done", b"late"]
+    world.end_now(halves[b"open"], COMMIT)
+    assert world.plugin.strategy.open_count == 1
+
+
+def damaged(path: str, at: int, data: bytes) -> Any:
+    def damage(env: MemoryEnv) -> None:
+        env.open(path).pwrite(data, at)
+
+    return damage
+
+
+DAMAGE = {
+    "a row that cannot be": (damaged(TABLE, 2 * UNIT + 20, b"\xff"), "state_files_set_aside"),
+    "a table cut short": (lambda env: env.open(TABLE).truncate(100), "state_files_set_aside"),
+    "a table that is missing": (lambda env: env.rmtree("store/transaction/statetable"), "state_files_set_aside"),
+    "a redo log cut short": (lambda env: env.open(REDO).truncate(100), "state_files_set_aside"),
+    "a redo log that ends early": (damaged(REDO, 60, bytes(100)), "state_files_set_aside"),
+    "a redo log that is missing": (lambda env: env.rmtree("store/transaction/redolog"), "state_files_set_aside"),
+    "all of it missing": (lambda env: env.rmtree("store/transaction"), "state_files_set_aside"),
+    "marks that cannot be read": (lambda env: env.replace(MARKS, b"{}"), "state_marks_unreadable"),
+    "marks that are no numbers": (
+        lambda env: env.replace(MARKS, json.dumps(dict.fromkeys(["offset", "entries", "rows"], "x")).encode()),
+        "state_marks_unreadable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_is_damaged_is_set_aside_and_built_again(name: str, clean: bool) -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    if clean:
+        world.close()
+    else:
+        world.persist()
+        world.persist()
+        env = env.kill()
+    damage, event = DAMAGE[name]
+    damage(env)
+    world, loaded, errors = start(env)
+    is_table = "table" in name or "row" in name
+    if clean or not is_table:  # after a crash nobody looks at the table
+        assert event in errors
+    assert (loaded["rebuilt"], loaded["open"]) == (True, 2)
+    check(world, halves)
+    world.close()
+    world, loaded, errors = start(env)
+    assert (loaded["rebuilt"], loaded["open"], errors) == (False, 0, [])
+
+
+def test_entries_in_the_wrong_order_are_found_when_the_table_is_built_from_them() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.persist()
+    world.persist()
+    env = env.kill()
+    damaged(REDO, 20, struct.pack(">qiq", 10**6, 50, -1))(env)
+    world, loaded, errors = start(env)
+    assert errors == ["state_files_set_aside"]
+    assert env.exists(f"store/lost+found/transaction.1/{REDO.removeprefix('store/transaction/')}")
+    assert loaded["open"] == 2
+    check(world, halves)
+
+
+def test_a_store_that_rocketmq_3_left_in_order_is_gone_on_with() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    env.unlink(MARKS)
+    world, loaded, errors = start(env)
+    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, [])
+    check(world, halves)
+
+
+def test_of_a_store_that_rocketmq_3_did_not_leave_in_order_all_of_the_log_is_read() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.persist()
+    env = env.kill()
+    env.unlink(MARKS)
+    world, loaded, errors = start(env)
+    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, ["state_files_set_aside"])
+    check(world, halves)
+
+
+def test_a_copied_log_alone_is_enough() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    copied = MemoryEnv()
+    copied.mkdirs("store/commitlog")
+    for name in env.listdir("store/commitlog"):
+        copied.replace(f"store/commitlog/{name}", env.read_bytes(f"store/commitlog/{name}"))
+    world, loaded, errors = start(copied)
+    assert (loaded["open"], errors) == (2, [])
+    check(world, halves)
+
+
+def test_a_log_that_lost_its_end_takes_its_rows_along() -> None:
+    """Acknowledged before it was durable (flush mode async), and the power went."""
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.persist()
+    world.persist()
+    marks = json.loads(env.read_bytes(MARKS))
+    env = env.kill()
+    end = halves[b"undone"].offset
+    env.replace(MARKS, json.dumps({**marks, "offset": marks["offset"] + 10_000, "entries": 99, "rows": 4}).encode())
+    world, loaded, _ = start(env)
+    assert loaded["open"] == 2
+    assert end < world.log.end
+    check(world, halves)
+
+
+def test_the_store_of_another_strategy_is_looked_at_without_the_table() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.persist()
+    world.persist()
+    late = world.half(b"late")
+    world.commit()
+    env = env.kill()
+    with pytest.raises(StartError, match="3 transactions of the strategy 'state_table' are open"):
+        TransactedStore(env, "half")
+    env = env.kill()
+    world = TransactedStore(env, "state_table")
+    for half in (halves[b"open"], halves[b"later"], late):
+        world.end_now(half, ROLLBACK)
+    world = TransactedStore(env.kill(), "half")
+    settled = json.loads(world.env.read_bytes(MARKS))["settled"]
+    assert settled == world.store.dispatched
+    half = world.half(b"of the other kind")
+    world.commit()
+    world.end_now(half, COMMIT)
+    world.close()
+    machine: Any = world.env
+    world, loaded, errors = start(machine)
+    assert (loaded["open"], loaded["rows"], errors) == (0, 5, [])
+    assert world.bodies() == [b"done", b"of the other kind"]
+
+
+def test_rows_of_records_that_the_log_has_lost_are_left_out_loudly() -> None:
+    env = MemoryEnv()
+    world = TransactedStore(env, "state_table")
+    first = world.half(b"first" + b"x" * 1000)
+    filler = AppendBatch()
+    for _ in range(5):
+        filler.add("U", 0, b"x" * 1500, b"")
+    world.append(filler)
+    world.commit()
+    last = world.half(b"last")
+    world.commit()
+    world.persist()
+    world.persist()
+    assert world.plugin.strategy.floor() == first.offset
+    world.log.discard(world.log.detach_before(4096))
+    world, loaded, errors = start(env.kill())
+    assert (loaded["open"], loaded["rows"], errors) == (1, 2, ["prepared_record_lost"])
+    assert world.end_now(first, COMMIT) == ResponseCode.SYSTEM_ERROR
+    assert world.end_now(last, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"last"]
+
+
+def test_another_file_size_lets_both_be_built_again() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    world, loaded, errors = start(env, file_rows=128)
+    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, ["state_files_set_aside"])
+    check(world, halves)

@@ -1,0 +1,256 @@
+"""The strategy ``state_table``: what is given up, what a full disk does, files that are retired, one running broker."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.store import StoreConfig
+from gantrymq.plugins.transaction import state_strategy
+from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
+from gantrymq.plugins.transaction.statemarks import read_marks
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.transaction_headers import EndTransactionHeader
+from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.requests import pull, send
+from gantrymq.testing.transacted import COMMIT, ROLLBACK, TransactedStore
+
+ROOMY = StoreConfig(commit_log_file_bytes=4 * 1024 * 1024, queue_file_units=30_000)
+
+
+def fresh(env: MemoryEnv | FaultEnv | None = None, **settings: Any) -> TransactedStore:
+    return TransactedStore(env or MemoryEnv(), "state_table", config=ROOMY, **settings)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_was_asked_about_too_often_is_put_aside_and_rolled_back(restart: bool) -> None:
+    world = fresh(check_max=3)
+    producer = world.producers.join()
+    half = world.half(b"x")
+    world.commit()
+    for _ in range(3):
+        world.pass_time(70)
+        world.walk()
+        assert len(producer.take_questions()) == 1
+    world.pass_time(70)
+    world.walk()
+    assert producer.take_questions() == []
+    if restart:
+        world.close()
+        world = fresh(world.env, check_max=3)  # type: ignore[arg-type]
+    assert world.plugin.strategy.open_count == 0
+    [aside] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+    assert (aside.body, aside.sys_flag & 12) == (b"x", 0)
+    assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR
+    assert world.bodies() == []
+
+
+def test_what_is_too_old_is_put_aside_whoever_is_there() -> None:
+    world = fresh(max_age=3600.0)
+    world.half(b"old")
+    world.commit()
+    world.pass_time(3000)
+    young = world.half(b"young")
+    world.commit()
+    world.pass_time(700)
+    world.walk()
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"old"]
+    assert world.plugin.strategy.floor() == young.offset
+
+
+def test_nobody_is_asked_before_the_time_that_the_producer_wanted() -> None:
+    world = fresh()
+    producer = world.producers.join()
+    world.half(b"patient", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01200")
+    world.half(b"other")
+    world.commit()
+    asked = []
+    for _ in range(4):
+        world.pass_time(70)
+        world.walk()
+        asked.append([question.record.body for question in producer.take_questions()])
+    assert asked == [[b"other"], [b"other"], [b"patient", b"other"], [b"patient", b"other"]]
+
+
+def test_a_prepared_record_that_became_unreadable_ends_loudly() -> None:
+    world = fresh()
+    world.producers.join()
+    half = world.half(b"x")
+    world.half(b"y")
+    world.commit()
+    world.log.mistrust(half.offset, half.offset + 10)
+    world.pass_time(70)
+    with structlog.testing.capture_logs() as lines:
+        world.walk()
+    assert "prepared_record_lost" in [line["event"] for line in lines]
+    assert world.plugin.strategy.open_count == 1
+
+
+def test_rows_that_the_log_did_not_take_give_their_numbers_back() -> None:
+    world = fresh()
+
+    def refuse(batch: AppendBatch) -> None:
+        for row, body in enumerate(batch.bodies):
+            if body.startswith(b"no"):
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "not now")
+
+    world.refuse = refuse
+    world.halves([b"a", b"no1", b"b", b"no2"])
+    assert world.plugin.strategy.open_count == 3  # the refused one in the middle is counted until it is dispatched
+    world.halves([b"no3"])
+    last = world.half(b"c")
+    assert last.queue_offset == 3
+    world.commit()
+    assert world.plugin.strategy.open_count == 3
+    world.close()
+    world = fresh(world.env)  # type: ignore[arg-type]
+    assert world.plugin.strategy.open_count == 3
+    assert world.end_now(last, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"c"]
+
+
+def test_sys_flags_that_a_client_forges_begin_and_end_nothing() -> None:
+    world = fresh()
+    half = world.half(b"x")
+    world.commit()
+    batch = AppendBatch()
+    for sys_flag in (4, 8, 12):
+        batch.add("T", 0, b"forged", b"PGROUP\x01orders", sys_flag=sys_flag, prepared_offset=half.offset + 1)
+    world.append(batch)
+    world.commit()
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"forged", b"x"]
+    world = fresh(world.env.kill())  # type: ignore[attr-defined]
+    assert world.plugin.strategy.open_count == 0
+
+
+def test_while_the_disk_has_no_room_for_rows_none_are_taken_and_all_can_end() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, number=errno.ENOSPC, forever=True, kinds=("truncate",))
+    world = fresh(env)
+    env.fail_at, env.count = 1, 0
+    halves = [world.half(b"%d" % number) for number in range(3)]
+    world.commit()
+    assert world.halves([b"more"]).statuses == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    assert world.end_now(halves[0], COMMIT) == ResponseCode.SUCCESS
+    assert world.end_now(halves[0], ROLLBACK) == ResponseCode.SYSTEM_ERROR
+    assert world.plugin.strategy.open_count == 2
+    env.fail_at = 0
+    world.persist()
+    assert world.halves([b"more"]).statuses == [ResponseCode.SUCCESS]
+    world.commit()
+    assert world.end_now(halves[1], ROLLBACK) == ResponseCode.SUCCESS
+    world.close()
+    world = fresh(disk)
+    assert world.plugin.strategy.open_count == 2
+    assert world.bodies() == [b"0"]
+
+
+def test_files_of_the_table_go_when_all_their_rows_have_ended() -> None:
+    world = fresh(file_rows=16)
+    folder = "store/transaction/statetable"
+    halves = [world.half(b"%d" % number) for number in range(40)]
+    world.commit()
+    assert len(world.env.listdir(folder)) == 3
+    for half in halves[:35]:
+        world.end(half, COMMIT, oneway=True)
+    world.commit()
+    world.persist()
+    world.persist()
+    assert world.env.listdir(folder) == [f"{32 * 24:020d}"]
+    assert world.end_now(halves[0], COMMIT) == ResponseCode.SUCCESS, "it ended, nobody knows how"
+    assert len(world.bodies()) == 35
+    world.close()
+    world = fresh(world.env, file_rows=16)  # type: ignore[arg-type]
+    assert (world.plugin.strategy.open_count, world.half(b"next").queue_offset) == (5, 40)
+
+
+def test_who_repeats_a_oneway_word_is_answered_when_the_first_is_safe() -> None:
+    world = fresh()
+    half = world.half(b"x")
+    world.commit()
+    world.end(half, COMMIT, oneway=True)
+    peer = world.end(half, COMMIT)
+    assert peer.sent == []
+    world.commit()
+    assert [answer.code for answer in peer.sent] == [ResponseCode.SUCCESS]
+    assert world.bodies() == [b"x"]
+
+
+def test_a_flush_that_failed_is_not_vouched_for() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, number=errno.EIO, kinds=("datasync",))
+    world = fresh(env)
+    half = world.half(b"x")
+    world.commit()
+    before = read_marks(disk, "store")
+    env.fail_at, env.count = 1, 0
+    strategy = world.plugin.strategy
+    assert isinstance(strategy, StateTableStrategy)
+    strategy.flush()
+    assert env.failed == 1
+    for _ in range(2):
+        world.persist()
+    assert read_marks(disk, "store") == before
+    world = fresh(disk.power_cut())
+    assert world.plugin.strategy.open_count == 1
+    world.end_now(half, COMMIT)
+    assert world.bodies() == [b"x"]
+
+
+def end(answer: Command, state: int) -> Command:
+    assert answer.ext is not None
+    header = EndTransactionHeader(
+        producer_group="g",
+        tran_state_table_offset=int(answer.ext["queueOffset"]),
+        commit_log_offset=int(answer.ext["msgId"][16:], 16),
+        commit_or_rollback=state,
+        msg_id="K",
+    )
+    return Command(RequestCode.END_TRANSACTION, header.to_ext())
+
+
+@pytest.mark.trio
+async def test_a_broker_leaves_a_table_that_the_next_start_takes_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_strategy, "FLUSH_S", 0.01)
+    settings = {
+        "plugin.transaction.strategy": "state_table",
+        "plugin.transaction.file_rows": "1000",
+        "broker.persist_interval": "100ms",
+    }
+    properties = "TRAN_MSG\x01true\x02PGROUP\x01g\x02UNIQ_KEY\x01K"
+    with structlog.testing.capture_logs() as lines:
+        async with broker_and_channel(tmp_path, **settings) as (broker, channel):
+            answers = [await channel.call(send("T", b"%d" % number, properties=properties)) for number in range(3)]
+            assert [answer.ext and answer.ext["queueOffset"] for answer in answers] == ["0", "1", "2"]
+            ended = await channel.call(end(answers[0], COMMIT))
+            assert ended.code == ResponseCode.SUCCESS, ended.remark
+            [message] = decode_records((await channel.call(pull("T"))).body)
+            assert (message.body, message.queue_offset) == (b"0", 0)
+            with trio.fail_after(20):
+                while (marks := read_marks(broker.env, broker.root)) is None or marks.offset < broker.log.end:  # noqa: ASYNC110 - a file
+                    await trio.sleep(0.02)
+            assert (marks.entries, marks.rows, marks.clean) == (4, 3, False)
+        marks = read_marks(broker.env, broker.root)
+        assert marks is not None
+        assert marks.clean
+        async with broker_and_channel(tmp_path, **settings) as (broker, channel):
+            for answer, state in zip(answers, (COMMIT, COMMIT, ROLLBACK), strict=True):
+                assert (await channel.call(end(answer, state))).code == ResponseCode.SUCCESS
+            bodies = [message.body for message in decode_records((await channel.call(pull("T"))).body)]
+            assert bodies == [b"0", b"1"]
+    loaded = [line for line in lines if line["event"] == "state_table_loaded"]
+    assert [(line["rebuilt"], line["open"]) for line in loaded] == [(False, 0), (False, 2)]
