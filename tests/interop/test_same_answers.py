@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.codes import RequestCode as Code
 from gantrymq.remoting.command import Command, decode, encode
@@ -429,3 +430,29 @@ def wait_for_lists(nameserver: str) -> dict[str, list[str]]:
             return found
         time.sleep(0.1)
     raise AssertionError(f"the nameserver knows {found['all']} only")
+
+
+def test_brokers_that_are_only_read_or_only_written_answer_alike(pairs: tuple[Pair, Pair]) -> None:
+    found: list[list[object]] = []
+    for broker, nameserver in pairs:
+        answers: list[object] = []
+        for allowed in (4, 2, 6):
+            changed = ask(broker, Command(Code.UPDATE_BROKER_CONFIG, {}, f"brokerPermission={allowed}".encode()))
+            assert changed.code == 0, changed.remark
+            answers += [ask(broker, command).code for command in (send("T"), pull("T"), back("g"), back("not-there"))]
+            answers.append(wait_for_permission(nameserver, "T", allowed))
+        found.append(answers)
+    assert found[0] == found[1]
+
+
+def wait_for_permission(nameserver: str, name: str, allowed: int) -> int:
+    """The permission of a topic in its route, as soon as it is the one that is ``allowed``, or after ten seconds."""
+    perm = -1
+    for _ in range(100):
+        route = ask(nameserver, Command(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": name}))
+        (queues,) = fastjson.loads(route.body)["queueDatas"]
+        perm = queues["perm"]
+        if perm == allowed:
+            break
+        time.sleep(0.1)
+    return perm
