@@ -201,7 +201,8 @@ def start_broker(
     memory: Sequence[str] = SMALL_BROKER,
     **settings: str,
 ) -> JavaServer:
-    """A Java broker on free ports of the loopback, registered at ``nameservers``; ``settings`` go to its config file.
+    """A Java broker on free ports of the loopback, registered at ``nameservers`` (it takes 5.3.3 ten seconds; an empty
+    text is none); ``settings`` go to its config file.
 
     Its store is ``store`` (``home/store`` unless given), with files of RocketMQ's default sizes; ``memory`` are the
     JVM's options for its heap.
@@ -232,7 +233,7 @@ def start_broker(
     child = Child(java.command(home, main, "-c", str(conf), options=options), home / "broker.err")
     server = _ready(JavaServer(child, f"127.0.0.1:{port}", home))
     try:
-        for nameserver in nameservers.split(";"):
+        for nameserver in filter(None, nameservers.split(";")):
             wait_registered(nameserver, name)
     except BaseException:
         child.stop()

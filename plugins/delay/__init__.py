@@ -7,8 +7,8 @@ Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` 
 ``max_delay`` (of messages with a time of their own).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
 ``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
-Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (code 370) and the
-part of ``CommitLog`` or ``HookUtils`` that puts messages there.
+Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (370, and 45 for
+slaves; service DelayPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
 
 Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
 SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
@@ -19,26 +19,29 @@ take a message back. ``rewrite`` moves messages of both kinds. ``docs/howto/dela
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.services import Service, TopicTable
+from gantrymq.kernel.services import DelayPositions, Service, TopicTable
 from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels
-from gantrymq.plugins.delay.positions import Positions
+from gantrymq.plugins.delay.positions import Positions, encode_positions
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer import Timer
 from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
-    from gantrymq.kernel.processors import Processor
+    from gantrymq.kernel.processors import Processor, Request
 
 QUEUES = 18
 """Queues that RocketMQ says the topic has, however many levels there are."""
@@ -52,6 +55,7 @@ class DelayPlugin:
     def __init__(self) -> None:
         self._delivery: Delivery | None = None
         self._timer: Timer | None = None
+        self._make_delivery: Callable[[], Delivery] | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -69,14 +73,26 @@ class DelayPlugin:
         self._pipelined = section.delivery == "pipelined"
         self._longest_ms = int(section.max_delay * 1000)
         self._topics: TopicTable | None = None
+        broker.services.provide(DelayPositions, self)
         broker.queues.tag_code_rules[SCHEDULE_TOPIC] = self._levels.due_code
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """370."""
+        """370, and 45 for slaves."""
         topics = broker.services.get(TopicTable)
         recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
-        return {RequestCode.RECALL_MESSAGE: recalls}
+        return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._tell_positions}
+
+    def _tell_positions(self, request: Request) -> Command:
+        """45: how far each level is delivered, as the file would say it now."""
+        told = {} if self._delivery is None else self._delivery.safe()
+        return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
+
+    def adopt(self, body: bytes) -> None:
+        """A slave's levels are where its master's are: it delivers nothing itself (service ``DelayPositions``)."""
+        self._positions.adopt(body)
+        if self._make_delivery is not None:
+            self._delivery = self._make_delivery()
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
@@ -89,7 +105,10 @@ class DelayPlugin:
             broker.append(batch)
             broker.wake()
 
-        self._delivery = Delivery(broker.store, self._levels, self._positions, append, pipelined=self._pipelined)
+        self._make_delivery = partial(
+            Delivery, broker.store, self._levels, self._positions, append, pipelined=self._pipelined
+        )
+        self._delivery = self._make_delivery()
         self._timer = timer = Timer(broker.store, broker.env, append)
         self._terms = TimerTerms(broker.log.clock.now_ms, self._longest_ms, broker.name, self._moved)
         return [Service("delay", self._delivery.run, "masters"), Service("timer", timer.run, "masters")]
@@ -119,7 +138,9 @@ class DelayPlugin:
         """The file of the levels, if one went on. The timer writes its own, the last time when it has ended."""
         if self._timer is not None and self._timer.ended:
             self._timer.close()
-        return None if self._delivery is None else self._positions.changes(self._delivery.safe())
+        if self._delivery is None:
+            return None
+        return self._positions.changes({} if broker.broker_id else self._delivery.safe())
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:

@@ -6,7 +6,6 @@ follows from the time at which it was stored, so that a log that is built again 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from gantrymq.remoting.properties import find_property, java_hash
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store import Store
+    from gantrymq.plugins.delay.departures import Departures
     from gantrymq.plugins.delay.timerfiles import TimerFiles
 
 ROWS: Final = 512
@@ -36,12 +36,12 @@ def _topic_hash(topic: bytes) -> int:
 
 
 class Arrivals:
-    """The way from the queue to the wheel. ``opened`` is told of each unit: its slot may be open already."""
+    """The way from the queue to the wheel; ``departures`` know which slots are open already, or over."""
 
-    def __init__(self, store: Store, files: TimerFiles, opened: Callable[[int, Unit], None]) -> None:
+    def __init__(self, store: Store, files: TimerFiles, departures: Departures) -> None:
         self._store = store
         self._files = files
-        self._opened = opened
+        self._departures = departures
 
     def turn(self) -> bool:
         """Take the next entries; False when there are no more."""
@@ -60,7 +60,7 @@ class Arrivals:
             if size != FILLER_SIZE:
                 unit = self._unit(unit_offset, offset, size, now)
                 if unit is not None:
-                    self._opened(files.add(unit), unit)
+                    self._departures.opened(files.add(unit), unit)
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_built_again", queue_offset=files.queue_offset)
@@ -85,12 +85,11 @@ class Arrivals:
             return None
         if DELETE_KEY in properties and find_property(properties, DELETE_KEY) is not None:
             magic |= DELETE
-        first = self._files.read_ms
-        due = first if time < first and not magic & ROLL else exact(properties, stored, out)
-        time = max(time, first)
+        place = self._departures.place(time)
+        due = exact(properties, stored, out) if place == time or magic & ROLL else place
         written = floor(now)
         topic_hash = _topic_hash(find_property(properties, REAL_TOPIC) or b"")
-        return Unit(NOWHERE, magic, written, time - written, offset, size, topic_hash, due)
+        return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
     def _place(self, out: int, stored: int) -> tuple[int, int]:
         """The slot for a message of the slot ``out`` that was stored at ``stored``, and its magic."""

@@ -75,6 +75,12 @@ class Departures:
 
     # ------------------------------------------------------------------------------------------- what others tell
 
+    def place(self, time: int) -> int:
+        """The slot for what belongs to the slot ``time``: another one, now open, when that is over."""
+        if time >= self._next or any(slot.time == time for slot in self._open):
+            return time
+        return self._open[0].time if self._open else self._next
+
     def opened(self, position: int, unit: Unit) -> None:
         """A unit was added. If its slot is open already, it is not read from the wheel any more."""
         for slot in self._open:

@@ -20,15 +20,28 @@ class Positions:
         self._path = path
         stored = load_state(env, path, DelayOffsetSerializeWrapper.from_bytes)
         self._table = dict(stored.offset_table) if stored is not None else {}
+        self._adopted = False
 
     def get(self, level: int) -> int:
         """Where ``level`` goes on; 0 when nothing of it was ever delivered."""
         return self._table.get(level, 0)
 
+    def adopt(self, body: bytes) -> None:
+        """Have those of a master, which may have none yet. :class:`RemoteFault` for a body that cannot be read."""
+        table = {**self._table, **(DelayOffsetSerializeWrapper.from_bytes(body).offset_table if body else {})}
+        self._adopted = self._adopted or table != self._table
+        self._table = table
+
     def changes(self, table: Mapping[int, int]) -> dict[str, bytes] | None:
         """The file by its path if ``table`` differs from what was handed over last, else None."""
         table = {**self._table, **table}
-        if table == self._table:
+        if table == self._table and not self._adopted:
             return None
         self._table = table
-        return {self._path: DelayOffsetSerializeWrapper(offset_table=dict(sorted(table.items()))).to_bytes()}
+        self._adopted = False
+        return {self._path: encode_positions(table)}
+
+
+def encode_positions(table: Mapping[int, int]) -> bytes:
+    """The file's text, which is the answer to a slave as well."""
+    return DelayOffsetSerializeWrapper(offset_table=dict(sorted(table.items()))).to_bytes()

@@ -121,7 +121,7 @@ class Timer:
     def _ways(self, now: int) -> tuple[Arrivals, Departures]:
         if self._departures is None or self._arrivals is None:
             self._departures = Departures(self._store, self.files, self._append)
-            self._arrivals = Arrivals(self._store, self.files, self._departures.opened)
+            self._arrivals = Arrivals(self._store, self.files, self._departures)
             self._save_at = now + SAVE_MS
         return self._arrivals, self._departures
 

@@ -114,6 +114,17 @@ def test_a_message_for_the_second_that_is_being_delivered_comes_in_time() -> Non
     assert world.bodies() == [b"b", b"a"]
 
 
+def test_a_message_whose_second_was_over_when_it_was_committed_comes_at_once() -> None:
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_002))
+    world.send_in(b"a", 1)
+    world.settle()
+    world.send_in(b"b", 999)
+    world.env.advance(2500)
+    world.timer.turn()  # the empty slot of b is passed over while that of a is not closed yet
+    world.settle()
+    assert world.bodies() == [b"a", b"b"]
+
+
 def test_a_long_wait_is_put_back_on_the_way_and_comes_in_time() -> None:
     world = TimedStore(MemoryEnv())
     world.send_in(b"long", 150_000)

@@ -1,0 +1,137 @@
+"""A store with messages that wait for their time, written by one broker, opens in the other: RocketMQ 5.3.3 and ours.
+
+Nothing but time passes between the two; what each delivered is read from the store, with the moment it was stored.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.store import Store
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.recall_headers import RecallMessageHeader
+from gantrymq.testing.foreign import Java, start_broker
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import send
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(120)]
+
+Homes = Callable[[str], Path]
+TOPIC = "TimerCrossing"
+NAME = "crossing"
+SECOND_MS = 1000
+LATE_MS = 2000
+"""How late a message may come on a busy machine."""
+
+
+@attrs.frozen
+class Running:
+    """A broker on the store, and whether it delivers at the end of a message's second."""
+
+    channel: Channel
+    width_ms: int
+
+
+@asynccontextmanager
+async def ours(store: Path) -> AsyncIterator[Running]:
+    settings = {"store.commit_log_file_bytes": "1 GiB", "broker.name": NAME}
+    async with run_broker(make_broker(store, settings=settings)) as broker, open_channel(broker.address) as channel:
+        yield Running(channel, 0)
+
+
+@asynccontextmanager
+async def theirs(java: Java, home: Path, store: Path, how: str = "stopped") -> AsyncIterator[Running]:
+    def start() -> object:
+        return start_broker(
+            java, home, "", name=NAME, store=store, timerWheelEnable="true", recallMessageEnable="true",
+            autoCreateTopicEnable="true",
+        )  # fmt: skip
+
+    server = await trio.to_thread.run_sync(start)
+    try:
+        async with open_channel(server.address) as channel:
+            yield Running(channel, SECOND_MS)
+        if how == "killed":
+            server.child.kill()
+        else:
+            await trio.to_thread.run_sync(server.child.terminate, 40)
+    finally:
+        server.discard()
+
+
+async def fill(running: Running, now: int) -> tuple[dict[bytes, int], bytes]:
+    """Send messages that are due while this broker runs, after it, and never. Returns when each is, and who never."""
+    due: dict[bytes, int] = {}
+    await running.channel.call(send(TOPIC, b"first", queues=4))
+    for number, after in enumerate((1300, 2100, *range(8_000, 10_000, 250))):
+        body = b"%d" % number
+        due[body] = now + after
+        properties = f"TIMER_DELIVER_MS\x01{now + after}\x02UNIQ_KEY\x01K{number}\x02"
+        answer = await running.channel.call(send(TOPIC, body, queues=4, properties=properties))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert answer.ext is not None
+    handle = answer.ext["recallHandle"]
+    assert base64.urlsafe_b64decode(handle).split()[:3] == [b"v1", TOPIC.encode(), NAME.encode()]
+    header = RecallMessageHeader(producer_group="g", topic=TOPIC, recall_handle=handle)
+    answer = await running.channel.call(Command(RequestCode.RECALL_MESSAGE, header.to_ext()))
+    assert (answer.code, answer.ext and answer.ext["msgId"]) == (0, f"K{number}"), answer.remark
+    return due, body
+
+
+def delivered(store: Path) -> list[Record]:
+    """What lies in queue 0 of the topic, but for the first, which was never delayed."""
+    opened = Store(SystemEnv(), str(store))
+    opened.open()
+    try:
+        opened.recover(lambda batch: None)
+        queue = opened.queues.get(TOPIC, 0)
+        entries = b"" if queue is None else queue.entries(0, queue.max_offset)
+        return [opened.log.read_record(offset) for offset, _, _ in ENTRY.iter_unpack(entries)][1:]
+    finally:
+        opened.close()
+
+
+async def sleep_until(moment: int) -> None:
+    await trio.sleep(max(moment - SystemEnv().wall_ms(), 0) / 1000)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("first", "how"), [("ours", "stopped"), ("theirs", "killed")])
+async def test_what_waits_is_delivered_once_and_on_time_by_the_other_broker(
+    java5: Java, homes: Homes, first: str, how: str
+):
+    store = homes("store")
+    store.mkdir(parents=True)
+    begin, finish = (ours(store), theirs(java5, homes("java"), store))
+    if first == "theirs":
+        begin, finish = theirs(java5, homes("java"), store, how), ours(store)
+    async with begin as running:
+        now = SystemEnv().wall_ms()
+        due, recalled = await fill(running, now)
+        await sleep_until(now + 3600)
+    async with finish as running:
+        begun = SystemEnv().wall_ms()
+        await sleep_until(now + 10_000 + LATE_MS)
+    records = delivered(store)
+    counts = Counter(record.body for record in records)
+    assert set(counts) == set(due) - {recalled}
+    # What RocketMQ delivered in the seconds before it was killed it had not noted yet.
+    repeatable = {body for body, moment in due.items() if how == "killed" and moment < now + 3600}
+    assert {body for body, count in counts.items() if count > 1} <= repeatable
+    for record in records:
+        late = record.store_timestamp - due[record.body]
+        assert late >= 0, "none early"
+        assert record.store_timestamp <= max(due[record.body] + SECOND_MS, begun) + LATE_MS
