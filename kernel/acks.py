@@ -16,9 +16,14 @@ from gantrymq.kernel.batch import AppendBatch
 class AckGate(Protocol):
     """A guarantee that an acknowledgement waits for. ``timeout_s`` seconds late, the sender gets ``late_code``."""
 
-    timeout_s: float
-    late_code: int
-    late_remark: str
+    @property
+    def timeout_s(self) -> float: ...
+
+    @property
+    def late_code(self) -> int: ...
+
+    @property
+    def late_remark(self) -> str: ...
 
     @property
     def watermark(self) -> int:

@@ -62,6 +62,9 @@ class TopicTable(Protocol):
     def set_ordered(self, topics: Collection[str]) -> None:
         """These are the ordered topics, and no others: ``order`` in their configurations."""
 
+    def adopt(self, body: bytes) -> bool:
+        """Have a master's topics, from its answer to GET_ALL_TOPIC_CONFIG; False when they were known already."""
+
 
 class GroupTable(Protocol):
     """The consumer groups of this broker (plugin ``topics``)."""
@@ -71,6 +74,9 @@ class GroupTable(Protocol):
 
     def names(self) -> list[str]:
         """The groups that there are."""
+
+    def adopt(self, body: bytes) -> bool:
+        """Have a master's groups, from its answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; False when they were known."""
 
 
 class GroupMember(Protocol):
@@ -138,6 +144,13 @@ class ConsumerOffsets(Protocol):
         """The topic is gone: no group goes on in it, should the name come back."""
 
 
+class DelayPositions(Protocol):
+    """How far the delay levels are delivered (plugin ``delay``)."""
+
+    def adopt(self, body: bytes) -> None:
+        """On a slave: they are as far as its master says, in its answer to GET_ALL_DELAY_OFFSET."""
+
+
 class RouteChanges(Protocol):
     """Who tells the nameservers (plugin ``register``)."""
 
@@ -150,6 +163,17 @@ class Registration(Protocol):
 
     async def wait_first(self, timeout: float) -> bool:
         """Wait until each nameserver was tried once, ``timeout`` seconds at most; whether any knows this broker."""
+
+
+class Replication(Protocol):
+    """Who keeps copies on slaves, or is one (plugin ``ha``)."""
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves find this broker's log; empty on a slave."""
+
+    def master_is(self, broker: str, ha: str) -> None:
+        """A nameserver says where the master serves clients, and where slaves find its log; empty: it knows none."""
 
 
 class MessageIndex(Protocol):

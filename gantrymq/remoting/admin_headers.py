@@ -163,6 +163,7 @@ ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_BROKER_RUNTIME_INFO: RequestSpec("broker", None),
     _C.GET_EARLIEST_MSG_STORETIME: RequestSpec("broker", QueueHeader, TimestampResponse),
     _C.GET_ALL_CONSUMER_OFFSET: RequestSpec("broker", None),
+    _C.GET_ALL_DELAY_OFFSET: RequestSpec("broker", None),
     _C.GET_TOPIC_STATS_INFO: RequestSpec("broker", TopicHeader),
     _C.GET_CONSUMER_CONNECTION_LIST: RequestSpec("broker", ConsumerGroupHeader),
     _C.GET_PRODUCER_CONNECTION_LIST: RequestSpec("broker", ProducerGroupHeader),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import Registration, RouteChanges, Service, TopicTable
+from gantrymq.kernel.services import Registration, Replication, RouteChanges, Service, TopicTable
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.registrar import Registrar
@@ -47,6 +47,9 @@ class RegisterPlugin:
         topics = broker.services.find(TopicTable)
         if topics is not None:
             self._registrar.tell_ordered(topics.set_ordered)
+        replication = broker.services.find(Replication)
+        if replication is not None and broker.broker_id != 0:
+            self._registrar.tell_master(replication.master_is)
         return [Service("register", self._registrar.run)]
 
     @hookimpl

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.services import Replication
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import RequestCode
@@ -38,11 +39,12 @@ class Announcement:
         broker = self._broker
         body = self._encode(RegisterBrokerBody(**self._collect()))
         host, port = parse_address(broker.address)
+        replication = broker.services.find(Replication)
         header = RegisterBrokerHeader(
             broker_name=broker.name,
             broker_addr=broker.address,
             cluster_name=broker.cluster,
-            ha_server_addr=format_address(host, port + 1),
+            ha_server_addr=(replication and replication.ha_address) or format_address(host, port + 1),
             broker_id=broker.broker_id,
             compressed=False,
             body_crc32=body_crc32(body),

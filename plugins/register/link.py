@@ -13,6 +13,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.headers import RegisterBrokerResponse, read_header
 
 if TYPE_CHECKING:
     from gantrymq.plugins.register.body import Announcement
@@ -35,6 +36,8 @@ class Link:
         """The first attempt is over, one way or the other."""
         self.ordered: Callable[[Collection[str]], None] | None = None
         """Who wants to know which topics are ordered, if this nameserver is the one to tell."""
+        self.master_is: Callable[[str, str], None] | None = None
+        """Who wants to know where the master is: its address for clients and the one for slaves."""
         self._announcement = announcement
         self._interval = interval
         self._timeout = timeout
@@ -88,6 +91,9 @@ class Link:
             self._news = trio.Event()
             answer = await self._call(channel, self._announcement.register())
             self._take_order(answer)
+            if self.master_is is not None:
+                told = read_header(RegisterBrokerResponse, answer.ext)
+                self.master_is(told.master_addr or "", told.ha_server_addr or "")
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True

@@ -25,6 +25,11 @@ class Registrar:
         for link in self._links[:1]:
             link.ordered = ordered
 
+    def tell_master(self, master_is: Callable[[str, str], None]) -> None:
+        """Let ``master_is`` have what any nameserver says of this broker's master."""
+        for link in self._links:
+            link.master_is = master_is
+
     def begin(self) -> None:
         """The broker can be reached: the first registration goes out."""
         self._open.set()

@@ -64,6 +64,19 @@ class Groups:
             )
         self.table.put(config.group_name, config)
 
+    def adopt(self, body: bytes) -> bool:
+        """Have the groups of a master, as its answer to code 201 says them, beside those of every broker.
+
+        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
+        """
+        told = SubscriptionGroupWrapper.from_bytes(body)
+        adopted = self.table.adopt(
+            told.subscription_group_table, told.data_version, is_system_group, validate_consumer_group
+        )
+        if adopted:
+            log.info("groups_adopted", groups=len(self.table.entries))
+        return adopted
+
     def _create(self, group: str) -> SubscriptionGroupConfig | None:
         if not self._config.auto_create_groups and not is_system_group(group):
             return None

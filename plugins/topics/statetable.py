@@ -52,6 +52,22 @@ class StateTable(Generic[B]):
             else:
                 self._set(name, entry)
 
+    def adopt(
+        self,
+        entries: Mapping[str, B],
+        version: DataVersion,
+        kept: Callable[[str], bool],
+        validate: Callable[[str], None],
+    ) -> bool:
+        """Become a copy of another broker's table; entries that are ``kept`` stay. False: the version is the same."""
+        if version == self.version:
+            return False
+        for name in [name for name in self._entries if name not in entries and not kept(name)]:
+            del self._entries[name], self._texts[name]
+        self.take(entries, version, validate)
+        self.changed = True
+        return True
+
     def put(self, name: str, entry: B) -> bool:
         """Set the entry; returns whether that changed anything."""
         if self._entries.get(name) == entry:

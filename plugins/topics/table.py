@@ -143,6 +143,19 @@ class Topics:
             )
             self.changed(name)
 
+    def adopt(self, body: bytes) -> bool:
+        """Have the topics of a master, as its answer to code 21 says them, beside those of every broker.
+
+        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
+        """
+        told = TopicConfigSerializeWrapper.from_bytes(body)
+        if not self.table.adopt(told.topic_config_table, told.data_version, self._own.__contains__, validate_topic):
+            return False
+        self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
+        log.info("topics_adopted", topics=len(self.table.entries))
+        self.changed(AUTO_CREATE_TOPIC)
+        return True
+
     def remove(self, topic: str) -> bool:
         """Take the topic out; returns whether it was there."""
         if not self.table.remove(topic):

@@ -1,0 +1,103 @@
+"""Keep copies of the log on slaves, or be one; RocketMQ's brokers may be at the other end.
+
+Slot: none.
+Hooks: before_append, config_section, configure, dispatch, register_ack_gates, register_services, runtime_info.
+Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
+``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``; a slave's: ``master``,
+``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``. Files: none.
+Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
+
+``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``slave`` takes, ``tables`` are the master's,
+``whereabouts`` is where that is, ``status`` tells of it all. ``docs/howto/cluster.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.services import Replication, Service
+from gantrymq.plugins.ha.config import HaConfig
+from gantrymq.plugins.ha.copies import CopiedGate, Copies
+from gantrymq.plugins.ha.master import Master
+from gantrymq.plugins.ha.slave import Slave
+from gantrymq.plugins.ha.status import master_info, slave_info
+from gantrymq.plugins.ha.tables import Tables
+from gantrymq.plugins.ha.whereabouts import Whereabouts
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.acks import AckGate
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+
+
+class HaPlugin:
+    """A master's or a slave's half, by ``broker.id``."""
+
+    name = "ha"
+
+    def __init__(self) -> None:
+        self.master: Master | None = None
+        self.slave: Slave | None = None
+        self.copies = Copies(lambda: None)
+
+    @property
+    def ha_address(self) -> str:
+        """Where slaves find this broker's log; empty on a slave."""
+        return "" if self.master is None else self.master.address
+
+    def master_is(self, broker: str, ha: str) -> None:
+        """A nameserver has said where the master is."""
+        self._whereabouts.master_is(broker, ha)
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.ha]``."""
+        return "ha", HaConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Take the section; a master takes its address as well."""
+        self._config = section = config.section(HaConfig)
+        self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
+        self.copies = Copies(broker.wake)
+        broker.services.provide(Replication, self)
+        if broker.broker_id == 0:
+            self.master = Master(broker, section, self.copies)
+
+    @hookimpl
+    def register_ack_gates(self, broker: Broker) -> list[AckGate]:
+        """Of a ``sync_master``."""
+        section = self._config
+        if self.master is None or section.role != "sync_master":
+            return []
+        return [CopiedGate(broker.log, self.copies, section.sync_slaves, section.sync_timeout, section.fall_behind_max)]
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """The task that waits for slaves, or the one that follows the master."""
+        if self.master is not None:
+            return [Service("ha master", self.master.run)]
+        self.slave = Slave(broker, self._config, self._whereabouts)
+        tables = Tables(broker, self._whereabouts, self._config.sync_tables)
+        return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]
+
+    @hookimpl
+    def before_append(self, batch: AppendBatch) -> None:
+        """There will be something to send as soon as this sweep gives way."""
+        if self.master is not None:
+            self.master.grown()
+
+    @hookimpl
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """More has passed the gates: a slave tells its master."""
+        if self.slave is not None:
+            self.slave.moved()
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """Role, slaves or master, and how far behind."""
+        if self.slave is not None:
+            return slave_info(broker, self.slave)
+        return master_info(broker, self.copies, self.ha_address, self._config.role)

@@ -1,0 +1,189 @@
+"""The master's side: waits for slaves and sends each the log from where it is, out of the log's files.
+
+Each slave has a task of its own that reads the log by the page, so memory is bounded by one chunk a slave however slow
+it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.logwindows import LogWindows, NotAtHand
+from gantrymq.plugins.ha.config import HaConfig
+from gantrymq.plugins.ha.copies import Copies, Copy
+from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
+from gantrymq.remoting.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.ha")
+
+UNWRITTEN_S: Final = 0.001
+"""How soon to look again for what is appended and not yet with the operating system."""
+ACCEPT_PAUSE_S: Final = 0.1
+_RECEIVE_BYTES: Final = 4096
+_OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class Master:
+    """Listens on ``address`` from the beginning, and serves slaves while :meth:`run` runs."""
+
+    def __init__(self, broker: Broker, config: HaConfig, copies: Copies) -> None:
+        self._broker = broker
+        self._config = config
+        self._copies = copies
+        self._grown = trio.lowlevel.ParkingLot()
+        self._windows = LogWindows(broker.env, broker.log)
+        self._networks = [ip_network(text) for text in config.peers]
+        self._listener, self.address = _listen(broker, config.listen)
+
+    def grown(self) -> None:
+        """Records were appended, or will be before this task gives way."""
+        self._grown.unpark_all()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._listener.listen(64)
+        log.info("waiting for slaves", address=self.address)
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    sock, peer = await self._listener.accept()
+                except OSError as error:
+                    if error.errno in _OUT_OF_DESCRIPTORS:
+                        log.warning("cannot accept a slave, pausing", error=str(error))
+                        await trio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                if self._admits(str(peer[0])):
+                    copy = Copy(format_address(str(peer[0]), int(peer[1])), str(peer[0]), self._broker.env.monotonic())
+                    self._copies.add(copy)
+                    nursery.start_soon(self._serve, trio.SocketStream(sock), copy)
+                else:
+                    sock.close()
+
+    def close(self) -> None:
+        """Let the address go."""
+        self._listener.close()
+
+    def _admits(self, host: str) -> bool:
+        if self._networks and not any(ip_address(host) in network for network in self._networks):
+            log.warning("slave refused", peer=host, reason="not in plugin.ha.peers")
+            return False
+        if len(self._copies) >= self._config.slaves_max:
+            log.warning("slave refused", peer=host, reason=f"there are {len(self._copies)} already")
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------------- one slave
+
+    async def _serve(self, stream: trio.SocketStream, copy: Copy) -> None:
+        reason = "it has closed the connection"
+        log.info("slave connected", peer=copy.address)
+        try:
+            async with stream:
+                await self._talk(stream, copy)
+        except BaseExceptionGroup as group:
+            refusal, others = group.split((BadFrame, OutOfLog, CorruptRange, OSError, trio.BrokenResourceError))
+            if others is not None:
+                raise others from None
+            reason = str(refusal.exceptions[0]) if refusal is not None else reason
+        finally:
+            self._copies.remove(copy)
+            log.warning("slave gone", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
+
+    async def _talk(self, stream: trio.SocketStream, copy: Copy) -> None:
+        async with trio.open_nursery() as nursery:
+            reports = Reports()
+            while True:
+                with trio.move_on_after(self._config.housekeeping) as patience:
+                    data = await stream.receive_some(_RECEIVE_BYTES)
+                if patience.cancelled_caught:
+                    raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+                if not data:
+                    break
+                for offset in reports.feed(data):
+                    if copy.start < 0:
+                        copy.start = copy.sent = self._start_for(offset)
+                        log.info("sending the log", peer=copy.address, start=copy.start, reported=offset)
+                        nursery.start_soon(self._send, stream, copy)
+                    elif offset > copy.sent:
+                        raise BadFrame(f"it reports {offset}, and was sent the log up to {copy.sent}")
+                    self._copies.acknowledge(copy, offset, self._broker.env.monotonic())
+            nursery.cancel_scope.cancel()
+
+    def _start_for(self, offset: int) -> int:
+        """From where a slave that reports ``offset`` first is sent the log."""
+        commit_log = self._broker.log
+        if offset == 0:
+            if self._config.full_copy:
+                return commit_log.min_offset
+            return max(commit_log.end - commit_log.end % commit_log.segments.file_bytes, commit_log.min_offset)
+        if offset > commit_log.end:
+            raise BadFrame(f"it has the log up to {offset}, which ends here at {commit_log.end}: not the same log")
+        if offset < commit_log.min_offset:
+            raise BadFrame(f"it has the log up to {offset}, what follows was deleted here: it must begin anew")
+        return offset
+
+    async def _send(self, stream: trio.SocketStream, copy: Copy) -> None:
+        commit_log = self._broker.log
+        while True:
+            size = min(commit_log.written - copy.sent, self._config.transfer_batch)
+            if size > 0:
+                segment = commit_log.segments.at(copy.sent)
+                if segment is None:
+                    raise OutOfLog(f"what follows at {copy.sent} was deleted before it was sent")
+                data = await self._read(copy.sent, min(size, segment.end - copy.sent))
+                start, copy.sent = copy.sent, copy.sent + len(data)
+                await _send_both(stream, HEADER.pack(start, len(data)), data)
+            elif commit_log.written < commit_log.end:
+                await trio.sleep(UNWRITTEN_S)
+            else:
+                copy.level_at = self._broker.env.monotonic()
+                with trio.move_on_after(self._config.heartbeat) as silence:
+                    await self._grown.park()
+                if silence.cancelled_caught:
+                    await stream.send_all(HEADER.pack(copy.sent, 0))
+
+    async def _read(self, offset: int, size: int) -> memoryview | bytes:
+        try:
+            return self._windows.window(offset, size, offset + size, wait=False)
+        except NotAtHand as missing:
+            await trio.to_thread.run_sync(missing.fetch)
+            return self._windows.window(offset, size, offset + size, wait=True)
+
+
+async def _send_both(stream: trio.SocketStream, header: bytes, data: memoryview | bytes) -> None:
+    """Header and data without a copy of the data."""
+    sent = await stream.socket.sendmsg([header, data])
+    if sent < len(header):
+        await stream.send_all(header[sent:])
+    rest = memoryview(data)[max(sent - len(header), 0) :]
+    if rest:
+        await stream.send_all(rest)
+
+
+def _listen(broker: Broker, wanted: str) -> tuple[trio.socket.SocketType, str]:
+    """A bound socket and the address to be told to slaves."""
+    host, port = parse_address(wanted or broker.listening, any_port=True)
+    port = port if wanted else port + 1
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(
+            f"cannot wait for slaves on {host}:{port}: {reason}; set plugin.ha.listen to another address"
+        ) from None
+    told = host if host not in ("0.0.0.0", "::") else parse_address(broker.address)[0]  # noqa: S104 - compared
+    return trio.socket.from_stdlib_socket(listener), format_address(told, int(listener.getsockname()[1]))

@@ -1,0 +1,164 @@
+"""The slave's side: takes the master's log, record by record, and says how far it has come.
+
+What it reports is what has passed this broker's own gates: with ``plugin.flush.mode = "sync"`` that is on its disk.
+Source: RocketMQ 4.9.7 ``HAService.HAClient``, which appends what comes without looking at it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel.commitlog import OutOfLog
+from gantrymq.kernel.env import NoRoom
+from gantrymq.kernel.record import BadRecord
+from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
+from gantrymq.remoting.address import parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.plugins.ha.config import HaConfig
+    from gantrymq.plugins.ha.whereabouts import Whereabouts
+
+log = structlog.get_logger("gantrymq.ha")
+
+FIRST_RETRY_S: Final = 0.25
+LAST_RETRY_S: Final = 5.0
+CONNECT_S: Final = 5.0
+ROOM_PAUSE_S: Final = 1.0
+_RECEIVE_BYTES: Final = 256 * 1024
+_RECORD_EXTRA_BYTES: Final = 256 * 1024
+"""What a record may have beside its body, or a blank at the end of a file behind the largest record."""
+
+
+class Slave:
+    """Follows the master for as long as :meth:`run` runs."""
+
+    def __init__(self, broker: Broker, config: HaConfig, whereabouts: Whereabouts) -> None:
+        self._broker = broker
+        self._config = config
+        self._whereabouts = whereabouts
+        self._moved = trio.lowlevel.ParkingLot()
+        self.connected_to = ""
+        """The master's address while there is a connection."""
+        self.master_end = -1
+        """How far the master was known to have come, in bytes of the log; -1 when nothing was heard yet."""
+        self.heard_at = 0.0
+        self._reported = 0
+
+    def moved(self) -> None:
+        """More has passed the gates."""
+        self._moved.unpark_all()
+
+    async def run(self) -> None:
+        """Until cancelled; comes back to the master whenever it is lost."""
+        delay = FIRST_RETRY_S
+        told = ""
+        while True:
+            address = await self._whereabouts.ha_address()
+            before = self._broker.log.end
+            reason = await self._follow(address)
+            delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
+            if reason != told or self._broker.log.end > before:
+                log.warning("not connected to the master", master=address, reason=reason, offset=self._broker.log.end)
+                told = reason
+            await trio.sleep(delay)
+
+    async def _follow(self, address: str) -> str:
+        """One connection, from its beginning to its end; returns why it ended."""
+        try:
+            host, port = parse_address(address)
+            with trio.fail_after(CONNECT_S):
+                stream = await trio.open_tcp_stream(host, port)
+        except (OSError, ValueError, trio.TooSlowError) as error:
+            return f"it cannot be reached: {error or 'no answer'}"
+        try:
+            async with stream:
+                await self._talk(stream, address)
+        except BaseExceptionGroup as group:
+            ended, others = group.split((BadFrame, BadRecord, OutOfLog, OSError, trio.BrokenResourceError))
+            if others is not None:
+                raise others from None
+            return str(ended.exceptions[0]) if ended is not None else "the connection broke"
+        finally:
+            self.connected_to = ""
+        return "it has closed the connection"
+
+    async def _talk(self, stream: trio.SocketStream, address: str) -> None:
+        broker = self._broker
+        while broker.store.dispatched < broker.log.end:
+            await self._moved.park()
+        async with trio.open_nursery() as nursery:
+            self.connected_to = address
+            self.heard_at = broker.env.monotonic()
+            log.info("following the master", master=address, offset=broker.log.end)
+            nursery.start_soon(self._report, stream)
+            tail = Tail(broker)
+            pieces = Pieces()
+            while True:
+                with trio.move_on_after(self._config.housekeeping) as patience:
+                    data = await stream.receive_some(_RECEIVE_BYTES)
+                if patience.cancelled_caught:
+                    raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+                if not data:
+                    break
+                self.heard_at = broker.env.monotonic()
+                for piece in pieces.feed(bytes(data)):
+                    tail.add(piece.offset, piece.data)
+                    self.master_end = max(self.master_end, piece.offset + len(piece.data))
+                while not tail.settle():  # noqa: ASYNC110 - the disk tells nobody when it has room
+                    await trio.sleep(ROOM_PAUSE_S)
+            nursery.cancel_scope.cancel()
+
+    async def _report(self, stream: trio.SocketStream) -> None:
+        """Say at once how far this log has come when it has moved, else as often as a heartbeat is due."""
+        while True:
+            self._reported = self._broker.store.dispatched
+            await stream.send_all(REPORT.pack(self._reported))
+            with trio.move_on_after(self._config.heartbeat):
+                while self._broker.store.dispatched <= self._reported:
+                    await self._moved.park()
+
+
+class Tail:
+    """What has come of the log and is not in it yet: at most one record that is not whole, and one receive."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._limit = broker.config.store.max_message_bytes + _RECORD_EXTRA_BYTES + 2 * _RECEIVE_BYTES
+        self._waiting = bytearray()
+        self._at = broker.log.end
+        self._full = False
+
+    def add(self, offset: int, data: bytes) -> None:
+        """``data`` lies at ``offset`` of the master's log. :class:`BadFrame` when that is not what comes next."""
+        expected = self._at + len(self._waiting)
+        if offset != expected:
+            if expected:
+                raise BadFrame(f"the master sends from the offset {offset}, this log goes on at {expected}")
+            self._at = offset  # RocketMQ lets a new slave begin with the master's last file
+        self._waiting += data
+
+    def settle(self) -> bool:
+        """Append what is whole; False when the disk is full: then nothing is lost, and it can be tried again.
+
+        :class:`BadRecord` for what is none, ``OutOfLog`` when files are of another size here.
+        """
+        try:
+            while self._waiting:
+                taken = self._broker.append_encoded(self._at, bytes(self._waiting))
+                if not taken:
+                    break
+                del self._waiting[:taken]
+                self._at += taken
+        except NoRoom as error:
+            if not self._full:
+                log.warning("no room for the master's log, waiting", reason=str(error))
+            self._full = True
+            return False
+        self._full = False
+        if len(self._waiting) > self._limit:
+            raise BadRecord(f"the record at {self._at} has more than {self._limit} bytes")
+        return True

@@ -1,0 +1,44 @@
+"""What is told of the copies, as texts by name.
+
+``haMasterAddress`` and its like are ours: RocketMQ 4.9.7 tells of a slave only in its logs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.plugins.ha.copies import Copies, Copy
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.plugins.ha.slave import Slave
+
+
+def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict[str, str]:
+    """Of a master: its role, and of each slave what it has confirmed and how far it is behind, bytes and seconds."""
+    info = {"brokerRole": role.upper(), "haServerAddr": address, "haSlaves": str(len(copies))}
+    now, end = broker.env.monotonic(), broker.log.end
+    for number, copy in enumerate(copies):
+        info[f"haSlave_{number}"] = (
+            f"address={copy.address}, acknowledged={copy.acknowledged}, lagBytes={max(end - copy.acknowledged, 0)}, "
+            f"lagSeconds={_lag_seconds(copy, end, now):.1f}, sent={copy.sent}, start={copy.start}"
+        )
+    return info
+
+
+def slave_info(broker: Broker, slave: Slave) -> dict[str, str]:
+    """Of a slave: its master and how far it is behind what that is known to have."""
+    silent = broker.env.monotonic() - slave.heard_at if slave.heard_at else -1.0
+    return {
+        "brokerRole": "SLAVE",
+        "haMasterAddress": slave.connected_to,
+        "haMasterOffset": str(slave.master_end),
+        "haOffset": str(broker.store.dispatched),
+        "haLagBytes": str(max(slave.master_end - broker.store.dispatched, 0)),
+        "haMasterSilentSeconds": f"{silent:.1f}",
+    }
+
+
+def _lag_seconds(copy: Copy, end: int, now: float) -> float:
+    """Since when the slave has not had everything."""
+    return 0.0 if copy.acknowledged >= end else now - max(copy.level_at, copy.since)

@@ -1,0 +1,107 @@
+"""Copies of the log between RocketMQ's brokers and ours, either way: the same bytes, and consumers find them there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.clients import ForeignClient, check_complete
+from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Homes = Callable[[str], Path]
+MESSAGES = 1500
+
+
+def runtime(address: str) -> dict[str, str]:
+    """What the broker tells administrators of itself (code 28)."""
+    table: dict[str, str] = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    return table
+
+
+@contextmanager
+def our_broker(home: Path, nameserver: str, name: str, broker_id: int, **more: str) -> Iterator[tuple[Child, str]]:
+    """Our broker with the plugin ha, and its address."""
+    (port,) = free_ports(around=(0, 1))
+    address = f"127.0.0.1:{port}"
+    settings: dict[str, object] = {
+        "broker.name": name,
+        "broker.id": broker_id,
+        "plugins.enable": "ha",
+        "plugin.ha.sync_tables": "500ms",
+    }
+    settings |= more
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    arguments = ("broker", "--nameserver", nameserver, "--listen", address, "--data", str(home / "data"), *sets)
+    with gantrymq_child(arguments, home / f"broker-{port}.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield child, address
+
+
+@contextmanager
+def java_broker(java: Java, home: Path, nameserver: str, name: str, **settings: str) -> Iterator[JavaServer]:
+    """RocketMQ's broker with files of the size of ours."""
+    server = start_broker(java, home, nameserver, name=name, haSendHeartbeatInterval="500", **settings)
+    try:
+        yield server
+    finally:
+        server.discard()
+
+
+def log_bytes(store: Path, end: int) -> bytes:
+    """The first ``end`` bytes of the store's log, all in its first file."""
+    with min((store / "commitlog").iterdir()).open("rb") as file:
+        return file.read(end)
+
+
+def test_our_slave_under_a_java_master(
+    java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
+) -> None:
+    home, topic, name = homes("ha"), names("t"), "ha-java-master"
+    with ExitStack() as stack:
+        master = stack.enter_context(java_broker(java, home / "java", own_nameserver, name, brokerRole="SYNC_MASTER"))
+        with our_broker(home / "ours", own_nameserver, name, 1) as (slave, address):
+            wait_for(lambda: runtime(address)["haMasterAddress"] != "")
+            java4_client.produce(own_nameserver, topic, MESSAGES, seed=41, modes="sync,async")
+            slave.kill()
+        java4_client.produce(own_nameserver, names("later"), 500, seed=42)
+        _, address = stack.enter_context(our_broker(home / "ours", own_nameserver, name, 1))
+        end = int(runtime(master.address)["commitLogMaxOffset"])
+        wait_for(lambda: int(runtime(address)["commitLogMaxOffset"]) == end)
+        assert log_bytes(home / "ours" / "data", end) == log_bytes(home / "java" / "store", end)
+        wait_for(lambda: topic in str(ask(address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
+        master.discard()
+        check_complete(
+            java4_client.consume_all(own_nameserver, topic, names("g"), 2 * MESSAGES), 41, range(2 * MESSAGES)
+        )
+
+
+def test_a_java_slave_under_our_master(
+    java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
+) -> None:
+    home, topic, name = homes("ha"), names("t"), "ha-our-master"
+    sync = {"plugin.ha.role": "sync_master", "plugin.ha.sync_timeout": "10s"}
+    slave = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}
+    with our_broker(home / "ours", own_nameserver, name, 0, **sync) as (master, address):
+        with java_broker(java, home / "java", own_nameserver, name, **slave) as theirs:
+            wait_for(lambda: "lagBytes=0" in runtime(address).get("haSlave_0", ""))
+            sent = java4_client.produce(own_nameserver, topic, MESSAGES, seed=43, modes="sync,async")
+            assert {answer.status for answer in sent} == {"SEND_OK"}
+        unsure = java4_client.produce(own_nameserver, names("later"), 100, seed=44, modes="sync")
+        assert {answer.status for answer in unsure} == {"SLAVE_NOT_AVAILABLE"}
+        with java_broker(java, home / "java", own_nameserver, name, **slave) as theirs:
+            end = int(runtime(address)["commitLogMaxOffset"])
+            wait_for(lambda: int(runtime(theirs.address)["commitLogMaxOffset"]) == end)
+            assert log_bytes(home / "java" / "store", end) == log_bytes(home / "ours" / "data", end)
+            wait_for(lambda: topic in str(ask(theirs.address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
+            master.kill()
+            found = java4_client.consume_all(own_nameserver, topic, names("g"), 2 * MESSAGES)
+            check_complete(found, 43, range(2 * MESSAGES))

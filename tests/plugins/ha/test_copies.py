@@ -1,0 +1,72 @@
+"""When a copy counts: proven, on another machine, and not too far behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.plugins.ha.copies import CopiedGate, Copies, Copy
+from gantrymq.remoting.codes import ResponseCode
+
+
+class Log:
+    """A log that has an end."""
+
+    end = 1000
+
+
+def copy(host: str, start: int, acknowledged: int, port: int = 1) -> Copy:
+    return Copy(f"{host}:{port}", host, 0.0, start=start, sent=1000, acknowledged=acknowledged)
+
+
+def make(*there: Copy, count: int = 1, fall_behind_max: int = 500) -> CopiedGate:
+    copies = Copies(lambda: None)
+    for each in there:
+        copies.add(each)
+    log = Log()
+    log.end = 100
+    gate = CopiedGate(log, copies, count, 3.0, fall_behind_max)  # type: ignore[arg-type]
+    log.end = 1000
+    return gate
+
+
+def test_what_a_slave_was_sent_and_has_confirmed_counts() -> None:
+    assert make(copy("a", 100, 700)).watermark == 700
+
+
+def test_what_a_slave_says_first_is_a_claim() -> None:
+    assert make(copy("a", 700, 700)).watermark == 100
+
+
+def test_two_connections_of_one_machine_are_one_copy() -> None:
+    gate = make(copy("a", 100, 900), copy("a", 100, 800, port=2), copy("b", 100, 300), count=2)
+    assert gate.watermark == 300
+
+
+def test_the_watermark_stays_when_slaves_go() -> None:
+    there = copy("a", 100, 700)
+    gate = make(there)
+    assert gate.watermark == 700
+    gate._copies.remove(there)
+    assert gate.watermark == 700
+
+
+@pytest.mark.parametrize(
+    ("there", "timeout", "code"),
+    [
+        ([copy("a", 0, 600)], 3.0, ResponseCode.FLUSH_SLAVE_TIMEOUT),
+        ([], 0.0, ResponseCode.SLAVE_NOT_AVAILABLE),
+        ([copy("a", 0, 500)], 0.0, ResponseCode.SLAVE_NOT_AVAILABLE),
+        ([copy("a", -1, 0)], 0.0, ResponseCode.SLAVE_NOT_AVAILABLE),
+    ],
+    ids=["near", "none", "too far behind", "has said nothing yet"],
+)
+def test_who_is_not_there_is_not_waited_for(there: list[Copy], timeout: float, code: int) -> None:
+    gate = make(*there)
+    assert (gate.timeout_s, gate.late_code) == (timeout, code)
+    assert gate.late_remark
+
+
+def test_what_was_given_up_is_readable() -> None:
+    gate = make()
+    gate.gave_up(950)
+    assert gate.watermark == 950
