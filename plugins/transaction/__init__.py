@@ -46,6 +46,7 @@ class TransactionPlugin:
 
     def __init__(self) -> None:
         self._check: CheckBack | None = None
+        self._is_open = False
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -72,6 +73,7 @@ class TransactionPlugin:
         """37. The store is recovered: what is open can be known."""
         self._refuse_strangers()
         self.strategy.open()
+        self._is_open = True
         processor = EndTransactions(broker.store, self.strategy, is_slave=broker.broker_id != 0)
         return {RequestCode.END_TRANSACTION: processor}
 
@@ -106,8 +108,8 @@ class TransactionPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The strategy's files."""
-        return self.strategy.persist()
+        """The strategy's files; nothing where the start failed before it was opened."""
+        return self.strategy.persist() if self._is_open else None
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
