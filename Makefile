@@ -29,7 +29,8 @@ help:
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
 	@echo 'make bench             GantryMQ beside the Java broker, up to 20 minutes [SHORT=1 KAFKA=1 GROUP=budget,idle'
-	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file]; bench-all: up to 20 GiB'
+	@echo '                       ONLY=text SECONDS=3 ROUNDS=3 WARM=10 GROWTH=1,10,20 JSON=file];'
+	@echo '                       GROUP=indexing KEYED=1000000 the index; bench-all: all, up to 20 GiB'
 	@echo 'make docs              the documentation as HTML in build/docs'
 	@echo 'make clean             remove what the targets above made'
 
@@ -85,7 +86,7 @@ format: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 		$(if $(WARM),--warm '$(WARM)') $(if $(ONLY),--only '$(ONLY)') $(if $(GROUP),--groups '$(GROUP)') \
-		$(if $(GROWTH),--growth '$(GROWTH)') $(if $(JSON),--json '$(JSON)') $(if $(KAFKA),--kafka) \
+		$(if $(GROWTH),--growth '$(GROWTH)') $(if $(KEYED),--keyed '$(KEYED)') $(if $(JSON),--json '$(JSON)') $(if $(KAFKA),--kafka) \
 		$(if $(SHORT),--quick)
 
 bench-all:

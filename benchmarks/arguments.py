@@ -9,11 +9,11 @@ from pathlib import Path
 import attrs
 from living import Sizes
 from measuring import Timing
-from scenarios import GROUPS
+from scenarios import GROUPS, USUAL_GROUPS
 
-QUICK = {"seconds": 1.5, "settle": 0.5, "warm": 5.0, "growth": "0.5,1", "old": 0.5, "crash": 0.5}
-ALL = {"growth": "1,10,20"}
-USUAL = {"seconds": 3.0, "settle": 1.0, "warm": 10.0, "growth": "1,2", "old": 1.0, "crash": 1.0}
+QUICK = {"seconds": 1.5, "settle": 0.5, "warm": 5.0, "growth": "0.5,1", "old": 0.5, "crash": 0.5, "keyed": 100_000}
+ALL = {"growth": "1,10,20", "keyed": 10_000_000}
+USUAL = {"seconds": 3.0, "settle": 1.0, "warm": 10.0, "growth": "1,2", "old": 1.0, "crash": 1.0, "keyed": 1_000_000}
 
 
 class WrongUsage(Exception):
@@ -39,7 +39,7 @@ class Arguments:
     @property
     def is_whole(self) -> bool:
         """Whether nothing is left out: only then the page may take the place of the one that is kept."""
-        return not self.only and self.java and set(self.groups) == set(GROUPS)
+        return not self.only and self.java and set(self.groups) >= set(USUAL_GROUPS)
 
 
 def read(words: Sequence[str]) -> Arguments:
@@ -55,14 +55,18 @@ def read(words: Sequence[str]) -> Arguments:
         growth = sorted({float(mark) for mark in str(picked["growth"]).split(",") if mark})
     except ValueError:
         raise WrongUsage(f"--growth is GiB with commas between them, not {picked['growth']!r}") from None
-    if given.rounds < 1 or given.idle < 1 or min([picked["seconds"], picked["old"], picked["crash"], *growth]) <= 0:
+    if (
+        given.rounds < 1
+        or given.idle < 1
+        or min([picked["seconds"], picked["old"], picked["crash"], picked["keyed"], *growth]) <= 0
+    ):
         raise WrongUsage("rounds, seconds, connections and sizes must be more than nothing")
     return Arguments(
         groups=groups,
         only=given.only,
         rounds=given.rounds,
         timing=Timing(picked["seconds"], picked["settle"], picked["warm"]),
-        sizes=Sizes(given.idle, picked["old"], picked["crash"], growth),
+        sizes=Sizes(given.idle, picked["old"], picked["crash"], growth, picked["keyed"]),
         java=not given.no_java,
         redis=not given.no_redis,
         kafka=given.kafka,
@@ -77,7 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="everything in eight to ten minutes: shorter, smaller")
-    add("--groups", default=",".join(GROUPS), help="with commas between them, or all, which grows the store to 20 GiB")
+    add(
+        "--groups",
+        default=",".join(USUAL_GROUPS),
+        help="with commas between them, or all: indexing too, and 20 GiB stored",
+    )
     add("--only", default="", help="scenarios with one of these comma-separated texts in their names")
     add("--rounds", type=int, default=3, help="of the budget")
     add("--seconds", type=float, help="of each scenario")
@@ -87,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--idle", type=int, default=10_000, help="idle connections")
     add("--old", type=float, help="GiB that a consumer catches up with")
     add("--crash", type=float, help="GiB that are there when the broker is killed")
+    add("--keyed", type=int, help="messages whose keys are indexed")
     add("--no-java", action="store_true")
     add("--no-redis", action="store_true")
     add("--kafka", action="store_true", help="Kafka too, fetched from Maven Central")

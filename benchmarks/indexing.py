@@ -1,36 +1,40 @@
-"""``python benchmarks/indexing.py``: build the index of a log from nothing and query it, ours beside the Java broker's.
+"""The group ``indexing``: build the index of a log from nothing and query it, ours beside the Java broker's.
 
-Both brokers start on a copy of the same log, without queues, index and checkpoint, as after a crash that left the log
-alone. The clock runs from the start of the process until the last message is found by its key, so consume queues and
-the check of all records are in it on both sides. Then random keys are asked for, one after the other.
+Both brokers start on the same log, without queues, index and checkpoint, as after a crash that left the log alone. The
+clock runs from the start of the process until the last message is found by its key, so consume queues and the check of
+all records are in it on both sides. Then random keys are asked for, one after the other.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
-import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import attrs
 import trio
+from figures import Figures
+from stores import GIB, free_bytes
 from systems import Setup, home_of, start
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.store import Store
-from gantrymq.plugins.index.build import KIND
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ToolMissing
 
+if TYPE_CHECKING:
+    from living import Sizes
+    from measuring import Timing
+
+Tell = Callable[[str], None]
 TOPIC = "Indexing"
 QUEUES = 8
 BATCH = 1000
@@ -38,19 +42,8 @@ BODY = b"x" * 100
 SHAPE = Shape(5_000_000, 20_000_000)
 PATIENCE_S = 3600.0
 POLL_S = 0.05
-
-
-@attrs.frozen
-class Outcome:
-    """One broker: seconds from its start to the last key found, processor seconds until then, queries in a second
-    and their times in ms (median, 99 of 100)."""
-
-    system: str
-    built: float
-    processor: float
-    queries: float
-    median: float
-    late: float
+RECORD_BYTES = 300
+SPARE_BYTES = 4 * GIB
 
 
 def key_of(number: int) -> str:
@@ -105,20 +98,41 @@ def build_alone(folder: Path) -> tuple[int, float, float]:
     return count, whole, within
 
 
-def measure(system: str, log: Path, messages: int, seconds: float) -> Outcome:
-    """Start ``system`` on a copy of ``log``, wait until it finds the last message, then query."""
+def index(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+    """Start ``system`` on a log alone, wait until it finds the last message, then query."""
+    need = sizes.keyed * RECORD_BYTES * 2 + SPARE_BYTES
+    free = free_bytes(tempfile.gettempdir())
+    if free < need:
+        tell(f"left out: the log to index would need {need / GIB:.1f} GiB of disk, {free / GIB:.1f} are free")
+        return
     with home_of(f"indexing-{system}") as home:
         store = home / "store" if system == "gantrymq" else home / "broker" / "store"
         store.mkdir(parents=True)
-        shutil.copytree(log, store / "commitlog")
+        make_store(store, sizes.keyed)
+        alone = 0.0
+        if system == "gantrymq":
+            count, _, within = build_alone(store)
+            alone = within / count * 1e6
+            for path in store.iterdir():
+                if path.name != "commitlog":
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         (store / "abort").touch()
         began = time.perf_counter()
         with start(system, Setup(pre_touch=False), home) as running:
-            processor, numbers = trio.run(_ask, running.address, running.pid, messages, seconds, began)
+            processor, numbers = trio.run(_ask, running.address, running.pid, sizes.keyed, timing.seconds, began)
     built, *times = numbers
     times.sort()
     rate = len(times) / sum(times)
-    return Outcome(system, built, processor, rate, 1000 * times[len(times) // 2], 1000 * times[len(times) * 99 // 100])
+    tell(f"{system:9} {sizes.keyed:,} messages indexed in {built:.1f} s, {rate:,.0f} queries/s")
+    add = figures.add
+    of = f"of {sizes.keyed:,} messages with two keys"
+    add("indexing", f"from nothing to the last key {of}", "s", system, built)
+    add("indexing", "processor time for it", "s", system, processor)
+    if alone:
+        add("indexing", "the index alone, for each message", "us", system, alone)
+    add("indexing", "random keys, one after the other", "/s", system, rate, more_is_better=True)
+    add("indexing", "median of a query", "ms", system, 1000 * times[len(times) // 2])
+    add("indexing", "p99 of a query", "ms", system, 1000 * times[len(times) * 99 // 100])
 
 
 async def _ask(address: str, pid: int, messages: int, seconds: float, began: float) -> tuple[float, list[float]]:
@@ -151,34 +165,3 @@ async def _finds(channel: Channel, number: int) -> bool:
 def _processor_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--messages", type=int, default=100_000, help="default %(default)s")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of queries; default %(default)s")
-    parser.add_argument("--no-java", action="store_true")
-    given = parser.parse_args(arguments)
-    with home_of("indexing-log") as folder:
-        make_store(folder, given.messages)
-        count, whole, within = build_alone(folder)
-        print(f"{count} messages, {2 * count} keys; ours in one process ({KIND}): {within / count * 1e6:.2f} us a")
-        print(f"message in the index, {whole / count * 1e6:.2f} us with reading the log")
-        print("| system | from nothing to the last key | messages/s | processor | queries/s | median | p99 |")
-        print("|---|---|---|---|---|---|---|")
-        for system in ["gantrymq"] if given.no_java else ["gantrymq", "java"]:
-            try:
-                found = measure(system, folder / "commitlog", given.messages, given.seconds)
-            except ToolMissing as missing:
-                print(f"{system}: {missing}", file=sys.stderr)
-                return 1
-            print(
-                f"| {system} | {found.built:.1f} s | {given.messages / found.built:,.0f} | {found.processor:.1f} s "
-                f"| {found.queries:,.0f} | {found.median:.2f} ms | {found.late:.2f} ms |"
-            )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import attrs
 import trio
 from figures import Figures
 from holding import held
+from indexing import index
 from measuring import MIB, Timing, beside, checked, load_of, warm_up
 from msgspec.structs import replace
 from scenarios import Scenario
@@ -40,12 +41,14 @@ Tell = Callable[[str], None]
 
 @attrs.frozen
 class Sizes:
-    """How much of everything: idle connections, GiB of old messages, GiB to crash with, and the marks of growth."""
+    """How much of everything: idle connections, GiB of old messages, GiB to crash with, the marks of growth, and
+    messages with keys to index."""
 
     idle: int = 10_000
     old: float = 1.0
     crash: float = 1.0
     growth: Sequence[float] = (1.0, 2.0)
+    keyed: int = 1_000_000
 
 
 def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
@@ -174,7 +177,9 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
             figures.add("growth", f"memory that is no file {at}", "MiB", system, used)
 
 
-SPECIAL = {"mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,)}
+SPECIAL = {
+    "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
+}  # fmt: skip
 """What each group measures besides its scenarios."""
 
 

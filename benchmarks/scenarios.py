@@ -15,8 +15,11 @@ GROUPS = {
     "idle": "Idle connections",
     "recovery": "Recovery after kill -9",
     "growth": "Growth",
+    "indexing": "The index",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
+USUAL_GROUPS = tuple(name for name in GROUPS if name != "indexing")
+"""What is run unless told otherwise; the rest takes minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000
 """More queues than so are several topics: a topic of ours has at most 1,024."""

@@ -1,4 +1,4 @@
-"""``benchmarks/indexing.py``: it measures what it says. No number of a run is asserted."""
+"""The group ``indexing``: it measures what it says. No number of a run is asserted."""
 
 from __future__ import annotations
 
@@ -23,8 +23,20 @@ def test_the_log_that_is_indexed_is_all_that_is_left(load: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_broker_is_measured(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load("indexing").main(["--messages", "2000", "--seconds", "0.2", "--no-java"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("| gantrymq | ")
-    assert lines[-1].count("|") == 8
+def test_the_group_measures_a_broker(load: Any) -> None:
+    living, measuring = load("living"), load("measuring")
+    figures, told = load("figures").Figures(), []
+    (measure,) = living.SPECIAL["indexing"]
+    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), living.Sizes(keyed=2000), figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of("indexing")}
+    assert len(found) == 6
+    assert all(value is not None and value >= 0 for value in found.values())
+    assert "2,000 messages indexed" in told[0]
+
+
+def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+    read = load("arguments").read
+    assert "indexing" not in read([]).groups
+    assert read([]).is_whole
+    assert "indexing" in read(["--groups", "all"]).groups
+    assert read(["--groups", "indexing", "--keyed", "5000"]).sizes.keyed == 5000
