@@ -21,6 +21,7 @@ from gantrymq.kernel.store import StoreConfig
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.flushkit import expect
 from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
 
 OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
@@ -30,12 +31,6 @@ WAIT_S: Final = 90
 """After so long a producer is asked; less than two intervals."""
 
 Rule = Callable[[str], None]
-
-
-def expect(holds: bool, otherwise: str) -> None:
-    """Raise ``AssertionError`` unless it ``holds``."""
-    if not holds:
-        raise AssertionError(otherwise)
 
 
 def fresh(strategy: str, **settings: Any) -> TransactedStore:
