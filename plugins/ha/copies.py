@@ -42,7 +42,7 @@ class Copies:
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self._copies: dict[Copy, None] = {}
-        self._moved = moved
+        self.moved = moved
 
     def __iter__(self) -> Iterator[Copy]:
         return iter(list(self._copies))
@@ -57,13 +57,13 @@ class Copies:
     def remove(self, copy: Copy) -> None:
         """It has gone."""
         self._copies.pop(copy, None)
-        self._moved()
+        self.moved()
 
     def acknowledge(self, copy: Copy, offset: int, now: float) -> None:
         """The slave says that it has everything up to ``offset``."""
         copy.acknowledged = max(copy.acknowledged, offset)
         copy.heard_at = now
-        self._moved()
+        self.moved()
 
     def proven(self, count: int) -> int:
         """The offset that ``count`` slaves have proven to have; 0 when there are not so many.
@@ -125,3 +125,4 @@ class CopiedGate:
     def gave_up(self, end: int) -> None:
         """What was answered so is readable."""
         self._watermark = max(self._watermark, end)
+        self._copies.moved()

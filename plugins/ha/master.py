@@ -51,9 +51,13 @@ class Master:
         self._grown.unpark_all()
 
     async def run(self) -> None:
-        """Until cancelled."""
-        self._listener.listen(64)
+        """Until cancelled; then the address is free again."""
         log.info("waiting for slaves", address=self.address)
+        with self._listener:
+            self._listener.listen(64)
+            await self._accept()
+
+    async def _accept(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -69,10 +73,6 @@ class Master:
                     nursery.start_soon(self._serve, trio.SocketStream(sock), copy)
                 else:
                     sock.close()
-
-    def close(self) -> None:
-        """Let the address go."""
-        self._listener.close()
 
     def _admits(self, host: str) -> bool:
         if self._networks and not any(ip_address(host) in network for network in self._networks):

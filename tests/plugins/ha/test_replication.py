@@ -1,0 +1,207 @@
+"""Master and slave as whole brokers: the same log, the guarantee, and what strangers on the port achieve."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Replication, TopicTable
+from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.codes import ResponseCode
+
+pytestmark = pytest.mark.trio
+
+OK = [0]
+
+
+@asynccontextmanager
+async def stranger(master: Any) -> AsyncIterator[trio.SocketStream]:
+    """A connection to the master's port for slaves."""
+    address = parse_address(master.services.get(Replication).ha_address)
+    async with await trio.open_tcp_stream(*address) as stream:
+        yield stream
+
+
+async def test_a_slave_has_the_masters_bytes_and_catches_up_after_a_stop(pair: Any) -> None:
+    async with pair.master() as master:
+        await pair.send(master, *[b"%d" % number for number in range(500)])
+        async with pair.slave(master) as slave:
+            await pair.send(master, *[b"x" * 3000] * 500)
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert pair.bytes_of(slave) == pair.bytes_of(master)
+            assert slave.queues.get("T", 0).max_offset == 1000
+        for _ in range(20):
+            await pair.send(master, *[b"y" * 100_000] * 10)
+        assert len(master.log.segments) > 1
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert pair.bytes_of(slave) == pair.bytes_of(master)
+            queues = [(queue.topic, queue.queue_id, queue.max_offset) for queue in master.queues if queue.topic == "T"]
+            assert queues == [(q.topic, q.queue_id, q.max_offset) for q in slave.queues if q.topic == "T"]
+
+
+@pytest.mark.parametrize("full_copy", ["true", "false"])
+async def test_a_new_slave_begins_with_the_last_file_unless_all_is_wanted(pair: Any, full_copy: str) -> None:
+    async with pair.master(full_copy=full_copy) as master:
+        for _ in range(11):
+            await pair.send(master, *[b"y" * 100_000] * 10)
+        last = list(master.log.segments)[-1].base
+        assert last > 0
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert slave.log.min_offset == (0 if full_copy == "true" else last)
+            assert pair.bytes_of(slave) == pair.bytes_of(master)[slave.log.min_offset :]
+
+
+async def test_a_sync_master_waits_for_a_slave_and_says_so_when_there_is_none(pair: Any) -> None:
+    async with pair.master(role="sync_master", sync_timeout="300ms") as master:
+        assert await pair.send(master, b"alone") == [ResponseCode.SLAVE_NOT_AVAILABLE]
+        await pair.until(lambda: master.store.dispatched == master.log.end)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            assert await pair.send(master, b"together") == OK
+            assert slave.log.durable == master.log.end
+
+
+async def test_a_slave_that_confirms_nothing_is_late_and_the_message_readable(pair: Any) -> None:
+    async with pair.master(role="sync_master", sync_timeout="100ms") as master:
+        await pair.send(master, b"first")
+        async with stranger(master) as mute:
+            await mute.send_all(REPORT.pack(master.log.end))
+            await trio.sleep(0.05)
+            assert await pair.send(master, b"second") == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
+            await pair.until(lambda: master.store.dispatched == master.log.end)
+
+
+@pytest.mark.parametrize("said", [b"\xff" * 8, REPORT.pack(2**40), REPORT.pack(-5), random.Random(3).randbytes(64)])
+async def test_what_no_slave_would_say_ends_that_connection_alone(pair: Any, said: bytes) -> None:
+    async with pair.master(role="sync_master") as master, pair.slave(master) as slave:
+        await pair.until(lambda: slave.log.end == master.log.end)
+        await trio.sleep(0.05)
+        assert await pair.send(master, b"before") == OK
+        async with stranger(master) as bad:
+            await bad.send_all(said)
+            with trio.fail_after(5):
+                assert not await bad.receive_some(100)
+            assert await pair.send(master, b"after") == OK
+
+
+async def test_a_forged_acknowledgement_counts_for_nothing_and_ends_the_connection(pair: Any) -> None:
+    async with pair.master(role="sync_master", sync_timeout="100ms") as master:
+        await pair.send(master, b"first")
+        end = master.log.end
+        async with stranger(master) as liar:
+            await liar.send_all(REPORT.pack(end) + REPORT.pack(end + 1))
+            with trio.fail_after(5):
+                assert not await liar.receive_some(100)
+            assert await pair.send(master, b"second") == [ResponseCode.SLAVE_NOT_AVAILABLE]
+
+
+async def test_a_half_report_is_waited_for_until_housekeeping(pair: Any) -> None:
+    async with pair.master(housekeeping="100ms") as master:
+        async with stranger(master) as slow:
+            await slow.send_all(b"\0\0\0")
+            with trio.fail_after(5):
+                assert not await slow.receive_some(100)
+
+
+async def test_who_is_not_on_the_list_is_cut_off(pair: Any) -> None:
+    async with pair.master(peers="10.1.2.3") as master:
+        async with stranger(master) as other:
+            with trio.fail_after(5):
+                assert not await other.receive_some(100)
+
+
+async def test_an_idle_master_sends_heartbeats_of_where_it_is(pair: Any) -> None:
+    async with pair.master(heartbeat="20ms") as master:
+        await pair.send(master, b"first")
+        async with stranger(master) as idle:
+            await idle.send_all(REPORT.pack(master.log.end))
+            with trio.fail_after(5):
+                data = b""
+                while len(data) < 2 * HEADER.size:
+                    data += await idle.receive_some(100)
+            assert data[: 2 * HEADER.size] == HEADER.pack(master.log.end, 0) * 2
+
+
+async def test_a_slow_slave_holds_up_nobody(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave:
+        async with stranger(master) as slow:
+            await slow.send_all(REPORT.pack(0))
+            for _ in range(20):
+                await pair.send(master, *[b"y" * 100_000] * 10)
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            pieces, end = Pieces(), 0
+            with trio.fail_after(10):
+                while end < master.log.end:
+                    for piece in pieces.feed(bytes(await slow.receive_some(65536))):
+                        end = piece.offset + len(piece.data)
+
+
+@pytest.mark.parametrize("flipped", [True, False])
+async def test_a_stream_that_is_cut_or_flipped_is_refused_and_taken_up_again(pair: Any, flipped: bool) -> None:
+    """A proxy ends each connection after a random number of bytes, or flips one on the way."""
+    rng = random.Random(5)
+    async with pair.master() as master, trio.open_nursery() as nursery:
+        await pair.send(master, *[b"%d" % number * 50 for number in range(300)])
+        where = parse_address(master.services.get(Replication).ha_address)
+        connections = 0
+
+        async def carry(near: trio.SocketStream) -> None:
+            nonlocal connections
+            connections += 1
+            left = rng.randrange(1, 20_000) if connections < 12 else 10**9
+            async with near, await trio.open_tcp_stream(*where) as far, trio.open_nursery() as both:
+
+                async def up() -> None:
+                    while data := await near.receive_some(4096):
+                        await far.send_all(data)
+                    both.cancel_scope.cancel()
+
+                both.start_soon(up)
+                while left > 0 and (data := bytes(await far.receive_some(min(left, 3000)))):
+                    left -= len(data)
+                    if flipped and left <= 0:
+                        data = data[:-1] + bytes([data[-1] ^ 0xD5])
+                    await near.send_all(data)
+                both.cancel_scope.cancel()
+
+        async def serve(near: trio.SocketStream) -> None:
+            try:
+                await carry(near)
+            except* (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, [listener])
+        address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        async with pair.slave(address, housekeeping="300ms", heartbeat="100ms") as slave:
+            await pair.until(lambda: slave.log.end == master.log.end, 60)
+            if not flipped:
+                assert pair.bytes_of(slave) == pair.bytes_of(master)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slave_has_its_masters_topics_groups_and_offsets(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave:
+        master.services.get(TopicTable).ensure(TopicConfig("T", 3, 5))
+        master.services.get(GroupTable).find("G")
+        await pair.send(master, b"a", b"b", b"c")
+        await pair.until(lambda: master.store.dispatched == slave.store.dispatched == master.log.end)
+        offsets = slave.services.get(ConsumerOffsets)
+        master.services.get(ConsumerOffsets).commit("G", "T", 0, 2)
+        await pair.until(lambda: offsets.query("G", "T", 0) == 2)
+        assert slave.services.get(TopicTable).get("T").write_queue_nums == 5
+        assert "G" in slave.services.get(GroupTable).names()
+        offsets.commit("G", "T", 0, 3)
+        await trio.sleep(0.3)
+        assert offsets.query("G", "T", 0) == 3
+        master.services.get(ConsumerOffsets).commit("G", "T", 0, 1)
+        await pair.until(lambda: offsets.query("G", "T", 0) == 1)
