@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from gantrymq.plugins.transaction.strategies import STRATEGIES
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.record import Record
+from gantrymq.plugins.transaction import halfwalk
+from gantrymq.plugins.transaction.half import HalfStrategy
+from gantrymq.plugins.transaction.halfload import count_open_halves
+from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
+from gantrymq.plugins.transaction.strategy import Ending
 from gantrymq.testing import transactionkit
 
 
@@ -12,3 +21,82 @@ from gantrymq.testing import transactionkit
 @pytest.mark.parametrize("rule", transactionkit.RULES, ids=lambda rule: rule.__name__)
 def test_the_contract_of_the_strategies_is_kept(rule: transactionkit.Rule, strategy: str) -> None:
     rule(strategy)
+
+
+class Open(HalfStrategy):
+    """Hides nothing."""
+
+    def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
+        return
+
+
+class Repeating(HalfStrategy):
+    """Ends a transaction as often as it is told to."""
+
+    def end(self, endings: list[Ending]) -> None:
+        known = self._table
+        super().end(endings)
+        for ending in endings:
+            index = ending.record.queue_offset - known._origin
+            if known._states[index]:
+                known._states[index] = 0
+                known._base = min(known._base, ending.record.queue_offset)
+                known._ended -= 1
+
+
+class Deaf(HalfStrategy):
+    """Asks nobody."""
+
+    def walk(self) -> Iterator[None]:
+        return iter(())
+
+
+class Forgetful(HalfStrategy):
+    """Begins at every start as if nothing were open."""
+
+    def open(self) -> None:
+        super().open()
+        for offset in range(self._table.end):
+            self._table.close(offset, 3)
+
+
+class Careless(HalfStrategy):
+    """Needs no files, whatever is open."""
+
+    def floor(self) -> int:
+        return self._store.log.end
+
+
+class Trusting(HalfStrategy):
+    """Takes anything for a half message."""
+
+    def is_prepared(self, record: Record) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (Open, transactionkit.a_half_message_is_seen_only_when_it_is_committed),
+        (Open, transactionkit.what_is_rolled_back_is_never_seen),
+        (Repeating, transactionkit.the_first_word_counts),
+        (Deaf, transactionkit.a_producer_is_asked_and_its_answer_counts),
+        (Deaf, transactionkit.many_open_transactions_are_all_asked_about),
+        (Forgetful, transactionkit.a_restart_in_any_state_forgets_nothing),
+        (Forgetful, transactionkit.a_commit_that_is_refused_may_be_repeated),
+        (Careless, transactionkit.open_transactions_keep_their_files),
+        (Trusting, transactionkit.forged_ends_are_refused),
+    ],
+)
+def test_the_kit_finds_a_strategy_that_breaks_the_contract(
+    broken: Any, rule: transactionkit.Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.plugins.transaction.STRATEGIES", {"broken": StrategyKind(broken, count_open_halves)})
+    with pytest.raises((AssertionError, ValueError)):
+        rule("broken")
+
+
+def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halfwalk, "first_offset", lambda record: record.queue_offset)
+    with pytest.raises(AssertionError):
+        transactionkit.who_was_asked_may_answer_by_the_first_names("half")

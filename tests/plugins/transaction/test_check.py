@@ -1,0 +1,91 @@
+"""The service that walks: in its time, whatever a walk does; and whom a question goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from gantrymq.kernel.record import Record
+from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, Questions
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.transacted import Producers
+
+
+class Walker:
+    """A strategy of which only the walk matters; it notes when each slice of each walk began."""
+
+    def __init__(self, slices: int) -> None:
+        self.slices = slices
+        self.times: list[list[float]] = []
+        self.error: Exception | None = None
+
+    def walk(self) -> Iterator[None]:
+        self.times.append([])
+        for _ in range(self.slices):
+            self.times[-1].append(trio.current_time())
+            if self.error is not None:
+                raise self.error
+            yield
+
+
+async def run_for(seconds: float, service: CheckBack) -> None:
+    with trio.move_on_after(seconds):
+        await service.run()
+
+
+@pytest.mark.trio
+async def test_a_walk_begins_each_interval_and_its_slices_let_others_work(autojump_clock: MockClock) -> None:
+    strategy: Any = Walker(3)
+    began = trio.current_time()
+    await run_for(150, CheckBack(strategy, 60))
+    assert [[time - began for time in walk] for walk in strategy.times] == [
+        pytest.approx([60, 60 + SLICE_S, 60 + 2 * SLICE_S]),
+        pytest.approx([120 + 3 * SLICE_S, 120 + 4 * SLICE_S, 120 + 5 * SLICE_S]),
+    ]
+
+
+@pytest.mark.trio
+async def test_a_walk_that_fails_does_not_keep_the_next_from_coming(autojump_clock: MockClock) -> None:
+    strategy: Any = Walker(1)
+    strategy.error = RuntimeError("on purpose")
+    await run_for(200, CheckBack(strategy, 60))
+    assert len(strategy.times) == 3
+
+
+@pytest.mark.trio
+async def test_who_is_stopped_ends_the_walk_and_begins_no_other(autojump_clock: MockClock) -> None:
+    strategy: Any = Walker(100)
+    service = CheckBack(strategy, 60)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.run)
+        await trio.sleep(60 + 2.5 * SLICE_S)
+        service.stop()
+    assert [len(walk) for walk in strategy.times] == [3]
+
+
+def test_each_producer_of_a_group_is_asked_now_and_then_and_none_that_cannot_be() -> None:
+    producers: Any = Producers()
+    questions = Questions(MemoryEnv(), producers)
+    assert questions.find("orders") is None
+    members = [producers.join() for _ in range(3)]
+    members[1].closed = True
+    members[2].is_congested = lambda: True
+    found: Any = {questions.find("orders") for _ in range(50)}
+    assert found == {members[0]}
+    members[2].is_congested = lambda: False
+    found = {questions.find("orders") for _ in range(50)}
+    assert found == {members[0], members[2]}
+
+
+def test_a_message_without_a_unique_key_is_asked_about_by_its_place() -> None:
+    producers: Any = Producers()
+    member = producers.join()
+    Questions(MemoryEnv(), producers).ask(member, Record("T", 1, b"x", queue_offset=7, offset=99))
+    [question] = member.take_questions()
+    assert (question.header.msg_id, question.header.transaction_id) == (None, None)
+    assert (question.header.tran_state_table_offset, question.header.commit_log_offset) == (7, 99)
+    assert question.header.offset_msg_id == question.record.message_id
