@@ -61,8 +61,8 @@ class StateWalk:
                 looked += 1
                 try:
                     verdict = self._look(number, row, now)
-                except Exception:
-                    log.exception("transaction_check_failed", row=number)
+                except Exception as error:
+                    log.error("transaction_check_failed", row=number, reason=repr(error))
                     verdict = True
                 if verdict is None:
                     return
