@@ -19,7 +19,7 @@ WORKERS ?= 2
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 FILE ?=
 
-.PHONY: help install demo test check fuzz lint format bench bench-all docs clean
+.PHONY: help install demo test check fuzz lint format bench bench-all bench-delays docs clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
@@ -91,6 +91,9 @@ bench: $(VENV)/.test
 
 bench-all:
 	@$(MAKE) --no-print-directory bench GROUP=all
+
+bench-delays: $(VENV)/.test
+	$(BIN)/python benchmarks/delays.py $(if $(PENDING),--pending '$(PENDING)') $(if $(BURST),--burst '$(BURST)')
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -15,7 +15,7 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.record import BadRecord, Record, decode
 from gantrymq.plugins.delay.delivery import BACKLOG_BYTES, BATCH_BYTES, BATCH_ROWS, IDLE_MS, POLL_MS, RETRY_MS
 from gantrymq.plugins.delay.slots import OpenSlot
 from gantrymq.plugins.delay.timerlog import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
@@ -207,7 +207,10 @@ class Departures:
 
     def _read(self, unit: Unit) -> Record | None:
         try:
-            return self._store.log.read_record(unit.offset)
+            record, _ = decode(self._store.log.view(unit.offset, unit.size))
+            if record.offset != unit.offset:
+                raise BadRecord(f"the record says that it lies at {record.offset}")
+            return record
         except (OutOfLog, CorruptRange, BadRecord) as error:
             log.error("delayed_message_lost", at=unit.offset, reason=str(error))
             return None

@@ -244,7 +244,10 @@ class TimerFiles:
         if self._lost or self.rebuild is not None:
             return None
         end = self.log.end
-        if (read_ms, end, self.queue_offset) == (self.check.read_ms, self.check.log_end, self.check.queue_offset):
+        known = self.check
+        if (read_ms, end, self.queue_offset) == (known.read_ms, known.log_end, known.queue_offset) and (
+            not self.wheel.is_changed
+        ):
             return None
         self.log.write()
         check = self.check.moved(read_ms, end, self.queue_offset, now)

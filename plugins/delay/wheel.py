@@ -118,6 +118,11 @@ class Wheel:
                     if second and second * PRECISION_MS >= since:
                         yield second * PRECISION_MS, Slot(first, last, number)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._changed)
+
     def take_changes(self) -> dict[int, bytes]:
         """What :meth:`write` is to write: everything that was put up to now."""
         with self._guard:

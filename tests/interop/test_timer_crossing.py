@@ -23,7 +23,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.recall_headers import RecallMessageHeader
-from gantrymq.testing.foreign import Java, start_broker
+from gantrymq.testing.foreign import Java, JavaServer, start_broker
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
 
@@ -54,7 +54,7 @@ async def ours(store: Path) -> AsyncIterator[Running]:
 
 @asynccontextmanager
 async def theirs(java: Java, home: Path, store: Path, how: str = "stopped") -> AsyncIterator[Running]:
-    def start() -> object:
+    def start() -> JavaServer:
         return start_broker(
             java, home, "", name=NAME, store=store, timerWheelEnable="true", recallMessageEnable="true",
             autoCreateTopicEnable="true",
@@ -112,7 +112,7 @@ async def sleep_until(moment: int) -> None:
 @pytest.mark.parametrize(("first", "how"), [("ours", "stopped"), ("theirs", "killed")])
 async def test_what_waits_is_delivered_once_and_on_time_by_the_other_broker(
     java5: Java, homes: Homes, first: str, how: str
-):
+) -> None:
     store = homes("store")
     store.mkdir(parents=True)
     begin, finish = (ours(store), theirs(java5, homes("java"), store))

@@ -200,6 +200,23 @@ def test_a_second_that_is_wholly_delivered_but_not_over_is_not_delivered_again_a
     assert world.bodies() == [b"a"]
 
 
+def test_a_wheel_that_was_built_again_after_a_crash_is_written_at_a_stop_with_nothing_new() -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    world.send_in(b"a", 3000)
+    world.settle()
+    world.close()
+    TimedStore(env)
+    env = env.kill()
+    world = TimedStore(env)
+    world.settle()
+    world.close()
+    world = TimedStore(env)
+    env.advance(3000)
+    world.settle()
+    assert world.bodies() == [b"a"]
+
+
 @pytest.mark.parametrize("cut", [None, 3])
 def test_a_crash_loses_nothing_and_repeats_only_what_was_not_saved(cut: int | None) -> None:
     env = MemoryEnv(start_ms=1_700_000_000_000)

@@ -1,0 +1,223 @@
+"""Messages with a time of their own: how late they come with many waiting, and how fast a burst leaves.
+
+``python benchmarks/delays.py`` starts GantryMQ on an empty store, lets a million messages wait over an hour, sends
+10,000 a second for a while, a tenth of them with times of a few seconds, then lets 100,000 be due at one moment. What
+was late is read from the store: the moment at which each message was stored for its own topic, less the one it named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attrs
+from systems import Setup, start
+
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.record import properties_in, store_timestamp_in
+from gantrymq.kernel.store import Store
+from gantrymq.remoting.properties import find_property
+
+AT_ONCE = 512
+HOUR_MS = 3_600_000
+BODY = b"x" * 100
+PENDING, LIVE, BURST, PLAIN = "delays-pending", "delays-live", "delays-burst", "delays-plain"
+_LENGTHS = struct.Struct(">ii")
+
+
+@attrs.frozen
+class Sizes:
+    """How much is sent, and for how long."""
+
+    pending: int = 1_000_000
+    rate: int = 10_000
+    seconds: int = 30
+    burst: int = 100_000
+
+
+@attrs.frozen
+class Figures:
+    """What was measured: times in ms, rates in messages a second, memory in MiB; ``cores`` is the broker's share."""
+
+    pending: int
+    taken_a_second: float
+    memory_before: float
+    memory_pending: float
+    cores_live: float
+    late_messages: int
+    early: int
+    late_p50: int
+    late_p99: int
+    late_max: int
+    burst: int
+    burst_seconds: float
+    drained_a_second: float
+
+
+class Sender:
+    """One connection that sends and waits for the answers, many at a time."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), 60)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stream = self._socket.makefile("rb")
+
+    def send(self, topic: str, dues: Iterable[int | None]) -> None:
+        """A message each; due at that time (ms since 1970), or at once."""
+        frames = [_frame(topic, due, number) for number, due in enumerate(dues)]
+        self._socket.sendall(b"".join(frames))
+        for _ in frames:
+            size = int.from_bytes(self._stream.read(4), "big")
+            answer = self._stream.read(size)
+            header = json.loads(answer[4 : 4 + int.from_bytes(answer[1:4], "big")])
+            if header["code"] != 0:
+                raise RuntimeError(f"refused: {header}")
+
+    def close(self) -> None:
+        """Hang up."""
+        self._stream.close()
+        self._socket.close()
+
+
+def _frame(topic: str, due: int | None, number: int) -> bytes:
+    properties = "" if due is None else f"TIMER_DELIVER_MS\\u0001{due}\\u0002"
+    header = (
+        f'{{"code":310,"extFields":{{"a":"bench","b":"{topic}","c":"TBW102","d":"4","e":"{number % 4}","f":"0",'
+        f'"g":"1700000000000","h":"0","i":"{properties}","j":"0","k":"false","m":"false"}},'
+        f'"flag":0,"language":"JAVA","opaque":{number},"serializeTypeCurrentRPC":"JSON","version":399}}'
+    ).encode()
+    return _LENGTHS.pack(4 + len(header) + len(BODY), len(header)) + header + BODY
+
+
+def measure(sizes: Sizes, home: Path) -> Figures:
+    """Everything, one after the other."""
+    chance = random.Random(1)
+    with start("gantrymq", Setup(), home) as running:
+        sender = Sender(running.address)
+        for topic in (PENDING, LIVE, BURST, PLAIN):
+            sender.send(topic, [None])
+        memory_before = _memory(running.pid)
+        began = time.monotonic()
+        first = _now() + 20_000 + sizes.pending // 10
+        for _ in _paced(0, sizes.pending, sender, PENDING, lambda: first + chance.randrange(HOUR_MS)):
+            pass
+        taken = sizes.pending / (time.monotonic() - began) if sizes.pending else 0.0
+        time.sleep(2)
+        memory_pending = _memory(running.pid)
+        cores = _processor(running.pid)
+        began = time.monotonic()
+        _live(sender, sizes, chance)
+        cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
+        time.sleep(11)
+        due = _now() // 1000 * 1000 + 12_000 + sizes.burst // 10
+        for _ in _paced(0, sizes.burst, sender, BURST, lambda: due):
+            pass
+        time.sleep(max(due - _now(), 0) / 1000 + 5 + sizes.burst / 20_000)
+        sender.close()
+        running.stop()
+        late = sorted(_lateness(running.store, (PENDING, LIVE)))
+        stored = sorted(moment for _, moment in _delivered(running.store, BURST))
+    if len(stored) != sizes.burst:
+        raise RuntimeError(f"{len(stored)} of the burst's {sizes.burst} messages came")
+    drain = max(stored[-1] - due, 1) / 1000
+    return Figures(
+        sizes.pending, taken, memory_before, memory_pending, cores, len(late), sum(each < 0 for each in late),
+        late[len(late) // 2], late[int(len(late) * 0.99)], late[-1], sizes.burst, drain, sizes.burst / drain,
+    )  # fmt: skip
+
+
+def _paced(rate: int, count: int, sender: Sender, topic: str, due: Callable[[], int | None]) -> Iterator[int]:
+    """Send ``count`` messages, so many a second (0: as fast as it goes); yields how many are sent."""
+    began, sent = time.monotonic(), 0
+    while sent < count:
+        if rate:
+            sent_by_now = int((time.monotonic() - began) * rate)
+            if sent_by_now <= sent:
+                time.sleep(0.005)
+                continue
+            share = min(sent_by_now - sent, AT_ONCE, count - sent)
+        else:
+            share = min(AT_ONCE, count - sent)
+        sender.send(topic, [due() for _ in range(share)])
+        sent += share
+        yield sent
+
+
+def _live(sender: Sender, sizes: Sizes, chance: random.Random) -> None:
+    """A tenth of the messages of this phase have a time of 1 to 10 seconds."""
+    timed = 0
+    for sent in _paced(sizes.rate * 9 // 10, sizes.rate * 9 // 10 * sizes.seconds, sender, PLAIN, lambda: None):
+        if sent // 9 > timed:
+            now = _now()
+            sender.send(LIVE, [now + 1000 + chance.randrange(9000) for _ in range(sent // 9 - timed)])
+            timed = sent // 9
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _memory(pid: int) -> float:
+    """The process's own memory in MiB; what it has mapped of files is the system's to take back."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def _processor(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def _delivered(folder: Path, topic: str) -> Iterator[tuple[int, int]]:
+    """When each delayed message of the topic was due, and when it was stored for it."""
+    store = Store(SystemEnv(), str(folder))
+    store.open()
+    try:
+        store.recover(lambda batch: None)
+        for queue in [queue for queue in store.queues if queue.topic == topic]:
+            entries = queue.entries(0, queue.max_offset)
+            for offset, size, _ in ENTRY.iter_unpack(entries):
+                record = store.log.view(offset, size)
+                due = find_property(properties_in(record), b"TIMER_DELIVER_MS")
+                if due is not None:
+                    yield int(due), store_timestamp_in(record)
+    finally:
+        store.close()
+
+
+def _lateness(folder: Path, topics: Iterable[str]) -> Iterator[int]:
+    for topic in topics:
+        for due, stored in _delivered(folder, topic):
+            yield stored - due
+
+
+def main() -> int:
+    """Measure and tell; the sizes as options, ``--json`` for programs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    for field in attrs.fields(Sizes):
+        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    parser.add_argument("--json", action="store_true")
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
+    with TemporaryDirectory() as home:
+        figures = attrs.asdict(measure(Sizes(**given), Path(home)))
+    if as_json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for name, value in figures.items():
+            print(f"{name:>18}  {value:,.1f}" if isinstance(value, float) else f"{name:>18}  {value:,}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
