@@ -17,6 +17,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import Service, TopicTable
+from gantrymq.plugins.transaction.halfrows import check_size
 from gantrymq.plugins.transaction.statefiles import StateFiles
 from gantrymq.plugins.transaction.staterecords import add_end, is_written
 from gantrymq.plugins.transaction.staterows import STATE_BITS, is_prepared
@@ -25,6 +26,7 @@ from gantrymq.plugins.transaction.statewalk import StateWalk
 from gantrymq.plugins.transaction.strategy import Ending, Means
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.transaction_headers import TransactionState
 
@@ -96,11 +98,25 @@ class StateTableStrategy:
     # -------------------------------------------------------------------------------------------------- to be stored
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
-        """See :class:`Strategy`. While the disk has no room for rows of the table there is none for new ones."""
+        """See :class:`Strategy`. While the disk has no room for rows of the table there is none for new ones.
+
+        What could not be put aside later is refused now.
+        """
         if self._files.table.unwritten:
             for row in rows:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room on the disk for the state table")
             return
+        refused = batch.refused
+        for row in rows:
+            topic = batch.topics[row]
+            try:
+                check_size(topic, batch.bodies[row], batch.properties[row] + topic.encode(), self._store.config)
+            except RemoteFault as fault:
+                batch.refuse(row, fault.code, fault.remark)
+        if batch.refused > refused:
+            rows = [row for row in rows if row not in batch.remarks]
+            if not rows:
+                return
         first = self._count_rows()
         for number, row in enumerate(rows, first):
             batch.sys_flags[row] = batch.sys_flags[row] & ~STATE_BITS | PREPARED

@@ -9,6 +9,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.record import Record
 from gantrymq.plugins.transaction.staterows import STATE_BITS
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.transaction_headers import TransactionState
 
 
@@ -34,12 +35,16 @@ def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, 
 
 
 def add_aside(batch: AppendBatch, record: Record) -> None:
-    """Add the message to the topic of those that nobody ended."""
+    """Add the message to the topic of those that nobody ended; its properties say where it belongs."""
+    place: dict[bytes, bytes | None] = {
+        b"REAL_TOPIC": record.topic.encode(),
+        b"REAL_QID": b"%d" % record.queue_id,
+    }
     batch.add(
         TRANS_CHECK_MAX_TIME_TOPIC,
         0,
         record.body,
-        record.properties,
+        replace_properties(record.properties, place),
         flag=record.flag,
         sys_flag=record.sys_flag & ~STATE_BITS,
         born_timestamp=record.born_timestamp,

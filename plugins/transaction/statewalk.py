@@ -16,6 +16,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
+from gantrymq.plugins.transaction.halfrows import PairedBatch
 from gantrymq.plugins.transaction.staterecords import add_aside, add_end
 from gantrymq.plugins.transaction.staterows import read_prepared
 from gantrymq.plugins.transaction.statetable import ENDS, StateRow, StateTable
@@ -114,8 +115,9 @@ class StateWalk:
 
     def _put_aside(self, record: Record, reason: str) -> bool:
         log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
-        batch = AppendBatch()
+        batch = PairedBatch()
         add_aside(batch, record)
+        batch.follow(0)
         add_end(batch, record, is_commit=False, wait=False)
         self._end_alone(batch, {1: record})
         return True

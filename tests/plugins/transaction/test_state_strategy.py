@@ -18,6 +18,7 @@ from gantrymq.plugins.transaction.statemarks import read_marks
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
@@ -51,8 +52,35 @@ def test_what_was_asked_about_too_often_is_put_aside_and_rolled_back(restart: bo
     assert world.plugin.strategy.open_count == 0
     [aside] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
     assert (aside.body, aside.sys_flag & 12) == (b"x", 0)
+    assert (find_property(aside.properties, b"REAL_TOPIC"), find_property(aside.properties, b"REAL_QID")) == (
+        b"T",
+        b"0",
+    )
     assert world.end_now(half, COMMIT) == ResponseCode.SYSTEM_ERROR
     assert world.bodies() == []
+
+
+def test_what_cannot_be_put_aside_stays_open() -> None:
+    world = fresh(check_max=1)
+    world.producers.join()
+    half = world.half(b"x")
+    world.commit()
+    world.refuse = lambda batch: batch.refuse(0, 14, "no") if batch.topics[0] == TRANS_CHECK_MAX_TIME_TOPIC else None
+    for _ in range(3):
+        world.pass_time(70)
+        world.walk()
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x"]
+
+
+def test_what_could_not_be_put_aside_is_not_taken() -> None:
+    world = fresh()
+    for more in (b"\x02K\x01" + b"k" * 32_650, b""):
+        batch = world.halves([b"ok", b"x" * (10 if more else ROOMY.max_message_bytes), b"ok"], more=more)
+        assert batch.statuses == ([13] * 3 if more else [0, 13, 0])
+    assert world.plugin.strategy.open_count == 2
+    assert world.half(b"next").queue_offset == 2
 
 
 def test_what_is_too_old_is_put_aside_whoever_is_there() -> None:
