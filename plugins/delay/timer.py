@@ -6,6 +6,7 @@ Nothing is opened before the first such message comes. Source: RocketMQ 5.3.3 ``
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -75,7 +76,7 @@ class Timer:
                 wait_ms = self.turn()
                 save = self.save()
                 if save is not None:
-                    await trio.to_thread.run_sync(self._saved, save)
+                    await trio.to_thread.run_sync(save)
                 if wait_ms:
                     with trio.move_on_after(wait_ms / 1000):
                         await self._woken.wait()
@@ -87,8 +88,13 @@ class Timer:
     def turn(self) -> int:
         """Take in some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
         now = self._store.log.clock.now_ms()
-        if not self._open(now):
-            return LOOK_MS if now < self._lively_until else SLOW_LOOK_MS
+        try:
+            if not self._open(now):
+                return LOOK_MS if now < self._lively_until else SLOW_LOOK_MS
+        except (NoRoom, OSError) as error:
+            log.error("timer_not_opened", reason=str(error))
+            self.files.close()
+            return IDLE_MS
         arrivals, departures = self._ways(now)
         try:
             more = arrivals.turn()
@@ -96,11 +102,11 @@ class Timer:
                 return 0 if more else SLOW_LOOK_MS
             departures.stopping = self._stopping
             wait = departures.turn(now)
-        except DamagedUnit as error:
+        except (DamagedUnit, OSError) as error:
             log.error("timer_files_damaged", reason=str(error))
-            self.files.begin_again(now)
-            self._departures = None
-            return 0
+            self._departures = self._arrivals = None
+            self.files.spoilt = True
+            return IDLE_MS
         if more:
             return 0
         return min(wait, LOOK_MS if now < self._lively_until else SLOW_LOOK_MS)
@@ -140,17 +146,11 @@ class Timer:
         self._save_at = now + SAVE_MS
         self._departures.settle()
         try:
-            return self.files.checkpoint(self.files.read_ms, now)
-        except NoRoom as error:
+            save = self.files.checkpoint(self.files.read_ms, now)
+        except (NoRoom, OSError) as error:
             log.warning("timer_not_saved", reason=str(error))
             return None
-
-    @staticmethod
-    def _saved(save: Callable[[], None]) -> None:
-        try:
-            save()
-        except OSError as error:
-            log.warning("timer_not_saved", reason=str(error))
+        return None if save is None else partial(_save, save)
 
     def close(self) -> None:
         """Save everything and close the files, at the end of the broker's life."""
@@ -160,7 +160,7 @@ class Timer:
         self._departures.leave()
         save = self.save(at_once=True)
         if save is not None:
-            self._saved(save)
+            save()
         self._departures = None
         self.files.close()
 
@@ -177,3 +177,10 @@ class Timer:
         if first is None:
             first = self._entry_at(self.files.check.queue_offset)
         return self._store.log.end if first is None else first
+
+
+def _save(save: Callable[[], None]) -> None:
+    try:
+        save()
+    except OSError as error:
+        log.warning("timer_not_saved", reason=str(error))

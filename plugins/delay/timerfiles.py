@@ -75,6 +75,8 @@ class TimerFiles:
         """Set while what was there before a damage is taken from the queue again."""
         self.low = 0
         """The timer log's position before which nothing waits."""
+        self.spoilt = False
+        """Whether the open files turned out to be damaged: they are to be opened again."""
         self._lost = False
 
     def exist(self) -> bool:
@@ -88,6 +90,10 @@ class TimerFiles:
 
         ``trusted``: this kind of broker stopped in order, so that the wheel is as new as the log.
         """
+        if self.spoilt:
+            self._begin_again(self.rebuild or Rebuild(self.queue_offset, self.read_ms), now)
+            self.spoilt = False
+            return
         known = self._read_check()
         if known is None:
             if self.exist():
@@ -172,11 +178,8 @@ class TimerFiles:
             raise DamagedUnit(f"the timer log ends at {end}, not at {self.log.end}")
         for time, (first, last, number) in slots.items():
             self.wheel.put(time, first, last, number)
-
-    def begin_again(self, now: int) -> None:
-        """Set the files aside and take everything from the queue that is not known to be delivered."""
-        rebuild = self.rebuild or Rebuild(self.queue_offset, self.read_ms)
-        self._begin_again(rebuild, now)
+        # At once: an empty wheel must not be what a stop in order leaves.
+        self.wheel.write(self.wheel.take_changes())
 
     def _begin_again(self, rebuild: Rebuild, now: int) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch
@@ -11,7 +12,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.envs import MemoryEnv
-from gantrymq.testing.timers import TimedStore
+from gantrymq.testing.timers import SMALL, TimedStore
 
 HOUR_MS = 3_600_000
 
@@ -421,3 +422,44 @@ def test_a_store_that_never_saw_such_a_message_has_no_timer_files() -> None:
     world.close()
     assert not world.env.exists("store/timerwheel")
     assert not world.env.exists("store/config/timercheck")
+
+
+@pytest.mark.parametrize("damage", [damage_log, spoil_slots])
+def test_files_that_are_damaged_while_they_are_in_use_are_built_again(damage: object) -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    world.send_in(b"a", 1000)
+    for number in range(60):
+        world.send_in(b"%d" % number, 5000 + 100 * number)
+    world.settle()
+    env.advance(2000)
+    world.settle()
+    world.save()
+    world.timer.files.wheel._kept.clear()
+    assert callable(damage)
+    damage(env)
+    env.advance(2000)
+    world.settle()
+    env.advance(10_000)
+    world.settle()
+    env.advance(2000)
+    world.settle()
+    assert sorted(world.bodies()) == sorted([b"a", *(b"%d" % number for number in range(60))])
+
+
+def test_a_disk_without_room_for_the_timer_s_files_is_waited_out() -> None:
+    world = TimedStore(MemoryEnv(), sizes=attrs.evolve(SMALL, file_bytes=1 << 20))
+    world.send_in(b"a", 5000)
+    world.commit()
+    world.env.free_bytes = 0
+    assert world.timer.turn() > 0
+    world.save()
+    world.env.advance(1000)
+    world.timer.turn()
+    world.save()
+    world.env.free_bytes = None
+    world.env.advance(4000)
+    world.settle()
+    world.save()
+    assert world.bodies() == [b"a"]
+    assert world.timer.files.check.queue_offset == 1
