@@ -318,6 +318,8 @@ def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
 async def _run_service(service: Service) -> None:
     try:
         await service.run()
+    except StartError:  # what the user can mend: its text is all there is to say
+        raise
     except Exception:
         log.exception("service failed", service=service.name)
         raise

@@ -22,6 +22,7 @@ from gantrymq.kernel.fast import dispatch_batch
 from gantrymq.kernel.queues import ConsumeQueues
 from gantrymq.kernel.record import BODY_MAX_BYTES
 from gantrymq.kernel.recovery import Recovery, RecoveryReport
+from gantrymq.kernel.salvage import keep_aside
 
 log = structlog.get_logger("gantrymq.store")
 
@@ -115,6 +116,26 @@ class Store:
         self._was_clean = not env.exists(f"{root}/abort")
         env.open(f"{root}/abort", create=True).close()
         env.sync_dir(root)
+
+    def cut(self, offset: int) -> tuple[str, ...]:
+        """Between :meth:`open` and :meth:`recover`: let the log end at ``offset``, where a record ends.
+
+        What lies behind is copied to ``lost+found/`` first; returns those files. A crash on the way leaves a log that
+        is whole up to there at least, and can be cut again. The recovery builds the queues anew.
+        """
+        files, segments = self._files, self.log.segments
+        kept = keep_aside(self._env, segments, offset, segments.last_nonzero(offset), f"{self.root}/lost+found")
+        if files.marks is not None:
+            marks, checkpoint = files.marks, files.checkpoint
+            files.save(
+                Marks(min(marks.durable, offset), min(marks.dispatched, offset), 0, clean=False),
+                checkpoint.log_timestamp,
+                checkpoint.queue_timestamp,
+                checkpoint.index_timestamp,
+            )
+        segments.truncate(offset)
+        self._was_clean = False
+        return kept
 
     def recover(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None = None) -> RecoveryReport:
         """Find the log's end and build the queues up to there; ``on_dispatch`` sees what is dispatched again.

@@ -4,11 +4,13 @@ Slot: none.
 Hooks: before_append, config_section, configure, dispatch, register_ack_gates, register_services, runtime_info.
 Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``; a slave's: ``master``,
-``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``. Files: none.
+``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
+Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start.
 Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
-``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``slave`` takes, ``tables`` are the master's,
-``whereabouts`` is where that is, ``status`` tells of it all. ``docs/howto/cluster.md``.
+``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
+``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
+``status`` tells of it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.services import Replication, Service
+from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
+from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 
 if TYPE_CHECKING:
@@ -63,6 +67,8 @@ class HaPlugin:
         self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         broker.services.provide(Replication, self)
+        if broker.broker_id:
+            cut_as_planned(broker)
         if broker.broker_id == 0:
             self.master = Master(broker, section, self.copies)
 
@@ -78,7 +84,7 @@ class HaPlugin:
     def register_services(self, broker: Broker) -> list[Service]:
         """The task that waits for slaves, or the one that follows the master."""
         if self.master is not None:
-            return [Service("ha master", self.master.run)]
+            return [Service("ha master", self.master.run), Service("vip port", VipPort(broker).run)]
         self.slave = Slave(broker, self._config, self._whereabouts)
         tables = Tables(broker, self._whereabouts, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]

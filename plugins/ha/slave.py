@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import OutOfLog
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.env import NoRoom
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.record import BadRecord
+from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, plan_cut
 from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -47,6 +50,7 @@ class Slave:
         """How far the master was known to have come, in bytes of the log; -1 when nothing was heard yet."""
         self.heard_at = 0.0
         self._reported = 0
+        self._comparison = Comparison(broker)
 
     def moved(self) -> None:
         """More has passed the gates."""
@@ -59,12 +63,25 @@ class Slave:
         while True:
             address = await self._whereabouts.ha_address()
             before = self._broker.log.end
-            reason = await self._follow(address)
+            reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
             if reason != told or self._broker.log.end > before:
                 log.warning("not connected to the master", master=address, reason=reason, offset=self._broker.log.end)
                 told = reason
             await trio.sleep(delay)
+
+    async def _compare(self) -> str:
+        """Why this log must not go on behind the master's; empty when it may.
+
+        :class:`StartError` when it has a tail that was never the master's: only a start can cut that off.
+        """
+        try:
+            await self._comparison.check(self._whereabouts.broker)
+        except Diverged as diverged:
+            raise StartError(plan_cut(self._broker, diverged.end)) from None
+        except (Unlike, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
+            return f"the logs cannot be compared: {error}"
+        return ""
 
     async def _follow(self, address: str) -> str:
         """One connection, from its beginning to its end; returns why it ended."""

@@ -18,7 +18,7 @@ from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_f
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 Homes = Callable[[str], Path]
-MESSAGES = 1500
+MESSAGES = 1000
 
 
 def runtime(address: str) -> dict[str, str]:
@@ -30,7 +30,7 @@ def runtime(address: str) -> dict[str, str]:
 @contextmanager
 def our_broker(home: Path, nameserver: str, name: str, broker_id: int, **more: str) -> Iterator[tuple[Child, str]]:
     """Our broker with the plugin ha, and its address."""
-    (port,) = free_ports(around=(0, 1))
+    (port,) = free_ports(around=(0, 1, -2))
     address = f"127.0.0.1:{port}"
     settings: dict[str, object] = {
         "broker.name": name,

@@ -68,7 +68,8 @@ class Pair:
         """The log, from its first byte to its end."""
         log = broker.log
         return b"".join(
-            log.segments.pread(segment.base, min(segment.end, log.end) - segment.base) for segment in log.segments
+            log.segments.pread(segment.base, max(min(segment.end, log.end) - segment.base, 0))
+            for segment in log.segments
         )
 
 

@@ -182,7 +182,7 @@ async def test_a_stream_that_is_cut_or_flipped_is_refused_and_taken_up_again(pai
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, [listener])
         address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-        async with pair.slave(address, housekeeping="300ms", heartbeat="100ms") as slave:
+        async with pair.slave(address, master_broker=master.address, housekeeping="300ms", heartbeat="100ms") as slave:
             await pair.until(lambda: slave.log.end == master.log.end, 60)
             if not flipped:
                 assert pair.bytes_of(slave) == pair.bytes_of(master)

@@ -1,0 +1,146 @@
+"""Whether a slave's log is a beginning of its master's: the master's records are asked for and compared with its own.
+
+The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the last record
+must be the same on both sides. Where it is not, the last one that is the same is looked for; what lies behind it was
+never the master's and goes to ``lost+found/`` with the next start. Asked with VIEW_MESSAGE_BY_ID (33).
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.remoting.admin_headers import ViewMessageHeader
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.ha")
+
+ABSENT_S: Final = 30.0
+"""How long the master must not have a record of the slave's before that counts: it may be about to show it."""
+
+
+class Verdict(Enum):
+    """What the master has where this log has a record."""
+
+    SAME = "same"
+    OTHER = "other"
+    ABSENT = "absent"
+
+
+class Unlike(Exception):
+    """The logs cannot be brought together now; the text says why."""
+
+
+class Diverged(Exception):
+    """Both logs are the same up to the offset ``end``, and not behind it."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(f"this log is its master's up to offset {end}, and not behind it")
+        self.end = end
+
+
+class Comparison:
+    """Compares the broker's log with its master's, before each connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._absent_since: float | None = None
+
+    async def check(self, address: str) -> None:
+        """Returns when the log's last record is the master's as well, or when there is none.
+
+        :class:`Unlike`, :class:`Diverged`, or what a call may raise.
+        """
+        if not self._broker.log.end:
+            return
+        if not address:
+            raise Unlike("where the master serves clients is not known (plugin.ha.master_broker), to compare records")
+        async with open_channel(address) as channel:
+            places = await self._places(self._broker.log.end)
+            if not places:
+                return
+            verdict = await self._ask(channel, places[-1])
+            if verdict is Verdict.SAME:
+                self._absent_since = None
+                return
+            now = self._broker.env.monotonic()
+            if self._absent_since is None:
+                self._absent_since = now
+            if verdict is Verdict.ABSENT and now - self._absent_since < ABSENT_S:
+                raise Unlike(f"the master does not show the record at {places[-1]}, which is the last one here")
+            raise Diverged(await self._common_end(channel))
+
+    async def _common_end(self, channel: Channel) -> int:
+        """The offset behind the last record that both have. :class:`Unlike` when there is none."""
+        end = self._broker.log.end
+        while places := await self._places(end):
+            if await self._ask(channel, places[0]) is Verdict.SAME:
+                low, high = 0, len(places)
+                while high - low > 1:
+                    middle = (low + high) // 2
+                    if await self._ask(channel, places[middle]) is Verdict.SAME:
+                        low = middle
+                    else:
+                        high = middle
+                return places[low] + len(self._record(places[low]))
+            end = places[0]
+        raise Unlike("no record of this log is the master's: the store belongs to another cluster, or is too old")
+
+    async def _places(self, end: int) -> list[int]:
+        """The offsets of the records below ``end``, of the last file that has any."""
+        return await trio.to_thread.run_sync(self._read_places, end)
+
+    def _read_places(self, end: int) -> list[int]:
+        commit_log = self._broker.log
+        for segment in reversed(list(commit_log.segments)):
+            if segment.base < end:
+                stop = min(segment.end, end)
+                found = [place for batch in commit_log.scan(segment.base, stop) for place in batch.offsets]
+                if found:
+                    return found
+        return []
+
+    def _record(self, offset: int) -> bytes:
+        commit_log = self._broker.log
+        return bytes(commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big")))
+
+    async def _ask(self, channel: Channel, offset: int) -> Verdict:
+        answer = await channel.call(Command(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=offset).to_ext()))
+        if answer.code != ResponseCode.SUCCESS or not answer.body:
+            return Verdict.ABSENT
+        return Verdict.SAME if bytes(answer.body) == self._record(offset) else Verdict.OTHER
+
+
+def plan_cut(broker: Broker, end: int) -> str:
+    """Let the next start cut the log at ``end``; returns what the user is told of it."""
+    broker.env.replace(_path(broker), json.dumps({"end": end}).encode())
+    size = broker.log.end - end
+    log.error("the log's tail was never the master's", offset=end, bytes=size)
+    return (
+        f"the last {size} bytes of this log, from offset {end} on, were never the master's. Start the broker again: "
+        f"they are then moved to {broker.root}/lost+found, and the master's log is followed from there"
+    )
+
+
+def cut_as_planned(broker: Broker) -> None:
+    """Before the recovery: cut the log where the run before has found that it must be."""
+    path = _path(broker)
+    if not broker.env.exists(path):
+        return
+    end = int(json.loads(broker.env.read_bytes(path))["end"])
+    kept = broker.store.cut(end)
+    log.warning("the tail that was never the master's is cut off and kept aside", offset=end, kept=kept)
+    broker.env.unlink(path)
+
+
+def _path(broker: Broker) -> str:
+    return f"{broker.root}/config/ha-cut.json"
