@@ -67,7 +67,7 @@ def measure(
     fails, and then what was measured before it is there. ``processes`` of the generator by scenario."""
     system = result.system
     result.idle = resident_bytes(running.pid)
-    warm_up(running, timing.warm)
+    warm_up(running, timing.warm, [scenario.kind for scenario in scenarios])
     for scenario in scenarios:
         count = processes.get(scenario.name, default_processes())
         if scenario.topics:
@@ -112,8 +112,9 @@ def ceiling(scenario: Scenario, seconds: float, processes: int) -> float:
     return found.outcomes[0].rate
 
 
-def warm_up(running: Running, seconds: float) -> None:
-    """Sends one by one and in batches, one in flight and many, then pulls: what will be measured has been compiled."""
+def warm_up(running: Running, seconds: float, kinds: Sequence[str] = ()) -> None:
+    """Sends one by one and in batches, one in flight and many, then pulls, and transactions where those are among the
+    ``kinds``: what will be measured has been compiled."""
     sends = [
         Scenario("", "", 8, 16),
         Scenario("", "", 64, 1),
@@ -121,6 +122,9 @@ def warm_up(running: Running, seconds: float) -> None:
     ]
     for scenario in sends:
         checked("warm-up", "send", run(Plan(loads=[load_of(running, scenario)], seconds=seconds / 4)))
+    if "transact" in kinds:
+        transact = Scenario("", "", 8, 16, kind="transact")
+        checked("warm-up", "transact", run(Plan(loads=[load_of(running, transact)], seconds=seconds / 2)))
     pull = Scenario("", "", 4, 2, batch=32, kind="pull")
     checked("warm-up", "pull", run(Plan(loads=[load_of(running, pull)], seconds=seconds / 4)))
 
@@ -133,7 +137,7 @@ def load_of(running: Running, scenario: Scenario) -> Load:
             topics = scenario.topics
             for topic in topics or [scenario.topic]:
                 await prepare_topic(client, topic, scenario.queues // len(topics) if topics else scenario.queues)
-            if scenario.kind == "send":
+            if scenario.kind in ("send", "transact"):
                 return await targets_of(client, topics[0] if topics else scenario.topic)
             if not await _has_messages(client, scenario.topic):
                 filling = Scenario("", "", 8, 4, batch=32)

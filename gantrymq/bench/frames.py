@@ -13,10 +13,13 @@ from functools import cache
 from gantrymq.bench.plan import Load
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
+from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
 GROUP = "gantrymq-bench"
 _BATCH_ROW = struct.Struct(">iiiii")
 _LENGTH = struct.Struct(">i")
+_OPAQUE_MARK = 1_999_999_999
 SUBSCRIPTION_INLINE = 4
 MAY_SUSPEND = 2
 SUSPEND_MS = 5_000
@@ -31,7 +34,7 @@ def body_of(load: Load) -> bytes:
     return row * load.batch
 
 
-def sends(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
+def sends(load: Load, body: bytes, *, sys_flag: int = 0, properties: str = "") -> Callable[[str, int, int], bytes]:
     """A function of topic, queue id and opaque to the frame, each encoded once. With ``body`` left out of the frame's
     end, a stamped load puts its own there."""
     code = RequestCode.SEND_BATCH_MESSAGE if load.batch > 1 else RequestCode.SEND_MESSAGE_V2
@@ -41,11 +44,35 @@ def sends(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
     @cache
     def frame(topic: str, queue: int, opaque: int) -> bytes:
         ext = {
-            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": "0", "g": born, "h": "0",
-            "i": "", "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
+            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue), "f": str(int(sys_flag)), "g": born,
+            "h": "0", "i": properties, "j": "0", "k": "false", "m": "true" if load.batch > 1 else "false",
         }  # fmt: skip
         whole = encode(Command(code, ext, body, opaque, language="JAVA"))
         return whole[: len(whole) - cut]
+
+    return frame
+
+
+def halves(load: Load, body: bytes) -> Callable[[str, int, int], bytes]:
+    """As :func:`sends`, of half messages."""
+    properties = encode_properties({TRAN_MSG: "true", PGROUP: GROUP})
+    return sends(load, body, sys_flag=TransactionState.PREPARED, properties=properties)
+
+
+def commits(load: Load) -> Callable[[int, int, int], bytes]:
+    """A function of log offset, queue offset and opaque to the frame that commits the half message which lies there."""
+    header = EndTransactionHeader(
+        producer_group=GROUP, tran_state_table_offset=0, commit_log_offset=0,
+        commit_or_rollback=TransactionState.COMMIT, msg_id="bench", topic=load.topic,
+    )  # fmt: skip
+    ext = header.to_ext() | {"commitLogOffset": "LOG", "tranStateTableOffset": "QUEUE"}
+    whole = encode(Command(RequestCode.END_TRANSACTION, ext, b"", _OPAQUE_MARK, language="JAVA"))[8:]
+    template = whole.replace(b"%", b"%%").replace(b"LOG", b"%(log)d").replace(b"QUEUE", b"%(queue)d")
+    template = template.replace(b"%d" % _OPAQUE_MARK, b"%(opaque)d")
+
+    def frame(log_offset: int, queue_offset: int, opaque: int) -> bytes:
+        text = template % {b"log": log_offset, b"queue": queue_offset, b"opaque": opaque}
+        return b"".join((_LENGTH.pack(len(text) + 4), _LENGTH.pack(len(text)), text))
 
     return frame
 

@@ -27,12 +27,12 @@ class Target(msgspec.Struct, frozen=True):
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Connections with a number of requests in flight each.
 
-    ``kind`` is send, pull (from the oldest message on, and over again at the end) or follow (wait at the end for what
-    comes). ``batch``: messages a request. ``requests``: so many and no more (of a pull: messages); 0: until the time
-    is over. ``run``: mark of stamped bodies, whose time from the send to here is measured; empty: bodies are constant,
-    and the time is the request's. ``success``: the answer's code that counts as one. ``topics``: each request of a send
-    goes to the next queue of all of these, which have the same queues; empty: a request in flight keeps its queue of
-    ``topic``.
+    ``kind`` is send, transact (a half message and its commit), pull (from the oldest message on, and over again at the
+    end) or follow (wait at the end for what comes). ``batch``: messages a request. ``requests``: so many and no more
+    (of a pull: messages); 0: until the time is over. ``run``: mark of stamped bodies, whose time from the send to here
+    is measured; empty: bodies are constant, and the time is the request's. ``success``: the answer's code that counts
+    as one. ``topics``: each request of a send goes to the next queue of all of these, which have the same queues;
+    empty: a request in flight keeps its queue of ``topic``.
     """
 
     kind: str

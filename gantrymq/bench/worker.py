@@ -20,6 +20,7 @@ from gantrymq.bench.connection import Connection
 from gantrymq.bench.plan import BenchFailed, Done, Load, Plan, Target
 from gantrymq.bench.pulling import PullLoad
 from gantrymq.bench.sending import SendLoad
+from gantrymq.bench.transacting import TransactLoad
 from gantrymq.remoting.descriptors import raise_descriptor_limit
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 
@@ -29,6 +30,7 @@ LINGER_SECONDS = 5.0
 _SECOND = 1_000_000_000
 
 AnyLoad = SendLoad | PullLoad
+KINDS: dict[str, type[AnyLoad]] = {"send": SendLoad, "transact": TransactLoad}
 
 
 @attrs.define
@@ -48,7 +50,7 @@ class Worker:
         self._ended = ""
         self._last_answer = 0
         self._last_message = (0, 0)
-        self.loads: list[AnyLoad] = [SendLoad(load) if load.kind == "send" else PullLoad(load) for load in plan.loads]
+        self.loads: list[AnyLoad] = [KINDS.get(load.kind, PullLoad)(load) for load in plan.loads]
         for load in self.loads:
             self._connect(load, load.load)
 

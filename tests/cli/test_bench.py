@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import gantrymq.sync
 from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, rounded
 from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
 from gantrymq.bench.running import run, share
@@ -186,6 +187,30 @@ def test_one_request_at_a_time_counts_failures_among_successes(answering: Callab
     (outcome,) = run(Plan(loads=[load_of(broker.address)], seconds=30)).outcomes
     assert (outcome.messages, outcome.requests) == (3, 4)
     assert {what: failure.count for what, failure in outcome.failures.items()} == {"2 SYSTEM_BUSY": 1, "lost": 1}
+
+
+def test_transactions_are_counted_when_their_commits_are_answered(cluster: Cluster) -> None:
+    with gantrymq.sync.connect(cluster.nameserver) as client:
+        client.admin.create_topic("transacted", queues=2)
+        host, _, port = cluster.address.rpartition(":")
+        load = load_of((host, int(port)), kind="transact", topic="transacted", requests=300, connections=2, in_flight=4)
+        found = run(Plan(loads=[load]))
+        (outcome,) = found.outcomes
+        assert (outcome.messages, outcome.requests, outcome.bytes, outcome.failures) == (300, 300, 30_000, {})
+        assert sum(client.admin.max_offset(queue) for queue in client.admin.queues("transacted")) == 300
+        (half,) = client.admin.queues("RMQ_SYS_TRANS_HALF_TOPIC")
+        assert client.admin.max_offset(half) >= 300
+
+
+def test_a_half_message_that_is_refused_or_lies_nowhere_is_a_failure(answering: Callable[..., Answering]) -> None:
+    refusing = answering(2, 16, None)
+    found = run(Plan(loads=[load_of(refusing.address, kind="transact")], timeout=5))
+    assert {what: failure.count for what, failure in found.outcomes[0].failures.items()} == {
+        "2 SYSTEM_BUSY": 1, "16 NO_PERMISSION": 1, "lost": 1,
+    }  # fmt: skip
+    assert found.outcomes[0].messages == 0
+    nowhere = run(Plan(loads=[load_of(answering(0).address, kind="transact")], timeout=5))
+    assert "does not say where it lies" in nowhere.ended
 
 
 def test_a_broker_that_dies_half_way_leaves_what_was_measured(answering: Callable[..., Answering]) -> None:
