@@ -21,6 +21,7 @@ COMMANDS = {
     "consume": "gantrymq.cli.consume:consume",
     "query": "gantrymq.cli.query:query",
     "delayed": "gantrymq.cli.delayed:delayed",
+    "cluster": "gantrymq.cli.cluster:cluster",
     "plugins": "gantrymq.cli.plugins:plugins",
     "bench": "gantrymq.cli.bench:bench",
     "doctor": "gantrymq.cli.doctor:doctor",

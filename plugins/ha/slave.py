@@ -49,12 +49,23 @@ class Slave:
         self.master_end = -1
         """How far the master was known to have come, in bytes of the log; -1 when nothing was heard yet."""
         self.heard_at = 0.0
+        self.level_at = broker.env.monotonic()
+        """When this log last had all that the master was known to have."""
         self._reported = 0
         self._comparison = Comparison(broker)
 
     def moved(self) -> None:
         """More has passed the gates."""
         self._moved.unpark_all()
+
+    def lag_s(self) -> float:
+        """Since when this log has not had all of the master's, or the master has said nothing; 0 if it has."""
+        now = self._broker.env.monotonic()
+        if self.connected_to and self._broker.store.dispatched >= self.master_end:
+            self.level_at = max(self.level_at, self.heard_at)
+            if now - self.heard_at < 2 * self._config.heartbeat:
+                self.level_at = now
+        return now - self.level_at
 
     async def run(self) -> None:
         """Until cancelled; comes back to the master whenever it is lost."""
@@ -133,6 +144,7 @@ class Slave:
         """Say at once how far this log has come when it has moved, else as often as a heartbeat is due."""
         while True:
             self._reported = self._broker.store.dispatched
+            self.lag_s()
             await stream.send_all(REPORT.pack(self._reported))
             with trio.move_on_after(self._config.heartbeat):
                 while self._broker.store.dispatched <= self._reported:

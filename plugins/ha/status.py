@@ -35,6 +35,7 @@ def slave_info(broker: Broker, slave: Slave) -> dict[str, str]:
         "haMasterOffset": str(slave.master_end),
         "haOffset": str(broker.store.dispatched),
         "haLagBytes": str(max(slave.master_end - broker.store.dispatched, 0)),
+        "haLagSeconds": f"{slave.lag_s():.1f}",
         "haMasterSilentSeconds": f"{silent:.1f}",
     }
 

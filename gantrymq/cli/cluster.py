@@ -1,0 +1,80 @@
+"""``gantrymq cluster``: which brokers there are, who copies whom, and how far behind."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+
+ANSWER_S: Final = 3.0
+"""How long a broker may take to tell of itself."""
+COLUMNS: Final = ("cluster", "broker", "id", "role", "address", "ha_address", "offset", "lag_bytes", "lag_seconds")
+
+
+@click.group()
+def cluster() -> None:
+    """Look at the brokers of a cluster."""
+
+
+@cluster.command()
+@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a broker.")
+@nameserver_option
+def status(as_json: bool, nameserver: str) -> None:
+    """Show each broker's role and address, and how far slaves are behind their masters.
+
+    `offset` is where the broker's commit log ends, in bytes. `lag_seconds` is since when a slave has not had all that
+    it knows its master to have; RocketMQ's brokers do not tell it. A broker that does not answer is `unreachable`.
+    """
+    rows = with_client(nameserver, broker_rows)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+
+    print_table(COLUMNS, [tuple("-" if row[name] is None else row[name] for name in COLUMNS) for row in rows])
+
+
+async def broker_rows(client: Client) -> list[dict[str, Any]]:
+    """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known."""
+    import trio
+
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    info = await client.admin.cluster()
+    async with trio.open_nursery() as nursery:
+        for name, data in info.broker_addr_table.items():
+            for broker_id, address in data.broker_addrs.items():
+                row = found[name, broker_id] = dict.fromkeys(COLUMNS)
+                row |= {"cluster": data.cluster, "broker": name, "id": broker_id, "address": address}
+                nursery.start_soon(_ask, row, address)
+    for (name, broker_id), row in found.items():
+        master = found.get((name, 0))
+        if broker_id and row["offset"] is not None and master is not None and master["offset"] is not None:
+            row["lag_bytes"] = max(master["offset"] - row["offset"], 0)
+    return [found[key] for key in sorted(found)]
+
+
+async def _ask(row: dict[str, Any], address: str) -> None:
+    """Fill in what the broker tells of itself (GET_BROKER_RUNTIME_INFO)."""
+    from gantrymq.remoting.bodies import KVTable
+    from gantrymq.remoting.channel import open_channel
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+    from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+    try:
+        async with open_channel(address) as channel:
+            answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), ANSWER_S)
+            told = KVTable.from_bytes(answer.body).table
+    except (ConnectError, RemoteFault):
+        row["role"] = "unreachable"
+        return
+    row["role"] = told.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
+    row["offset"] = int(told["commitLogMaxOffset"]) if "commitLogMaxOffset" in told else None
+    row["ha_address"] = told.get("haServerAddr") or told.get("haMasterAddress") or None
+    row["lag_seconds"] = float(told["haLagSeconds"]) if "haLagSeconds" in told else None

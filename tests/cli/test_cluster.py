@@ -1,0 +1,60 @@
+"""``cluster status`` against a master and its slave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.testing.foreign import wait_registered
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+
+pytestmark = pytest.mark.timeout(60)
+
+HA = "gantrymq.plugins.ha:HaPlugin"
+
+
+@pytest.fixture
+def nameserver(tmp_path: Path) -> Iterator[str]:
+    """The nameserver of a master and its slave."""
+    with ExitStack() as stack:
+
+        def start(home: str, *arguments: str) -> Child:
+            return stack.enter_context(gantrymq_child(arguments, tmp_path / f"{home}.log"))
+
+        first, second = free_ports(2, around=(0, 1, -2))
+        names = start("names", "nameserver", "--listen", "127.0.0.1:0")
+        address = names.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+        for number, port in enumerate((first, second)):
+            child = start(
+                f"broker-{number}", "broker", "--nameserver", address, "--listen", f"127.0.0.1:{port}",
+                "--data", str(tmp_path / f"data-{number}"), "--set", "store.commit_log_file_bytes=16 MiB",
+                "--set", f"broker.id={number}", "--set", f"plugins.enable={HA}",
+            )  # fmt: skip
+            child.wait_line(lambda line: line.startswith("ready"))
+        wait_registered(address, "broker-a")
+        yield address
+
+
+def test_roles_and_lags(nameserver: str, cli: Callable[..., Any]) -> None:
+    def rows() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
+        return found
+
+    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+        for number in range(20):
+            producer.send(Message("Orders", b"%d" % number))
+    wait_for(lambda: len(rows()) == 2 and rows()[0]["offset"] == rows()[1]["offset"] != 0)
+    first, second = rows()
+    assert (first["id"], first["role"], first["broker"]) == (0, "async_master", "broker-a")
+    assert (second["id"], second["role"], second["lag_bytes"], second["lag_seconds"]) == (1, "slave", 0, 0.0)
+    assert first["ha_address"] == second["ha_address"] != ""
+    table = cli("cluster", "status", "--nameserver", nameserver).out.splitlines()
+    assert table[0].split()[:4] == ["cluster", "broker", "id", "role"]
+    assert len(table) == 3
