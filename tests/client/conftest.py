@@ -298,7 +298,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The nameserver's address of a real cluster: ours, and RocketMQ's own of each version."""
     home = tmp_path_factory.mktemp(request.param)
     if request.param == "gantrymq":
-        with cluster_in_thread(home) as ours:
+        soon = {"plugin.transaction.check_interval": "500ms", "plugin.transaction.timeout": "500ms"}
+        with cluster_in_thread(home, settings=soon) as ours:
             yield ours.nameserver
         return
     try:
@@ -307,7 +308,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(str(missing))
     nameserver = start_nameserver(java, home / "nameserver")
     try:
-        broker = start_broker(java, home / "broker", nameserver.address)
+        # 5.x writes how transactions ended some time later, and asks about them until then
+        soon = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transactionOpBatchInterval": "50"}
+        broker = start_broker(java, home / "broker", nameserver.address, **soon)
         try:
             yield nameserver.address
         finally:

@@ -14,7 +14,8 @@ import pytest
 
 import gantrymq
 import gantrymq.sync
-from gantrymq import Message, MessageQueue, SendStatus
+from gantrymq import Message, MessageQueue, Outcome, SendStatus
+from gantrymq.message import DeliveredRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -356,3 +357,45 @@ def test_threads_may_share_one_blocking_producer(cluster: str, topic: str) -> No
             thread.join()
         with client.consumer(topic, f"g-{topic}", start="first") as messages:
             assert len({next(messages).message_id for _ in range(100)}) == 100
+
+
+async def test_transactions_count_when_they_are_committed_at_once_or_when_the_broker_asks(
+    cluster: str, topic: str
+) -> None:
+    outcomes = {"now": Outcome.COMMIT, "never": Outcome.ROLLBACK, "asked": Outcome.UNKNOWN, "denied": Outcome.UNKNOWN}
+    answers = {"asked": Outcome.COMMIT, "denied": Outcome.ROLLBACK}
+    asked: dict[str, str] = {}
+    denied = anyio.Event()
+    results: dict[str, gantrymq.TransactionResult] = {}
+
+    async def check(half: DeliveredRecord) -> Outcome:
+        asked[half.keys[0]] = half.message_id
+        if half.keys[0] == "denied":
+            denied.set()
+        return answers[half.keys[0]]
+
+    async with (
+        gantrymq.connect(cluster) as client,
+        client.transactional_producer(f"p-{topic}", check=check) as producer,
+    ):
+        await client.admin.create_topic(topic, queues=2)
+        for key, outcome in outcomes.items():
+            results[key] = await producer.send(
+                topic, key.encode(), keys=key, properties={"own": "1"}, local=lambda *_, outcome=outcome: outcome
+            )
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            got = {}
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while len(got) < 2:
+                    for message in await messages.next_batch():
+                        got[message.keys[0]] = message
+                        await message.ack()
+                await denied.wait()
+            with anyio.move_on_after(1):
+                stray = await messages.next_batch()
+                pytest.fail(f"came as well: {stray}")
+    assert set(got) == {"now", "asked"}
+    for key, message in got.items():
+        assert (message.body, message.topic) == (key.encode(), topic)
+        assert message.message_id == results[key].transaction_id
+    assert asked == {key: results[key].transaction_id for key in answers}
