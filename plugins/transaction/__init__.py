@@ -4,13 +4,14 @@ Slot: transaction.
 Hooks: before_append, config_section, configure, dispatch, persist, register_processors, register_services,
 retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
-``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``reject``.
-Files: those of the strategy.
+``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
+Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
 Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and what is behind them: code
 37, and 39 towards producers.
 
-``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them. The strategy
-``half``: ``half``. ``docs/howto/transactions.md``.
+``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them. The strategies:
+``half``, with all that begins so, and ``state_strategy``, with ``redo`` and all that begins with ``state``.
+``docs/howto/transactions.md``.
 """
 
 from __future__ import annotations
