@@ -18,12 +18,13 @@ from gantrymq.kernel.record import Record
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.properties import decode_properties
+from gantrymq.remoting.properties import decode_properties, encode_properties
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 from gantrymq.testing.clients import ForeignClient, Received, Sent
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, ask, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from gantrymq.testing.requests import send
 from gantrymq.testing.stores import log_records
 from gantrymq.testing.transactions import Checked, SentHalf, Transactor
 
@@ -39,6 +40,7 @@ LATE_MS = 5_000
 """How late a message may come on a busy machine."""
 INTERVAL_MS = 3_000
 """Between two rounds of checks: what is to be ended without a check has so much time after the start."""
+RECORDED_TOPIC, RECORDS = "RecordedHalves", 5
 NEVER_MS = 600_000
 """The first broker does not ask: RocketMQ's would store each open half message again."""
 
@@ -112,11 +114,32 @@ class Crossed:
     answered: list[int]
     checks: list[Checked]
     messages: list[Received]
+    recorded: list[Record]
     records: list[Record]
 
 
+def record(running: Running) -> None:
+    """The same requests to each: two half messages, the commit of one, the rollback of the other."""
+    properties = encode_properties({
+        "KEYS": "k1", "UNIQ_KEY": "7F00000100002A9F0000000000000000", "TRAN_MSG": "true", "PGROUP": GROUP, "TAGS": "a",
+    })  # fmt: skip
+    answers = []
+    for body in (b"first", b"second"):
+        half = send(RECORDED_TOPIC, body, properties=properties)
+        answers.append(ask(running.address, half))
+    assert [answer.code for answer in answers] == [0, 0]
+    for answer, state in zip(answers, (TransactionState.COMMIT, TransactionState.ROLLBACK), strict=True):
+        ext = answer.ext or {}
+        header = EndTransactionHeader(
+            producer_group=GROUP, tran_state_table_offset=int(ext["queueOffset"]),
+            commit_log_offset=int(ext["msgId"][-16:], 16), commit_or_rollback=state, msg_id="any",
+        )  # fmt: skip
+        assert ask(running.address, Command(RequestCode.END_TRANSACTION, header.to_ext())).code == 0
+
+
 def fill(client: ForeignClient, running: Running, topic: str) -> tuple[dict[int, SentHalf], list[Sent]]:
-    """Transactions, ended and open, and messages at each level."""
+    """Transactions, ended and open, and messages at each level, behind what is recorded."""
+    record(running)
     ext = {
         "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6",
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
@@ -195,7 +218,7 @@ def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: For
         for writer, running in readers.items():
             consumers[writer].poll(0)
             stop(running)
-            records = [record for record, _ in log_records(stores[writer])]
+            records = [found for found, _ in log_records(stores[writer])]
             checks = [
                 check for check in asked.checks if check.message is not None and check.message.topic == topics[writer]
             ]
@@ -206,7 +229,8 @@ def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: For
                 answered[writer],
                 checks,
                 consumers[writer].messages,
-                records,
+                records[:RECORDS],
+                records[RECORDS:],
             )
     return crossed
 
@@ -252,3 +276,19 @@ def test_each_transaction_has_its_end_in_the_log(crossed: Crossed):
     assert ended <= set().union(*places.values())
     # a half message that a check stored again may have its end at either place
     assert [key for key, offsets in places.items() if not offsets & ended] == []
+
+
+def test_the_same_requests_leave_the_same_records_but_for_times_and_hosts(all_crossed: dict[str, Crossed]):
+    ours, theirs = (all_crossed[writer].recorded for writer in ("gantrymq", "java"))
+    assert [found.topic for found in ours] == [
+        TRANS_HALF_TOPIC, TRANS_HALF_TOPIC, RECORDED_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_OP_HALF_TOPIC,
+    ]  # fmt: skip
+    for mine, other in zip(ours, theirs, strict=True):
+        same = {"store_timestamp": 0, "store_host": b"", "born_host": b"", "properties": b""}
+        if mine.topic == TRANS_OP_HALF_TOPIC:
+            same |= {"born_timestamp": 0, "offset": 0}
+        assert attrs.evolve(mine, **same) == attrs.evolve(other, **same)
+        properties = decode_properties(other.properties.decode())
+        if mine.topic == TRANS_OP_HALF_TOPIC:
+            assert properties.pop("WAIT") == "true", "which says nothing, and ours leaves out"
+        assert decode_properties(mine.properties.decode()) == properties
