@@ -29,11 +29,15 @@ from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+
+
+_REFUSAL = "this broker is a slave: it takes nothing but its master's log"
 
 
 class HaPlugin:
@@ -89,11 +93,14 @@ class HaPlugin:
         tables = Tables(broker, self._whereabouts, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """There will be something to send as soon as this sweep gives way."""
+        """There will be something to send as soon as this sweep gives way. A slave's log is its master's alone."""
         if self.master is not None:
             self.master.grown()
+            return
+        for row in batch.live:
+            batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, _REFUSAL)
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.kernel.env import NoRoom
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Replication, TopicTable
+from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies import TopicConfig
@@ -205,3 +208,45 @@ async def test_a_slave_has_its_masters_topics_groups_and_offsets(pair: Any) -> N
         assert offsets.query("G", "T", 0) == 3
         master.services.get(ConsumerOffsets).commit("G", "T", 0, 1)
         await pair.until(lambda: offsets.query("G", "T", 0) == 1)
+
+
+async def test_a_slaves_log_is_its_masters_alone(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave:
+        await pair.send(master, b"a")
+        await pair.until(lambda: slave.store.dispatched == master.log.end)
+        assert await pair.send(slave, b"b") == [ResponseCode.SERVICE_NOT_AVAILABLE]
+        assert slave.log.end == master.log.end
+
+
+async def test_a_promoted_slave_goes_on_and_its_old_master_follows(pair: Any) -> None:
+    async with pair.master() as master:
+        await pair.send(master, *[b"%d" % number for number in range(100)])
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+    async with pair.master(home="slave") as promoted:
+        assert await pair.send(promoted, b"next") == OK
+        assert promoted.queues.get("T", 0).max_offset == 101
+        async with pair.slave(promoted, home="master") as follower:
+            await pair.until(lambda: follower.store.dispatched == promoted.log.end)
+            assert pair.bytes_of(follower) == pair.bytes_of(promoted)
+
+
+async def test_a_slave_without_room_waits_and_goes_on(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slave_module, "ROOM_PAUSE_S", 0.05)
+    async with pair.master() as master:
+        await pair.send(master, *[b"x" * 1000] * 100)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            append, full = slave.store.log.append_encoded, [True]
+
+            def without_room(position: int, data: bytes) -> int:
+                if full:
+                    raise NoRoom("commitlog", OSError(errno.ENOSPC, "No space left on device"))
+                return append(position, data)
+
+            monkeypatch.setattr(slave.store.log, "append_encoded", without_room)
+            await pair.send(master, b"more")
+            await trio.sleep(0.2)
+            assert slave.log.end < master.log.end
+            full.clear()
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
