@@ -108,8 +108,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
             sender.send(topic, [None])
         memory_before = _memory(running.pid)
         began = time.monotonic()
-        first = _now() + 20_000 + sizes.pending // 10
-        for _ in _paced(0, sizes.pending, sender, PENDING, lambda: first + chance.randrange(HOUR_MS)):
+        for _ in _paced(0, sizes.pending, sender, PENDING, lambda: _now() + 30_000 + chance.randrange(HOUR_MS)):
             pass
         taken = sizes.pending / (time.monotonic() - began) if sizes.pending else 0.0
         time.sleep(2)
@@ -119,7 +118,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         _live(sender, sizes, chance)
         cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
         time.sleep(11)
-        due = _now() // 1000 * 1000 + 12_000 + sizes.burst // 10
+        due = _now() + 10_000 + int(1500 * sizes.burst / max(taken, 1000))
         for _ in _paced(0, sizes.burst, sender, BURST, lambda: due):
             pass
         time.sleep(max(due - _now(), 0) / 1000 + 5 + sizes.burst / 20_000)

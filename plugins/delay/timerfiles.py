@@ -26,7 +26,7 @@ from gantrymq.plugins.delay.timerlog import (
     Unit,
 )
 from gantrymq.plugins.delay.times import PRECISION_MS, floor
-from gantrymq.plugins.delay.wheel import SLOTS, Wheel
+from gantrymq.plugins.delay.wheel import SLOTS, Slot, Wheel
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -161,8 +161,7 @@ class TimerFiles:
 
     def _index(self) -> None:
         """Build the wheel from the log."""
-        self.wheel.create()
-        slots: dict[int, tuple[int, int, int]] = {}
+        slots: dict[int, Slot] = {}
         end = self.log.start
         for position, unit in self.log.scan(self.log.start):
             if position >= self.log.end:
@@ -170,16 +169,13 @@ class TimerFiles:
             end = position + UNIT_BYTES
             time = floor(unit.time)
             if time >= self.read_ms:
-                first, _, number = slots.get(time, (position, 0, 0))
+                first, _, number = slots.get(time, Slot(position, 0, 0))
                 if unit.previous == NOWHERE:
                     first, number = position, 0
-                slots[time] = (first, position, number + (-1 if unit.magic & DELETE else 1))
+                slots[time] = Slot(first, position, number + (-1 if unit.magic & DELETE else 1))
         if end != self.log.end and self.log.next_position(end - UNIT_BYTES) < self.log.end:
             raise DamagedUnit(f"the timer log ends at {end}, not at {self.log.end}")
-        for time, (first, last, number) in slots.items():
-            self.wheel.put(time, first, last, number)
-        # At once: an empty wheel must not be what a stop in order leaves.
-        self.wheel.write(self.wheel.take_changes())
+        self.wheel.create(slots)
 
     def _begin_again(self, rebuild: Rebuild, now: int) -> None:
         self.close()
@@ -192,7 +188,7 @@ class TimerFiles:
             log.warning("timer_file_set_aside", path=f"{aside}/{name}")
         self.log = TimerLog(self._env, self.log.folder, f"{self._root}/staging", self.sizes.file_bytes)
         self.log.open()
-        self.wheel.create()
+        self.wheel.create({})
         self.rebuild = rebuild if rebuild.queue_offset else None
         self.low = 0
         # Whatever is overdue goes into the first slot.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantrymq.plugins.delay.times import PRECISION_MS
@@ -64,13 +64,23 @@ class Wheel:
         self._file = file
         return True
 
-    def create(self) -> None:
-        """Begin with an empty wheel, whatever there was."""
+    def create(self, slots: Mapping[int, Slot]) -> None:
+        """Begin with a wheel that has these ``slots`` by time, in place of what there was, and bring it onto the disk.
+
+        Whatever ends the broker meanwhile leaves the old file or the new one.
+        """
         self.close()
-        file = self._env.open(self.path, create=True)
+        path = f"{self.path}.new"
+        file = self._env.open(path, create=True)
         file.truncate(0)
         file.truncate(self._slots * SLOT_BYTES)
         self._file = file
+        for time, slot in slots.items():
+            self.put(time, *slot)
+        self.write(self.take_changes())
+        file.datasync()
+        self._env.rename(path, self.path)
+        self._env.sync_dir(self.path.rpartition("/")[0])
 
     def close(self) -> None:
         """Close the file; what was not written is forgotten."""

@@ -218,6 +218,23 @@ def test_a_wheel_that_was_built_again_after_a_crash_is_written_at_a_stop_with_no
     assert world.bodies() == [b"a"]
 
 
+def test_a_start_and_a_stop_between_two_crashes_do_not_hide_what_they_left() -> None:
+    env = MemoryEnv(start_ms=1_700_000_000_000)
+    world = TimedStore(env)
+    world.send_in(b"a", 3000)
+    world.settle()
+    world.save()
+    env = env.kill()
+    world = TimedStore(env)
+    world.timer.turn()
+    env = env.kill()
+    TimedStore(env).close()
+    world = TimedStore(env)
+    env.advance(4000)
+    world.settle()
+    assert world.bodies() == [b"a"]
+
+
 @pytest.mark.parametrize("cut", [None, 3])
 def test_a_crash_loses_nothing_and_repeats_only_what_was_not_saved(cut: int | None) -> None:
     env = MemoryEnv(start_ms=1_700_000_000_000)
