@@ -1,0 +1,62 @@
+"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on a broker that keeps transactions as RocketMQ 3.x did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sized
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import gantrymq.sync
+from gantrymq.testing.clients import ForeignClient, wait_until
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import Java
+from gantrymq.testing.processes import free_ports, gantrymq_child
+from gantrymq.testing.transactions import Transactor
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+SETTINGS = ("strategy=state_table", "check_interval=2s", "timeout=500ms", "file_rows=1000")
+ORDERS = {0: ("commit", "commit"), 1: ("rollback", "rollback"), 2: ("unknown", "commit"), 3: ("unknown", "rollback")}
+"""By message: the outcome of its local branch, and what its producer answers when it is asked."""
+
+
+def holds_two(received: Sized) -> bool:
+    return len(received) >= 2
+
+
+def test_java_producers_end_transactions_and_are_asked(java: Java, java5: Java, homes: Callable[[str], Path]) -> None:
+    home = homes("ours")
+    address, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ["serve", "--data", str(home / "store"), "--listen", address, "--nameserver-listen", nameserver]
+    for setting in SETTINGS:
+        serve += ["--set", f"plugin.transaction.{setting}"]
+    with gantrymq_child(serve, home / "serve.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        for release in (java, java5):
+            client = ForeignClient(f"java-{release.version}", release.program, homes(f"client-{release.version}"))
+            topic = f"StateTable-{release.version.replace('.', '-')}"
+            with gantrymq.sync.connect(nameserver) as admin:
+                admin.admin.create_topic(topic, queues=2)
+            with (
+                Transactor.start(client, nameserver, topic, f"p-{topic}") as transactor,
+                client.consumer(nameserver, topic, f"c-{topic}") as consumer,
+            ):
+                sent = {index: transactor.send(index, *order) for index, order in ORDERS.items()}
+                assert {half.status for half in sent.values()} == {"SEND_OK"}
+                transactor.wait_checks(2)
+                received = consumer.messages
+                wait_until(partial(holds_two, received), [consumer])
+                transactor.poll(1.0)  # what comes too often would come now
+                consumer.poll(0)
+                assert Counter(message.index for message in consumer.messages) == {0: 1, 2: 1}
+                for message in consumer.messages:
+                    assert message.sha256 == content(1, message.index).sha256
+                    assert message.msg_id == sent[message.index].msg_id
+                asked = Counter(checked.transaction_id for checked in transactor.checks)
+                assert asked == {sent[2].msg_id: 1, sent[3].msg_id: 1}
+    names = sorted(path.name for path in (home / "store/transaction/statetable").iterdir())
+    states = (home / "store/transaction/statetable" / names[0]).read_bytes()[23 : 8 * 24 : 24]
+    assert (names, list(states)) == (["0" * 20], [8, 12, 8, 12] * 2)
