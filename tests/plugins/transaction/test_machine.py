@@ -41,6 +41,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.safe_words: set[bytes] = set()
         self.unsure: set[bytes] = set()
         self.committed_once: set[bytes] = set()
+        self.rolled_back_once: set[bytes] = set()
         self.crashes = 0
 
     def open(self, env: MemoryEnv) -> TransactedStore:
@@ -88,8 +89,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.world.refuse = lambda batch: None
         if not hit:
             self.said.setdefault(body, state)
-            if state == COMMIT:
-                self.committed_once.add(body)
+            (self.committed_once if state == COMMIT else self.rolled_back_once).add(body)
 
     @rule(seconds=st.sampled_from([1, 10, 70, 4000]))
     def wait(self, seconds: int) -> None:
@@ -163,10 +163,8 @@ class TransactionMachine(RuleBasedStateMachine):
         assert is_open <= set(asked), "nobody is asked about an open transaction"
         assert set(asked) <= is_open | self.unsure, "somebody is asked about one that has ended"
         assert len(asked) == len(set(asked)), "somebody is asked twice"
-        for body in self.unsure & set(self.halves):
-            assert self.said.get(body) != COMMIT or seen[body] or body in asked, (
-                f"{body[:10]!r} is neither there nor open"
-            )
+        for body in self.unsure & set(self.halves) & self.committed_once - self.rolled_back_once:
+            assert seen[body] or body in asked, f"{body[:10]!r} is neither there nor open"
         assert self.world.plugin.strategy.open_count == len(asked)
 
 
