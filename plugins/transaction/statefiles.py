@@ -52,7 +52,7 @@ class StateFiles:
         self._failed = False
         self._open_from = 0
         self._expired = 0
-        self._progress = StateMarks(0, 0, 0, 0)
+        self._vouched = self._progress = StateMarks(0, 0, 0, 0)
         self._noted: StateMarks | None = None
         self._told: StateMarks | None = None
         self._detached: deque[Segment] = deque()
@@ -67,20 +67,17 @@ class StateFiles:
         self._make()
         known = marks is not None or self._env.is_dir(self.folder)
         trusted = self._load(marks) if known else self._begin()
-        first = StateMarks(self.position, 0, 0, self.position)
+        self._vouch(marks)
         self._catch_up(with_table=trusted)
         if not trusted:
             try:
-                self._rebuild(marks)
+                self._rebuild()
             except StoreDamaged as error:
                 self._begin_anew(error)
+                self._vouch(marks)
                 self._catch_up(with_table=False)
-                self._rebuild(None if marks is None else attrs.evolve(marks, open_from=0))
+                self._rebuild()
         self._advance()
-        if not known:
-            self._env.replace(marks_path(self._store.root), first.encode())
-        elif marks is not None and marks.clean:  # from now on the table changes in place
-            self._env.replace(marks_path(self._store.root), attrs.evolve(marks, clean=False).encode())
         log.info("state_table_loaded", open=self.table.open_count, rows=self.table.end, rebuilt=not trusted)
 
     def _make(self) -> None:
@@ -92,13 +89,20 @@ class StateFiles:
         """The strategy was never used here; what the recovery had to read again counts, should it be a copied log."""
         report = self._store.recovered
         self.position = self._store.log.min_offset if report is None else report.end - report.scanned_bytes
+        self._vouched = StateMarks(self.position, 0, 0, self.position)
         return True
+
+    def _vouch(self, marks: StateMarks | None) -> None:
+        """From now on the table changes in place, and what was cut off may come back as something else."""
+        if self._vouched != marks:
+            self._env.replace(marks_path(self._store.root), self._vouched.encode())
 
     def _load(self, marks: StateMarks | None) -> bool:
         """Find out from where on the log must be read. Returns whether the table can be relied upon."""
         commit_log = self._store.log
         report = self._store.recovered
         clean = report is not None and report.clean
+        self._vouched = StateMarks(0, 0, 0, 0) if marks is None else marks
         try:
             self.redo.load()
             if marks is None:
@@ -113,6 +117,8 @@ class StateFiles:
         except StoreDamaged as error:
             self._begin_anew(error)
             return False
+        open_from = min(self._vouched.open_from, self.position)
+        self._vouched = StateMarks(self.position, self.redo.end, self._vouched.rows, open_from)
         self.position = max(self.position, commit_log.min_offset)
         if marks is None or not (clean and marks.clean and marks.offset <= commit_log.end):
             return False
@@ -133,6 +139,7 @@ class StateFiles:
     def _begin_anew(self, error: StoreDamaged) -> None:
         self._set_aside(self.folder, "redo log and state table are built again from the log", error)
         self.position = self._store.log.min_offset
+        self._vouched = StateMarks(self.position, 0, self._vouched.rows, 0)
 
     def _set_aside(self, folder: str, what: str, error: StoreDamaged) -> None:
         kept = f"{self._store.root}/lost+found"
@@ -150,12 +157,12 @@ class StateFiles:
         if entries is not None:
             self.redo = entries
 
-    def _rebuild(self, marks: StateMarks | None) -> None:
+    def _rebuild(self) -> None:
         """Make the table anew: a row for each prepared record that was not ended, where its record says."""
         commit_log = self._store.log
         self.table.close()
         self._env.rmtree(self.table.folder)
-        known = self.redo.find_open(0 if marks is None else marks.open_from)
+        known = self.redo.find_open(self._vouched.open_from)
         rows = []
         for offset, size in sorted(known.open.items()):
             if offset < commit_log.min_offset:
@@ -163,7 +170,7 @@ class StateFiles:
             elif (record := read_prepared(commit_log, offset)) is not None:
                 rows.append((record.queue_offset, state_row(record, size)))
         newest = None if known.newest is None else row_of(commit_log, known.newest)
-        end = max(0 if marks is None else marks.rows, 0 if newest is None else newest + 1)
+        end = max(self._vouched.rows, 0 if newest is None else newest + 1)
         entries = self.redo
         self._make()
         self.redo = entries

@@ -182,6 +182,19 @@ def test_what_is_damaged_is_set_aside_and_built_again(name: str, clean: bool) ->
     assert (loaded["rebuilt"], loaded["open"], errors) == (False, 0, [])
 
 
+def test_what_is_set_aside_again_takes_no_others_place() -> None:
+    env = MemoryEnv()
+    world, halves = lived(env)
+    world.close()
+    for number in (1, 2):
+        env.open(REDO).truncate(100)
+        world, loaded, _ = start(env)
+        assert loaded["open"] == 2
+        assert env.exists(f"store/lost+found/transaction.{number}/{REDO.removeprefix('store/transaction/')}")
+        world.close()
+    check(start(env)[0], halves)
+
+
 def test_entries_in_the_wrong_order_are_found_when_the_table_is_built_from_them() -> None:
     env = MemoryEnv()
     world, halves = lived(env)
@@ -243,6 +256,8 @@ def test_a_log_that_lost_its_end_takes_its_rows_along() -> None:
     world, loaded, _ = start(env)
     assert loaded["open"] == 2
     assert end < world.log.end
+    now = json.loads(env.read_bytes(MARKS))
+    assert (now["offset"], now["entries"], now["clean"]) == (world.log.end, 6, False), "the old ones would be believed"
     check(world, halves)
 
 
