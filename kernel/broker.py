@@ -101,7 +101,7 @@ class Broker:
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())
 
-    def append_encoded(self, position: int, data: bytes) -> int:
+    def append_encoded(self, position: int, data: bytes | memoryview) -> int:
         """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`."""
         taken = self.store.append_encoded(position, data)
         if taken:

@@ -156,7 +156,7 @@ class CommitLog:
             self._tail = (position, timestamp)
             (self._behind or self._flusher).appended(position, timestamp)
 
-    def append_encoded(self, position: int, data: bytes) -> int:
+    def append_encoded(self, position: int, data: bytes | memoryview) -> int:
         """Write the records, whole and intact, and the blank that ``data`` begins with; ``position`` is the log's end.
 
         They are another log's bytes and stay as they are. A log without files may begin at the start of any. Returns
@@ -224,14 +224,14 @@ class CommitLog:
             self._give_back(batch, rows[index:next_index])
             raise
 
-    def _put(self, segment: Segment, position: int, data: bytes) -> None:
+    def _put(self, segment: Segment, position: int, data: bytes | memoryview) -> None:
         """``data``, in one file, to the operating system or to who writes behind. :class:`NoRoom`: it is not there."""
         if self._behind is None and segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
         self.ahead.appending(position + len(data))
         if self._behind is not None:
-            self._behind.put(segment, position, data)
+            self._behind.put(segment, position, bytes(data))
             return
         try:
             self.segments.write(position, data)

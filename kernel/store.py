@@ -196,7 +196,7 @@ class Store:
                 self._backlog.clear()
                 self._backlog_bytes = 0
 
-    def append_encoded(self, position: int, data: bytes) -> int:
+    def append_encoded(self, position: int, data: bytes | memoryview) -> int:
         """See :meth:`CommitLog.append_encoded`; it is dispatched like what a recovery finds."""
         taken = self.log.append_encoded(position, data)
         if self.dispatched < self.log.min_offset:

@@ -177,7 +177,8 @@ class Tail:
         """
         try:
             while self._waiting:
-                taken = self._broker.append_encoded(self._at, bytes(self._waiting))
+                with memoryview(self._waiting) as waiting:
+                    taken = self._broker.append_encoded(self._at, waiting)
                 if not taken:
                     break
                 del self._waiting[:taken]
