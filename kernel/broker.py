@@ -242,6 +242,8 @@ class Broker:
         return StoreConfig(
             commit_log_file_bytes=section.commit_log_file_bytes,
             queue_file_units=section.queue_file_units,
+            queue_extension=section.queue_extension,
+            queue_extension_file_bytes=section.queue_extension_file_bytes,
             max_message_bytes=section.max_message_bytes,
             store_host=encode_host(str(numeric), port),
         )

@@ -82,6 +82,9 @@ class StoreSection:
 
     commit_log_file_bytes: int = size("1 GiB", minimum="4 KiB", maximum="2 GiB")
     queue_file_units: int = number(300_000, 1, 100_000_000)
+    queue_extension: bool = False
+    """Whether tag codes and store times go to consumequeue_ext (RocketMQ's enableConsumeQueueExt)."""
+    queue_extension_file_bytes: int = size("48 MiB", minimum="64 B", maximum="1 GiB")
     max_message_bytes: int = size("4 MiB", minimum=1, maximum="16 MiB")
 
 

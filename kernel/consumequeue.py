@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count as count_from
 from threading import Lock
 from typing import Final
@@ -13,6 +13,7 @@ import structlog
 from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.openfiles import OpenFiles
+from gantrymq.kernel.queueextension import QueueExtension, last_address
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
 log = structlog.get_logger("gantrymq.queues")
@@ -45,8 +46,10 @@ class ConsumeQueue:
         file_units: int,
         tail_bytes: int,
         open_files: OpenFiles,
+        extension: QueueExtension | None = None,
     ) -> None:
         self._env = env
+        self._extension = extension or QueueExtension(env, f"{folder}_ext", staging)
         self._open_files = open_files
         self.folder = folder
         self.topic = topic
@@ -95,6 +98,8 @@ class ConsumeQueue:
         self.min_offset = self._low
         self.max_offset = self._written // UNIT
         self._find_log_end()
+        self._extension.load()
+        self._cut_extension()
         self._segments.close()
 
     def _is_written(self, unit: int) -> bool:
@@ -123,12 +128,15 @@ class ConsumeQueue:
     # ------------------------------------------------------------------------------------------------------- read
 
     def entries(self, offset: int, count: int) -> bytes:
-        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has."""
-        return self._read(offset, count, self._segments.pread) or b""
+        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has.
+
+        Addresses of the extension are replaced by the tag codes that lie there, where it is whole.
+        """
+        return self._extension.resolve(self._read(offset, count, self._segments.pread), Segments.pread) or b""
 
     def peek(self, offset: int, count: int) -> bytes | None:
         """As :meth:`entries`; None instead of waiting for the disk."""
-        return self._read(offset, count, self._segments.peek)
+        return self._extension.resolve(self._read(offset, count, self._segments.peek), Segments.peek)
 
     def _read(self, offset: int, count: int, read: Callable[[int, int], bytes | None]) -> bytes | None:
         start, end = offset * UNIT, (offset + count) * UNIT
@@ -172,8 +180,13 @@ class ConsumeQueue:
 
     # ------------------------------------------------------------------------------------------------------ write
 
-    def put(self, more: QueueEntries) -> None:
-        """Put entries; :class:`OSError` when they could not be written."""
+    def put(self, more: QueueEntries, stored: Mapping[int, int] | None = None) -> None:
+        """Put entries; :class:`OSError` when they could not be written.
+
+        With ``stored`` (store timestamp by log offset) the tag codes go to the extension, with those.
+        """
+        if stored is not None:
+            more = self._extension.take(more, stored, self.log_end)
         if more.queue_offsets is None and more.first == self.max_offset and more.begin >= self.log_end:
             # No lock: only this thread adds, and only at the end; the other one takes away at the front.
             self._tail += more.entries
@@ -224,6 +237,7 @@ class ConsumeQueue:
         with self._writing:
             self._segments.close()
             self._env.rmtree(self.folder)
+            self._extension.discard()
             self._segments = self._make_segments()
             self.generation += 1
             with self._guard:
@@ -260,6 +274,7 @@ class ConsumeQueue:
         """Bring all entries onto the disk. :class:`NoRoom`, :class:`OSError`."""
         with self._writing:
             if not self._gone:
+                self._extension.sync()
                 self._write_tail()
                 self._segments.sync()
 
@@ -280,6 +295,18 @@ class ConsumeQueue:
         """Delete the files that lie before ``min_offset`` as a whole; for a worker thread."""
         with self._writing:
             self._segments.delete_before(min(self.min_offset * UNIT, self._written))
+            if self._extension.exists:
+                self._extension.drop_before(last_address(self._read(self.min_offset, 1, self._segments.pread)))
+
+    def _cut_extension(self) -> None:
+        """Let the extension end with the last entry that has a place there."""
+        if self._extension.exists:
+            place, end = None, self.max_offset
+            while place is None and end > self._low:
+                start = max(end - _CHUNK_UNITS, self._low)
+                place = last_address(self._read(start, end - start, self._segments.pread))
+                end = start
+            self._extension.cut_behind(place)
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
         """See :meth:`ConsumeQueues.truncate`."""
@@ -309,6 +336,7 @@ class ConsumeQueue:
         self._segments.truncate(self._written)
         self.min_offset = min(self.min_offset, end)
         self._find_log_end()
+        self._cut_extension()
         return lowest
 
     def offset_by_time(self, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
@@ -343,6 +371,7 @@ class ConsumeQueue:
         with self._writing:
             self._gone = True
             self._segments.close()
+            self._extension.discard()
         self._open_files.forget(self)
 
     def close_files(self) -> bool:
@@ -353,10 +382,11 @@ class ConsumeQueue:
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            if any(segment.unsynced for segment in self._segments):
+            if any(segment.unsynced for segment in self._segments) or self._extension.is_unsynced:
                 return False
             with self._reading:
                 self._segments.close()
+                self._extension.close()
             return True
         finally:
             self._writing.release()
@@ -364,3 +394,4 @@ class ConsumeQueue:
     def close(self) -> None:
         """Close the files."""
         self._segments.close()
+        self._extension.close()

@@ -86,6 +86,8 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "mapedFileSizeCommitLog": ("store", "commit_log_file_bytes", _same),
     "mappedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
     "mapedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
+    "enableConsumeQueueExt": ("store", "queue_extension", _same),
+    "mappedFileSizeConsumeQueueExt": ("store", "queue_extension_file_bytes", _same),
     "maxMessageSize": ("store", "max_message_bytes", _same),
     "flushDiskType": ("plugin.flush", "mode", _flush_mode),
     "autoCreateTopicEnable": ("plugin.topics", "auto_create", _same),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from threading import Lock
 
+import attrs
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
@@ -19,6 +20,7 @@ from gantrymq.kernel.consumequeue import UNIT, ConsumeQueue
 from gantrymq.kernel.env import Env, NoRoom
 from gantrymq.kernel.fast import queue_entries
 from gantrymq.kernel.openfiles import OpenFiles
+from gantrymq.kernel.queueextension import FILE_BYTES, QueueExtension
 from gantrymq.kernel.record import TOPIC_PATTERN
 from gantrymq.remoting.descriptors import descriptors_allowed
 
@@ -43,6 +45,15 @@ def check_topic(topic: str) -> None:
         raise ValueError(f"not the name of a topic: {topic[:64]!r}")
 
 
+@attrs.frozen
+class ExtensionPlace:
+    """Where the queues' extensions lie, how large their files are, and whether new entries go there."""
+
+    folder: str
+    file_bytes: int = FILE_BYTES
+    writes: bool = False
+
+
 class ConsumeQueues:
     """All consume queues under ``folder``, and the table of the next queue offsets.
 
@@ -50,8 +61,18 @@ class ConsumeQueues:
     all entries ever put, those that were deleted at the front included.
     """
 
-    def __init__(self, env: Env, folder: str, staging: str, *, file_units: int, tail_bytes: int) -> None:
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        *,
+        file_units: int,
+        tail_bytes: int,
+        extension: ExtensionPlace | None = None,
+    ) -> None:
         self._env = env
+        self._extension = extension or ExtensionPlace(f"{folder}_ext")
         self.folder = folder
         self._staging = staging
         self._file_units = file_units
@@ -110,6 +131,9 @@ class ConsumeQueues:
             file_units=self._file_units,
             tail_bytes=self._tail_bytes,
             open_files=self.open_files,
+            extension=QueueExtension(
+                self._env, f"{self._extension.folder}/{topic}/{queue_id}", self._staging, self._extension.file_bytes
+            ),
         )
         self._queues[topic, queue_id] = queue
         return queue
@@ -120,6 +144,8 @@ class ConsumeQueues:
         """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
         self._check()
         touched = []
+        # Who wants an extension pays for a look at each row.
+        stored = dict(zip(batch.offsets, batch.store_timestamps, strict=True)) if self._extension.writes else None
         for entries in queue_entries(batch, self.tag_code_rules):
             queue = self._queues.get((entries.topic, entries.queue_id))
             if queue is None:
@@ -130,7 +156,7 @@ class ConsumeQueues:
                     continue
             before = queue.max_offset
             try:
-                queue.put(entries)
+                queue.put(entries, stored)
             except OSError as error:
                 raise self._poisoned("writing", queue, error) from error
             self.units += queue.max_offset - before
@@ -217,6 +243,8 @@ class ConsumeQueues:
                 self.units -= queue.max_offset
                 queue.discard()
         self._env.rmtree(f"{self.folder}/{topic}")
+        if self._env.is_dir(f"{self._extension.folder}/{topic}"):
+            self._env.rmtree(f"{self._extension.folder}/{topic}")
         if self._env.is_dir(self.folder):
             self._env.sync_dir(self.folder)
 

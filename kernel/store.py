@@ -19,7 +19,8 @@ from gantrymq.kernel.commitlog import CommitLog
 from gantrymq.kernel.env import Env, NoRoom, blame
 from gantrymq.kernel.env import Lock as StoreLock
 from gantrymq.kernel.fast import dispatch_batch
-from gantrymq.kernel.queues import ConsumeQueues
+from gantrymq.kernel.queueextension import FILE_BYTES as EXTENSION_FILE_BYTES
+from gantrymq.kernel.queues import ConsumeQueues, ExtensionPlace
 from gantrymq.kernel.record import BODY_MAX_BYTES
 from gantrymq.kernel.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.salvage import keep_aside
@@ -40,6 +41,9 @@ class StoreConfig:
     """Entries of one queue that wait in memory before they are written between two flushes."""
     dispatch_rows: int = 4096
     """The most records in one dispatched batch."""
+    queue_extension: bool = False
+    """Whether tag codes go to ``consumequeue_ext``, with the store times."""
+    queue_extension_file_bytes: int = EXTENSION_FILE_BYTES
     backlog_bytes: int = 64 * 1024 * 1024
     """Appended batches kept for dispatch; past it they are read from the log again."""
 
@@ -58,6 +62,9 @@ class Store:
             staging,
             file_units=config.queue_file_units,
             tail_bytes=config.queue_tail_bytes,
+            extension=ExtensionPlace(
+                f"{root}/consumequeue_ext", config.queue_extension_file_bytes, config.queue_extension
+            ),
         )
         self.log = CommitLog(
             env,

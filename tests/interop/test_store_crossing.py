@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import attrs
 import pytest
 
+from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.fast import tag_code
 from gantrymq.testing.clients import ForeignClient, Sent, check_complete
+from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 from gantrymq.testing.stores import expected_queues, log_records, written_queues
@@ -23,6 +27,8 @@ EACH = 300
 MORE = 60
 SMALL_FILE_BYTES = 128 * 1024
 """Small enough that the messages fill several log files."""
+SMALL_EXTENSION = 4096
+"""Bytes of a file of an extension: 204 units, and 16 bytes over."""
 
 
 @attrs.frozen
@@ -42,18 +48,27 @@ class Brokers:
     homes: Homes
 
     @contextmanager
-    def ours(self, store: Path, file_bytes: int | None = None) -> Iterator[Running]:
+    def ours(self, store: Path, file_bytes: int | None = None, extended: bool = False) -> Iterator[Running]:
         broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
         serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver]
         if file_bytes is not None:
             serve += ["--set", f"store.commit_log_file_bytes={file_bytes}"]
+        if extended:
+            serve += [
+                "--set",
+                "store.queue_extension=true",
+                "--set",
+                f"store.queue_extension_file_bytes={SMALL_EXTENSION}",
+            ]
         with gantrymq_child(serve, self.homes("ours") / "serve.err") as child:
             child.wait_line(lambda line: line.startswith("ready"))
             yield Running(child, nameserver)
 
     @contextmanager
-    def theirs(self, store: Path, file_bytes: int | None = None) -> Iterator[Running]:
+    def theirs(self, store: Path, file_bytes: int | None = None, extended: bool = False) -> Iterator[Running]:
         settings = {} if file_bytes is None else {"mappedFileSizeCommitLog": str(file_bytes)}
+        if extended:
+            settings |= {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": str(SMALL_EXTENSION)}
         home = self.homes("theirs")
         server = start_broker(self.java, home, self.java_nameserver, name=home.name, store=store, **settings)
         with server.child as child:
@@ -132,3 +147,54 @@ def test_a_store_of_several_log_files_crosses_over(
         check_all(java4_client, second, topic, "before", sent, count)
         sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
         check_all(java4_client, second, topic, "after", sent, count + MORE)
+
+
+def written_extensions(store: Path) -> dict[str, bytes]:
+    """By queue, all files of its extension in a row."""
+    folders = sorted((store / "consumequeue_ext").glob("*/*"))
+    whole = {folder: b"".join(path.read_bytes() for path in sorted(folder.iterdir())) for folder in folders}
+    return {f"{folder.parent.name}/{folder.name}": data for folder, data in whole.items() if data}
+
+
+def check_extensions(store: Path, topic: str) -> int:
+    """Every byte of the extensions follows from the log, and every entry has its place; how many files there are."""
+    wanted: dict[str, bytearray] = {}
+    for record, _ in log_records(store):
+        data = wanted.setdefault(f"{record.topic}/{record.queue_id}", bytearray())
+        if SMALL_EXTENSION - len(data) % SMALL_EXTENSION < 24:
+            data += b"\xff\xff".ljust(SMALL_EXTENSION - len(data) % SMALL_EXTENSION, b"\0")
+        data += struct.pack(">hqqh", 20, tag_code(record.properties), record.store_timestamp, 0)
+    found = written_extensions(store)
+    queues = {name: data for name, data in wanted.items() if name.startswith(f"{topic}/")}
+    assert queues
+    for name, data in queues.items():
+        files = -(-len(data) // SMALL_EXTENSION)
+        assert found[name] == bytes(data).ljust(files * SMALL_EXTENSION, b"\0")
+        codes = [code for _, _, code in ENTRY.iter_unpack(written_queues(store)[name])]
+        assert len(set(codes)) == len(codes)
+        assert codes[:2] == [-(2**63), -(2**63) + 20]
+    return sum(len(data) // SMALL_EXTENSION for data in found.values())
+
+
+@pytest.mark.parametrize("writer", ["ours", "theirs"])
+def test_extensions_of_queues_cross_over_and_have_the_same_bytes(
+    java4_client: ForeignClient, brokers: Brokers, homes: Homes, writer: str
+):
+    store, topic, count = homes("store"), f"{TOPIC}-extended-{writer}", 3 * EACH
+    start = [brokers.ours, brokers.theirs] if writer == "ours" else [brokers.theirs, brokers.ours]
+    tagged = {index for index in range(count + MORE) if content(41, index).tags == "TagB"}
+    with start[0](store, extended=True) as first:
+        sent = fill(java4_client, first, topic)
+        end(first, "stopped")
+    assert check_extensions(store, topic) > 4
+    with start[1](store, extended=True) as second:
+        check_all(java4_client, second, topic, "before", sent, count)
+        sent += java4_client.produce(second.nameserver, topic, MORE, seed=41, first=count)
+        messages = java4_client.consume_all(second.nameserver, topic, "tag", len(tagged), tags="TagB")
+        assert {message.index for message in messages} == tagged
+        end(second, "stopped")
+    check_extensions(store, topic)
+    with start[0](store, extended=True) as third:
+        messages = java4_client.consume_all(third.nameserver, topic, "back", len(tagged), tags="TagB")
+        assert {message.index for message in messages} == tagged
+        end(third, "stopped")
