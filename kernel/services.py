@@ -144,7 +144,7 @@ class ConsumerOffsets(Protocol):
         """The topic is gone: no group goes on in it, should the name come back."""
 
 
-class DelayPositions(Protocol):
+class LevelPositions(Protocol):
     """How far the delay levels are delivered (plugin ``delay``)."""
 
     def adopt(self, body: bytes) -> None:

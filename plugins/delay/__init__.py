@@ -8,7 +8,7 @@ Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` 
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
 ``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
 Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (370, and 45 for
-slaves; service DelayPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
+slaves; service LevelPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
 
 Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
 SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.services import DelayPositions, Service, TopicTable
+from gantrymq.kernel.services import LevelPositions, Service, TopicTable
 from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels
@@ -73,7 +73,7 @@ class DelayPlugin:
         self._pipelined = section.delivery == "pipelined"
         self._longest_ms = int(section.max_delay * 1000)
         self._topics: TopicTable | None = None
-        broker.services.provide(DelayPositions, self)
+        broker.services.provide(LevelPositions, self)
         broker.queues.tag_code_rules[SCHEDULE_TOPIC] = self._levels.due_code
 
     @hookimpl
@@ -89,7 +89,7 @@ class DelayPlugin:
         return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
 
     def adopt(self, body: bytes) -> None:
-        """A slave's levels are where its master's are: it delivers nothing itself (service ``DelayPositions``)."""
+        """A slave's levels are where its master's are: it delivers nothing itself (service ``LevelPositions``)."""
         self._positions.adopt(body)
         if self._make_delivery is not None:
             self._delivery = self._make_delivery()

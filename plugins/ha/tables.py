@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.services import ConsumerOffsets, DelayPositions, GroupTable, TopicTable
+from gantrymq.kernel.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
@@ -37,7 +37,7 @@ class Tables:
         self._topics = services.find(TopicTable)
         self._groups = services.find(GroupTable)
         self._offsets = services.find(ConsumerOffsets)
-        self._delays = services.find(DelayPositions)
+        self._delays = services.find(LevelPositions)
         self._whereabouts = whereabouts
         self._interval = interval
         self._failure = ""
