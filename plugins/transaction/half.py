@@ -141,10 +141,12 @@ class HalfStrategy:
         batch = PairedBatch(done=_reply)
         ended: dict[int, _Ended] = {}
         for ending in endings:
-            current = self._table.current(first_offset(ending.record))
+            first = first_offset(ending.record)
+            current = self._table.current(first)
+            is_late = ending.is_commit and first in self._table.aside
             if current in ended:
                 self._again(batch, ending, current, ended[current].ending.is_commit)
-            elif (state := self._table.state(current)) != OPEN:
+            elif (state := self._table.state(current)) != OPEN and not is_late:
                 self._again(batch, ending, current, _VERDICTS.get(state))
             else:
                 try:
@@ -201,6 +203,7 @@ class HalfStrategy:
                 continue
             table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
             table.moved.pop(first_offset(one.ending.record), None)
+            table.aside.pop(first_offset(one.ending.record), None)
 
     # ----------------------------------------------------------------------------------------------------- progress
 

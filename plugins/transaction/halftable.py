@@ -28,6 +28,8 @@ class HalfTable:
         self._ended = 0
         self.moved: dict[int, int] = {}
         """The copy as which a transaction goes on, by its first offset; only of open ones."""
+        self.aside: dict[int, None] = {}
+        """The first offsets of those put aside last, of whom a late commit still counts; see :meth:`put_aside`."""
         self._ops: deque[tuple[int, int, int]] = deque()
 
     def refresh(self) -> None:
@@ -70,6 +72,13 @@ class HalfTable:
             self._ended += 1
             if offset == self._base:
                 self._advance()
+
+    def put_aside(self, first: int) -> None:
+        """Nobody ended the transaction that began as ``first``; it is remembered among the last ones."""
+        self.moved.pop(first, None)
+        if len(self.aside) >= REMEMBERED:
+            del self.aside[next(iter(self.aside))]
+        self.aside[first] = None
 
     def next_open(self, offset: int, end: int) -> int | None:
         """The first open one from ``offset`` on and before ``end``."""

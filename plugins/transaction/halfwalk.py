@@ -180,7 +180,7 @@ class HalfWalk:
             if step.is_copy:
                 table.moved[first] = batch.queue_offsets[2 * number]
             else:
-                table.moved.pop(first, None)
+                table.put_aside(first)
             table.close(step.offset, GONE)
             if is_written(batch, 2 * number + 1):
                 table.noted(batch.queue_offsets[2 * number + 1], step.offset)

@@ -155,6 +155,21 @@ def test_each_question_is_counted_and_after_the_last_the_message_is_put_aside() 
     assert world.bodies(queue_id=4) == []
 
 
+def test_a_commit_that_comes_when_the_message_was_put_aside_counts_all_the_same() -> None:
+    world = world_of(check_max=1)
+    world.producers.join()
+    half = world.half(b"x")
+    world.commit()
+    for _ in range(2):
+        world.pass_time(INTERVAL_S)
+        world.walk()
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"]
+    for _ in range(2):
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+        assert world.bodies() == [b"x"], "as in RocketMQ, which has it twice"
+    assert world.plugin.strategy.open_count == 0
+
+
 def test_questions_that_nobody_could_be_asked_cost_nothing_and_write_nothing() -> None:
     world = world_of(check_max=2)
     world.half(b"x")

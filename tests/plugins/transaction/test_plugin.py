@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets
 from gantrymq.remoting.bodies import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import open_channel
@@ -64,6 +66,7 @@ async def test_a_half_message_is_seen_when_it_is_committed_and_not_before(tmp_pa
 @pytest.mark.trio
 async def test_a_producer_is_asked_over_its_connection_and_answers_with_the_same_request(tmp_path: Path) -> None:
     settings = {"plugin.transaction.check_interval": "20ms", "plugin.transaction.timeout": "10ms"}
+    settings["plugin.transaction.check_max"] = "1000000"
     asked, questions = trio.open_memory_channel[Command](100)
 
     def answer_broker(command: Command) -> None:
@@ -157,3 +160,16 @@ async def test_a_restart_keeps_what_is_open(tmp_path: Path) -> None:
         assert (await channel.call(end(done, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
         found = await channel.call(pull("T"))
         assert [message.body for message in decode_records(found.body)] == [b"y", b"x"]
+
+
+@pytest.mark.trio
+async def test_another_strategy_is_refused_in_words_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        half = await channel.call(send("T", b"x", properties=HALF))
+    with pytest.raises(ExceptionGroup) as caught, capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings={"plugin.transaction.strategy": "state_table"})):
+            raise AssertionError("it started")
+    assert caught.group_contains(StartError, match=r"1 transactions of the strategy 'half' are open")
+    assert [entry for entry in logs if entry["log_level"] == "error"] == []
+    async with broker_and_channel(tmp_path) as (_, channel):
+        assert (await channel.call(end(half, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
