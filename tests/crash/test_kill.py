@@ -190,7 +190,8 @@ def test_no_acknowledged_message_is_lost_or_altered_by_kill_9(tmp_path: Path, fl
     assert read_along > 0
     files = sorted(path.name for path in (tmp_path / "data" / "commitlog").iterdir())
     assert len(files) > 1
-    assert int(files[0]) > 0 or time.monotonic() - began < 2 * KEEP_S, "old files went"
+    # A busy machine makes few rounds long, and the broker lives too shortly in them to look for old files.
+    assert int(files[0]) > 0 or rounds < 20 or time.monotonic() - began < 2 * KEEP_S, "old files went"
 
 
 async def _create_topic(nameserver: str) -> None:

@@ -83,7 +83,7 @@ REFUSED = [
     (send("T", e="zero"), ResponseCode.SYSTEM_ERROR, "int"),
     (send("T", i="K\x01" + "v" * 32767), ResponseCode.MESSAGE_ILLEGAL, "32k"),
     (send("T", b"x" * 65537), ResponseCode.MESSAGE_ILLEGAL, "size exceeded"),
-    (send("T", i="TRAN_MSG\x01true"), ResponseCode.NO_PERMISSION, "transaction"),
+    (send("T", i="TRAN_MSG\x01true"), ResponseCode.MESSAGE_ILLEGAL, "producer group"),
     (send("T", b"", m="true"), ResponseCode.MESSAGE_ILLEGAL, "empty"),
     (send("T", b"\0\0\0\0", m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside"),
     (send("T", inner(b"x")[:-1], m="true"), ResponseCode.MESSAGE_ILLEGAL, "inside|add up"),
