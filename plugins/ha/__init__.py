@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import Replication, Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
@@ -29,15 +30,11 @@ from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
-from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
-
-
-_REFUSAL = "this broker is a slave: it takes nothing but its master's log"
 
 
 class HaPlugin:
@@ -68,6 +65,8 @@ class HaPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         """Take the section; a master takes its address as well."""
         self._config = section = config.section(HaConfig)
+        if broker.broker_id and broker.address in (section.master, section.master_broker):
+            raise StartError(f"plugin.ha: {broker.address} is this broker itself, it cannot be its own master")
         self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         broker.services.provide(Replication, self)
@@ -93,14 +92,11 @@ class HaPlugin:
         tables = Tables(broker, self._whereabouts, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]
 
-    @hookimpl(tryfirst=True)
+    @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """There will be something to send as soon as this sweep gives way. A slave's log is its master's alone."""
+        """There will be something to send as soon as this sweep gives way."""
         if self.master is not None:
             self.master.grown()
-            return
-        for row in batch.live:
-            batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, _REFUSAL)
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:

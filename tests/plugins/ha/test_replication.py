@@ -12,12 +12,16 @@ import pytest
 import trio
 
 from gantrymq.kernel.env import NoRoom
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
+from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.testing.harness import make_broker
+from gantrymq.testing.processes import free_ports
 
 pytestmark = pytest.mark.trio
 
@@ -250,3 +254,15 @@ async def test_a_slave_without_room_waits_and_goes_on(pair: Any, monkeypatch: py
             assert slave.log.end < master.log.end
             full.clear()
             await pair.until(lambda: slave.store.dispatched == master.log.end)
+
+
+async def test_a_slave_that_is_its_own_master_refuses_the_start(pair: Any) -> None:
+    async with pair.slave("127.0.0.1:1") as slave:
+        whereabouts = Whereabouts(slave.address, "", "")
+        whereabouts.master_is(slave.address, "127.0.0.1:2")
+        assert whereabouts.broker == ""
+    (port,) = free_ports()
+    settings = {"broker.listen": f"127.0.0.1:{port}", "broker.id": "1", "plugin.ha.master_broker": f"127.0.0.1:{port}"}
+    broker = make_broker(pair.root / "self", settings=settings, enable=["gantrymq.plugins.ha:HaPlugin"])
+    with pytest.raises(StartError, match="its own master"):
+        await broker.run()
