@@ -1,0 +1,89 @@
+"""A slave's tables follow its master's, and a master that comes back sets nobody back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.services import GroupTable, LevelPositions, TopicTable
+from gantrymq.plugins.ha.tables import SaidOffsets
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+
+
+class Offsets:
+    """A table of offsets."""
+
+    def __init__(self, **offsets: int) -> None:
+        self.table = {("G", "T", int(queue_id[1:])): offset for queue_id, offset in offsets.items()}
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self.table.get((group, topic, queue_id))
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self.table[group, topic, queue_id] = offset
+
+
+def said(**offsets: int) -> bytes:
+    return json.dumps({"offsetTable": {"T@G": {queue_id[1:]: offset for queue_id, offset in offsets.items()}}}).encode()
+
+
+def test_higher_offsets_are_taken_and_lower_ones_only_when_somebody_set_them_back() -> None:
+    offsets: Any = Offsets(q0=10, q1=10)
+    life = SaidOffsets()
+    life.merge(offsets, said(q0=5, q1=20, q2=3))
+    assert offsets.table == {("G", "T", 0): 10, ("G", "T", 1): 20, ("G", "T", 2): 3}
+    life.merge(offsets, said(q0=5, q1=15, q2=3))
+    assert offsets.table[("G", "T", 1)] == 15
+    assert offsets.table[("G", "T", 0)] == 10
+
+
+def test_another_life_of_the_master_sets_nobody_back() -> None:
+    offsets: Any = Offsets()
+    SaidOffsets().merge(offsets, said(q0=100))
+    SaidOffsets().merge(offsets, said(q0=90))
+    assert offsets.table == {("G", "T", 0): 100}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"offsetTable":7}'])
+def test_what_is_no_table_is_a_fault(body: bytes) -> None:
+    offsets: Any = Offsets()
+    with pytest.raises(RemoteFault):
+        SaidOffsets().merge(offsets, body)
+
+
+def test_names_without_group_or_with_negative_queues_are_left_out() -> None:
+    offsets: Any = Offsets()
+    body = json.dumps({"offsetTable": {"T": {"0": 1}, "@G": {"0": 1}, "T@G": {"-1": 1}}}).encode()
+    SaidOffsets().merge(offsets, body)
+    assert offsets.table == {}
+
+
+@pytest.mark.trio
+async def test_topics_go_when_the_masters_go_and_system_names_stay(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave:
+        topics, copied = master.services.get(TopicTable), slave.services.get(TopicTable)
+        own = set(copied.names())
+        topics.ensure(TopicConfig("T", 3, 5))
+        await pair.until(lambda: copied.get("T") is not None)
+        topics.remove("T")
+        await pair.until(lambda: copied.get("T") is None)
+        assert own <= set(copied.names())
+        body = topics.table.encode()
+        assert not copied.adopt(body)
+        assert not slave.services.get(GroupTable).adopt(master.services.get(GroupTable).table.encode())
+
+
+@pytest.mark.trio
+async def test_delay_levels_are_told_and_kept(pair: Any) -> None:
+    async with pair.master() as master, open_channel(master.address) as channel:
+        answer = await channel.call(Command(RequestCode.GET_ALL_DELAY_OFFSET))
+        assert (answer.code, json.loads(answer.body)["offsetTable"]) == (ResponseCode.SUCCESS, {})
+    async with pair.slave("127.0.0.1:1") as slave:
+        slave.services.get(LevelPositions).adopt(b'{"offsetTable":{3:17}}')
+    assert b"3:17" in (pair.root / "slave" / "config" / "delayOffset.json").read_bytes().replace(b'"', b"")
