@@ -207,7 +207,7 @@ class QueueEntries(NamedTuple):
 
 
 def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, int], int]]) -> list[QueueEntries]:
-    """What each queue gets, in the order in which the queues occur.
+    """What each queue gets, in the order in which the queues occur, with records that enter none too.
 
     ``rules`` give the tag codes of some topics, by queue id, properties and store timestamp; they replace those in the
     batch.
@@ -215,6 +215,8 @@ def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, i
     offsets, sizes, codes, queue_offsets = batch.offsets, batch.sizes, batch.tag_codes, batch.queue_offsets
     found = []
     for (topic, queue_id), rows in _rows_by_queue(batch).items():
+        if not rows:
+            continue
         if (rule := rules.get(topic)) is not None:
             for row in rows:
                 codes[row] = rule(queue_id, batch.properties[row], batch.store_timestamps[row])
@@ -237,11 +239,11 @@ def _rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
     row = -1
     for topic, queue_id, sys_flag in zip(batch.topics, batch.queue_ids, batch.sys_flags, strict=True):
         row += 1
-        if sys_flag & PREPARED_BIT:
-            continue
         key = (topic, queue_id)
         rows = find(key)
-        if rows is None:
+        if sys_flag & PREPARED_BIT:
+            groups.setdefault(key, [])
+        elif rows is None:
             groups[key] = [row]
         else:
             rows.append(row)

@@ -447,6 +447,17 @@ def test_sends_become_the_same_records_entries_and_answers(
     assert results[2] == results[0]
 
 
+def test_a_queue_that_a_prepared_record_names_first_has_its_place_in_the_order() -> None:
+    sends = [("made", 4), ("orders", 0), ("made", 0)]
+    data = b"".join(encode(Command(310, {**SEND, "b": topic, "f": str(flag), "i": ""})) for topic, flag in sends)
+    results = [
+        Produce(twin).run(data, HOSTS[0], changes=[], refused=[], late=[], store_host=HOSTS[0], room=10**6, own=[])
+        for twin in (plain_requests, compiled)
+    ]
+    assert results[0] == results[1]
+    assert [entries.topic for entries in results[0][5]] == ["made", "orders"]
+
+
 @pytest.mark.parametrize("code", [310, 10])
 def test_a_send_of_either_name_becomes_fields(code: int) -> None:
     names = LONG_NAMES if code == 10 else {}
