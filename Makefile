@@ -16,7 +16,8 @@ PLAIN := not once and not spark
 # two of anything: more workers than processors let tests that wait for others wait too long
 WORKERS ?= 2
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
-PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What fails everywhere has one cause, and an hour more does not tell it better.
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
 FILE ?=
 
 .PHONY: help install demo test check fuzz lint format bench bench-all bench-delays docs clean
