@@ -35,7 +35,8 @@ class Message:
     """A message to send.
 
     ``tags`` is the one tag that consumers can select by; ``keys`` are what it can be found by (none may hold a space);
-    ``properties`` go along as they are; ``flag`` is a number of the user's own. Checked when it is sent.
+    ``properties`` go along as they are; ``flag`` is a number of the user's own. With a ``delay_level`` from 1 on it
+    arrives later, by the brokers' table of levels. Checked when it is sent.
     """
 
     topic: str
@@ -44,6 +45,7 @@ class Message:
     keys: tuple[str, ...] = attrs.field(default=(), converter=_as_keys)
     properties: Mapping[str, str] = attrs.field(factory=dict)
     flag: int = 0
+    delay_level: int = 0
 
 
 class SendStatus(Enum):
@@ -57,13 +59,17 @@ class SendStatus(Enum):
 
 @attrs.frozen
 class SendResult:
-    """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's."""
+    """Where a message was stored. ``message_id`` is the client's id, ``offset_message_id`` the broker's.
+
+    ``recall_handle``: what takes a message back that waits for a time of its own; None where brokers give none.
+    """
 
     status: SendStatus
     message_id: str
     offset_message_id: str
     queue: MessageQueue
     queue_offset: int
+    recall_handle: str | None = None
 
 
 class Outcome(Enum):

@@ -54,11 +54,16 @@ async def read_lines(descriptor: int) -> AsyncGenerator[list[bytes], None]:
 
 
 async def send_lines(
-    producer: Producer, descriptor: int, make: Callable[[int, bytes], Message], meter: Meter | None = None
+    producer: Producer,
+    descriptor: int,
+    make: Callable[[int, bytes], Message],
+    meter: Meter | None = None,
+    *,
+    most: int = BATCH_LINES,
 ) -> Sending:
     """Send each line that is not empty as ``make(line number from 1, line)``; one batch after the other keeps order.
 
-    Stops at the first error of the producer. ``meter`` counts lines.
+    Stops at the first error of the producer. ``meter`` counts lines; a batch has at most ``most`` of them.
     """
     result = Sending()
     started = trio.current_time()
@@ -68,7 +73,7 @@ async def send_lines(
             messages = [make(before + place, line) for place, line in enumerate(lines, 1) if line]
             before += len(lines)
             result.skipped += len(lines) - len(messages)
-            for batch in cut_batches(messages):
+            for batch in cut_batches(messages, most):
                 outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
                 result.sent += len(batch)
                 result.bytes += sum(len(message.body) for message in batch)
@@ -79,13 +84,13 @@ async def send_lines(
     return result
 
 
-def cut_batches(messages: Sequence[Message]) -> list[list[Message]]:
-    """Runs of at most 64 messages and 512 KiB of bodies; a longer body goes alone."""
+def cut_batches(messages: Sequence[Message], most: int = BATCH_LINES) -> list[list[Message]]:
+    """Runs of at most ``most`` messages and 512 KiB of bodies; a longer body goes alone."""
     batches: list[list[Message]] = []
     size = 0
     for message in messages:
         size += len(message.body)
-        if not batches or len(batches[-1]) == BATCH_LINES or size > BATCH_BYTES:
+        if not batches or len(batches[-1]) == most or size > BATCH_BYTES:
             batches.append([])
             size = len(message.body)
         batches[-1].append(message)

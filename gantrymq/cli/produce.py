@@ -23,23 +23,41 @@ if TYPE_CHECKING:
 @click.option("--file", "path", metavar="FILE", help="Read lines from here instead of stdin.")
 @click.option("--tag", metavar="TAG", help="The tag of every message.")
 @click.option("--key", metavar="KEY", help="The key of every message; {n} in it becomes the line's number.")
-def produce(topic: str, nameserver: str, path: str | None, tag: str | None, key: str | None) -> None:
+@click.option("--delay", "after", metavar="DURATION", help="Let each arrive so long after it was sent, such as 30s.")
+@click.option("--delay-level", "level", type=click.IntRange(min=1), metavar="N", help="Let each wait at this level.")
+@click.option("--deliver-at", "at", metavar="TIME", help="Let all arrive at this time, such as 2026-11-21T20:00:00Z.")
+def produce(
+    topic: str,
+    nameserver: str,
+    path: str | None,
+    tag: str | None,
+    key: str | None,
+    after: str | None,
+    level: int | None,
+    at: str | None,
+) -> None:
     """Send each line of a file, or of stdin, as a message. Empty lines are skipped.
 
-    The lines go in their order, a batch of them to one queue, the next to the next.
+    The lines go in their order, a batch of them to one queue, the next to the next. Those that are to arrive later go
+    one by one. At most one of --delay, --delay-level and --deliver-at; a time that is over means at once.
     """
+    from gantrymq.cli.delays import read_delay
+
+    delay = read_delay(after, level, at)
 
     async def work(client: Client) -> Sending:
-        from gantrymq.cli.lines import send_lines
+        from gantrymq.cli.lines import BATCH_LINES, send_lines
         from gantrymq.cli.progress import Meter
         from gantrymq.message import Message
 
         def make(number: int, line: bytes) -> Message:
-            return Message(topic, line, tag, key.replace("{n}", str(number)) if key else ())
+            keys = key.replace("{n}", str(number)) if key else ()
+            return Message(topic, line, tag, keys, delay.properties, delay_level=delay.level)
 
         with Meter(f"produce {topic}") as meter:
             async with client.producer() as producer:
-                return await send_lines(producer, source.fileno(), make, meter)
+                most = BATCH_LINES if delay.is_none else 1
+                return await send_lines(producer, source.fileno(), make, meter, most=most)
 
     with Path(path).open("rb") if path is not None else nullcontext(sys.stdin) as source:
         result = with_client(nameserver, work)

@@ -69,6 +69,8 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
     for key in message.keys:
         if not key or any(character.isspace() for character in key):
             raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")
+    if message.delay_level < 0:
+        raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 is no delay")
     for name in message.properties:
         if name in RESERVED_PROPERTIES:
             raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
@@ -86,6 +88,8 @@ def encode_message_properties(
         pairs[properties.KEYS] = " ".join(message.keys)
     if message.tags is not None:
         pairs[properties.TAGS] = message.tags
+    if message.delay_level:
+        pairs[properties.DELAY] = str(message.delay_level)
     pairs[properties.UNIQ_KEY] = unique_key
     for name, value in pairs.items():
         if not name or not value:

@@ -75,7 +75,7 @@ class Outgoing:
         if header.queue_id != queue.queue_id:
             queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=header.queue_id)
         if not self.batch:
-            return [SendResult(status, self.keys[0], header.msg_id, queue, header.queue_offset)]
+            return [SendResult(status, self.keys[0], header.msg_id, queue, header.queue_offset, header.recall_handle)]
         places = header.msg_id.split(",")
         places += [""] * (len(self.keys) - len(places))
         return [
@@ -125,6 +125,8 @@ def prepare_batch(messages: Sequence[Message], new_key: Callable[[], str]) -> Ou
         check_message(message)
         if message.topic != topic:
             raise InvalidMessage(f"a batch has one topic, not both {topic} and {message.topic}")
+        if message.delay_level:
+            raise InvalidMessage("a message with a delay level cannot go in a batch: send it alone")
         key = new_key()
         properties = encode_message_properties(message, key).encode()
         size = _BATCH_ROW.size + len(message.body) + _I16.size + len(properties)

@@ -124,6 +124,31 @@ def test_a_line_of_a_slow_pipe_is_not_kept_waiting(shell: Cli, nameserver: str, 
     assert left.err == "consumed 0 messages\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "properties"),
+    [
+        ("--delay", "400ms", {"TIMER_DELAY_MS": "400"}),
+        ("--deliver-at", "2026-01-01T00:00:00.0005+01:00", {"TIMER_DELIVER_MS": "1767222000001"}),
+        ("--delay-level", "1", {"DELAY": "1"}),
+    ],
+)
+def test_lines_arrive_when_they_are_told_to_in_their_order(
+    shell: Cli, lines: Callable[[bytes], str], option: str, value: str, properties: dict[str, str]
+) -> None:
+    topic = f"later{option}"
+    shell("topic", "create", topic, "--queues", "1")
+    sent = shell("produce", "--topic", topic, "--file", lines(b"a\nb\nc\n"), "--key", "k{n}", option, value)
+    assert (sent.code, sent.out[:24]) == (0, "sent 3 messages, 3 bytes")
+    got = shell("consume", "--topic", topic, "--group", "g", "--max", "3", "--json")
+    rows = [json.loads(line) for line in got.out.splitlines()]
+    assert [(row["body"], row["keys"]) for row in rows] == [("a", ["k1"]), ("b", ["k2"]), ("c", ["k3"])]
+    for row in rows:
+        assert row["properties"].items() >= properties.items()
+        if option != "--deliver-at":
+            wait = 400 if option == "--delay" else 1000
+            assert row["storeTimestamp"] >= row["bornTimestamp"] + wait
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_producer_that_waits_for_lines_ends_at_a_signal(
     shell: Cli, nameserver: str, tmp_path: Path, number: int
@@ -157,6 +182,23 @@ def test_a_reader_that_has_gone_ends_the_consumer_quietly(
         (["produce", "--topic", "t", "--file", "/nowhere"], 1, "/nowhere: No such file or directory; check the path"),
         (["produce", "--topic", "t", "--file", "/tmp"], 1, "/tmp: Is a directory; name a file"),
         (["produce", "--topic", "t", "--file", "FILE", "--key", "a\x01b"], 1, "holds U+0001 or U+0002"),
+        (
+            ["produce", "--topic", "t", "--delay", "1s", "--delay-level", "2"],
+            2,
+            "say one of --delay, --delay-level and",
+        ),
+        (["produce", "--topic", "t", "--deliver-at", "2026-11-21T20:00:00Z", "--delay", "1s"], 2, "say one of --delay"),
+        (["produce", "--topic", "t", "--delay", "30"], 2, "--delay '30': a number with a unit (ms, s, m, h, d)"),
+        (["produce", "--topic", "t", "--delay", "0s"], 2, "and more than nothing"),
+        (["produce", "--topic", "t", "--delay-level", "0"], 2, "0 is not in the range x>=1"),
+        (["produce", "--topic", "t", "--deliver-at", "noon"], 2, "a time as 2026-11-21T20:00:00Z is expected"),
+        (
+            ["produce", "--topic", "t", "--deliver-at", "2026-11-21T20:00:00"],
+            2,
+            "of which time zone? Add it, such as Z",
+        ),
+        (["produce", "--topic", "t", "--deliver-at", "1969-12-31T23:00:00Z"], 2, "that is before 1970"),
+        (["produce", "--topic", "t", "--file", "FILE", "--delay", "4d"], 1, "at most 259200000 ms are allowed"),
         (["topic", "describe", "nobody-has-it"], 1, "topic nobody-has-it does not exist: no broker has it"),
         (["topic", "create", "bad topic"], 1, "topic 'bad topic' has characters other than"),
         (["topic", "create", "t", "--queues", "0"], 2, "0 is not in the range 1<=x<=1024"),
@@ -198,6 +240,7 @@ def test_batches_keep_order_and_bounds() -> None:
         assert len(batch) <= BATCH_LINES
         assert len(batch) == 1 or sum(len(message.body) for message in batch) <= BATCH_BYTES
     assert cut_batches([]) == []
+    assert [len(batch) for batch in cut_batches(messages, 1)] == [1] * len(messages)
 
 
 def test_the_process_ends_as_a_process_should(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_a_group_may_be_longer_than_a_topic() -> None:
         (Message("T", b"x", keys=["a b"]), "'a b'"),
         (Message("T", b"x", keys=[""]), "''"),
         (Message("T", b"x", properties={"TAGS": "a"}), "TAGS is reserved"),
+        (Message("T", b"x", delay_level=-1), "delay level -1: levels begin with 1"),
         (Message("T", b"x", properties={"UNIQ_KEY": "a"}), "UNIQ_KEY is reserved"),
     ],
 )

@@ -1,0 +1,64 @@
+"""When messages are to arrive, as options of a command say it: after a while, at a delay level, or at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import attrs
+import rich_click as click
+
+from gantrymq.kernel.fields import DURATION_ALLOWED, parse_duration
+
+_ZONES = "such as Z or +01:00"
+
+
+@attrs.frozen
+class Delay:
+    """What each message gets; nothing of it when it is to arrive at once."""
+
+    level: int = 0
+    properties: dict[str, str] = attrs.field(factory=dict)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether messages arrive at once, and so may go in batches: brokers take no batch of delayed ones."""
+        return not self.level and not self.properties
+
+
+def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
+    """The delay that the options ``--delay``, ``--delay-level`` and ``--deliver-at`` say; at most one may be given.
+
+    :class:`click.UsageError` for more than one, and for what is no duration or no time with a zone.
+    """
+    if [after, level, at].count(None) < 2:
+        raise click.UsageError("say one of --delay, --delay-level and --deliver-at")
+    if after is not None:
+        return Delay(properties={"TIMER_DELAY_MS": str(_milliseconds(after))})
+    if at is not None:
+        return Delay(properties={"TIMER_DELIVER_MS": str(_moment(at))})
+    return Delay(level or 0)
+
+
+def _milliseconds(text: str) -> int:
+    try:
+        value = round(parse_duration(text) * 1000)
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise click.UsageError(f"--delay {text!r}: {DURATION_ALLOWED}, and more than nothing")
+    return value
+
+
+def _moment(text: str) -> int:
+    """The time in ms since 1970, rounded up: not before it."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.UsageError(f"--deliver-at {text!r}: a time as 2026-11-21T20:00:00Z is expected") from None
+    if moment.tzinfo is None:
+        raise click.UsageError(f"--deliver-at {text!r}: of which time zone? Add it, {_ZONES}")
+    since = moment - datetime.fromisoformat("1970-01-01T00:00:00Z")
+    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    if microseconds < 0:
+        raise click.UsageError(f"--deliver-at {text!r}: that is before 1970")
+    return -(-microseconds // 1000)
