@@ -1,6 +1,6 @@
 """Tell the nameservers that this broker exists and which topics it has.
 
-Slot: none; default. Hooks: config_section, configure, register_services, started, stopping.
+Slot: none; default. Hooks: config_section, configure, register_services, runtime_info, started, stopping.
 Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``. Files: none.
 Services: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
@@ -16,6 +16,7 @@ from gantrymq.kernel.services import Registration, Replication, RouteChanges, Se
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.registrar import Registrar
+from gantrymq.plugins.register.rivals import RUN_KEY, Rivals
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -26,7 +27,8 @@ class RegisterPlugin:
     """Offers the registrar to others and runs it while the sockets listen."""
 
     name = "register"
-    _registrar: Registrar  # from configure on
+    _registrar: Registrar  # both from configure on
+    _rivals: Rivals
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -37,7 +39,8 @@ class RegisterPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         """One link a nameserver; nothing is sent yet."""
         section = config.section(RegisterConfig)
-        self._registrar = Registrar(Announcement(broker), config.broker.nameservers, section)
+        self._rivals = Rivals(broker)
+        self._registrar = Registrar(Announcement(broker), self._rivals, config.broker.nameservers, section)
         broker.services.provide(RouteChanges, self._registrar)
         broker.services.provide(Registration, self._registrar)
 
@@ -51,6 +54,11 @@ class RegisterPlugin:
         if replication is not None and broker.broker_id != 0:
             self._registrar.tell_master(replication.master_is)
         return [Service("register", self._registrar.run)]
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """By what this run is told from another broker."""
+        return {RUN_KEY: self._rivals.run}
 
     @hookimpl
     def started(self, broker: Broker) -> None:

@@ -17,6 +17,7 @@ from gantrymq.remoting.headers import RegisterBrokerResponse, read_header
 
 if TYPE_CHECKING:
     from gantrymq.plugins.register.body import Announcement
+    from gantrymq.plugins.register.rivals import Rivals
 
 FIRST_RETRY_S = 0.25
 DEBOUNCE_S = 0.005
@@ -29,7 +30,9 @@ log = structlog.get_logger("gantrymq.register")
 class Link:
     """Registers at ``address`` at once, on :meth:`poke`, each ``interval`` seconds, and whenever it is back."""
 
-    def __init__(self, address: str, announcement: Announcement, interval: float, timeout: float) -> None:
+    def __init__(
+        self, address: str, announcement: Announcement, rivals: Rivals, interval: float, timeout: float
+    ) -> None:
         self.address = address
         self.registered = False
         self.tried = trio.Event()
@@ -39,6 +42,7 @@ class Link:
         self.master_is: Callable[[str, str], None] | None = None
         """Who wants to know where the master is: its address for clients and the one for slaves."""
         self._announcement = announcement
+        self._rivals = rivals
         self._interval = interval
         self._timeout = timeout
         self._news = trio.Event()
@@ -82,6 +86,7 @@ class Link:
             self._delay = min(self._delay * 2, self._interval)
 
     async def _serve(self, channel: Channel) -> None:
+        await self._rivals.check(channel, self._timeout)
         while not channel.closed:
             if self._leaving.is_set():
                 await self._call(channel, self._announcement.unregister())
@@ -97,6 +102,7 @@ class Link:
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True
+            self._rivals.registered()
             self._failure = None
             self._delay = FIRST_RETRY_S
             self.tried.set()

@@ -9,14 +9,17 @@ import trio
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.link import Link
+from gantrymq.plugins.register.rivals import Rivals
 
 
 class Registrar:
     """Keeps one :class:`Link` to each of ``addresses``; one that is named twice gets one."""
 
-    def __init__(self, announcement: Announcement, addresses: Iterable[str], config: RegisterConfig) -> None:
+    def __init__(
+        self, announcement: Announcement, rivals: Rivals, addresses: Iterable[str], config: RegisterConfig
+    ) -> None:
         self._links = [
-            Link(address, announcement, config.interval, config.timeout) for address in dict.fromkeys(addresses)
+            Link(address, announcement, rivals, config.interval, config.timeout) for address in dict.fromkeys(addresses)
         ]
         self._open = trio.Event()
 

@@ -20,6 +20,7 @@ from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.remoting.bodies import TopicRouteData
 from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
 from gantrymq.remoting.headers import BrokerHeader, RegisterBrokerHeader, RouteHeader, read_header
@@ -77,6 +78,8 @@ class FakeChannel:
             await trio.sleep(timeout)
             raise CallTimeout(self._nameserver.address, "silent")
         await trio.lowlevel.checkpoint()
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO and not self._nameserver.code:
+            return command.answer(0, body=b"{}")  # nobody is there, whom these tests do not ask about
         self._nameserver.calls.append((trio.current_time(), command))
         remark = "broken" if self._nameserver.code else None
         return command.answer(self._nameserver.code, remark, body=self._nameserver.body)
