@@ -1,8 +1,9 @@
 """Whether a slave's log is a beginning of its master's: the master's records are asked for and compared with its own.
 
-The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the last record
-must be the same on both sides. Where it is not, the last one that is the same is looked for; what lies behind it was
-never the master's and goes to ``lost+found/`` with the next start. Asked with VIEW_MESSAGE_BY_ID (33).
+The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the master must be
+one of this name and cluster, and the last record the same on both sides. Where it is not, the last one that is the same
+is looked for; what lies behind it was never the master's and goes to ``lost+found/`` with the next start. Asked with
+GET_BROKER_CONFIG (26) and VIEW_MESSAGE_BY_ID (33).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gantrymq.remoting.admin_headers import ViewMessageHeader
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -40,6 +42,10 @@ class Unlike(Exception):
     """The logs cannot be brought together now; the text says why."""
 
 
+class Stranger(Exception):
+    """This is not a slave of that master, and will not be by waiting; the text names both."""
+
+
 class Diverged(Exception):
     """Both logs are the same up to the offset ``end``, and not behind it."""
 
@@ -58,13 +64,16 @@ class Comparison:
     async def check(self, address: str) -> None:
         """Returns when the log's last record is the master's as well, or when there is none.
 
-        :class:`Unlike`, :class:`Diverged`, or what a call may raise.
+        :class:`Unlike`, :class:`Stranger`, :class:`Diverged`, or what a call may raise.
         """
-        if not self._broker.log.end:
-            return
         if not address:
+            if not self._broker.log.end:
+                return
             raise Unlike("where the master serves clients is not known (plugin.ha.master_broker), to compare records")
         async with open_channel(address) as channel:
+            await self._identify(channel)
+            if not self._broker.log.end:
+                return
             places = await self._places(self._broker.log.end)
             if not places:
                 return
@@ -79,8 +88,25 @@ class Comparison:
                 raise Unlike(f"the master does not show the record at {places[-1]}, which is the last one here")
             raise Diverged(await self._common_end(channel))
 
+    async def _identify(self, channel: Channel) -> None:
+        """Who the master says it is; one that does not tell is believed."""
+        answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
+        try:
+            says = read_properties(bytes(answer.body or b"")) if answer.code == ResponseCode.SUCCESS else {}
+        except ValueError as error:
+            raise Unlike(f"the settings of {channel.address} cannot be read: {error}") from None
+        broker = self._broker
+        name, cluster = says.get("brokerName", broker.name), says.get("brokerClusterName", broker.cluster)
+        if (name, cluster) != (broker.name, broker.cluster):
+            raise Stranger(
+                f"{channel.address} is the broker {name!r} of the cluster {cluster!r}, and this is a slave of the "
+                f"broker {broker.name!r} of the cluster {broker.cluster!r}: one of them is set wrong (plugin.ha.master)"
+            )
+        if says.get("brokerId", "0") != "0":
+            raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
+
     async def _common_end(self, channel: Channel) -> int:
-        """The offset behind the last record that both have. :class:`Unlike` when there is none."""
+        """The offset behind the last record that both have. :class:`Stranger` when there is none."""
         end = self._broker.log.end
         while places := await self._places(end):
             if await self._ask(channel, places[0]) is Verdict.SAME:
@@ -93,7 +119,11 @@ class Comparison:
                         high = middle
                 return places[low] + len(self._record(places[low]))
             end = places[0]
-        raise Unlike("no record of this log is the master's: the store belongs to another cluster, or is too old")
+        raise Stranger(
+            f"no record of the log in {self._broker.root} is one of the master at {channel.address}: the store belongs "
+            "to another broker, or all that both had was deleted there. To follow this master begin with an empty "
+            "folder; if the master has lost its disk, let this broker take its place (broker.id = 0)"
+        )
 
     async def _places(self, end: int) -> list[int]:
         """The offsets of the records below ``end``, of the last file that has any."""

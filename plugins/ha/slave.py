@@ -15,7 +15,7 @@ from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.env import NoRoom
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.record import BadRecord
-from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, plan_cut
+from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
 from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.errors import ConnectError, RemoteFault
@@ -84,12 +84,15 @@ class Slave:
     async def _compare(self) -> str:
         """Why this log must not go on behind the master's; empty when it may.
 
-        :class:`StartError` when it has a tail that was never the master's: only a start can cut that off.
+        :class:`StartError` when it is no slave of this master, or has a tail that was never the master's: only a start
+        can cut that off.
         """
         try:
             await self._comparison.check(self._whereabouts.broker)
         except Diverged as diverged:
             raise StartError(plan_cut(self._broker, diverged.end)) from None
+        except Stranger as stranger:
+            raise StartError(str(stranger)) from None
         except (Unlike, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
             return f"the logs cannot be compared: {error}"
         return ""

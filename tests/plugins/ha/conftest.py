@@ -12,6 +12,7 @@ import trio
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.services import Replication
+from gantrymq.plugins.ha import HaPlugin
 from gantrymq.testing.harness import make_broker, run_broker
 
 PLUGIN = "gantrymq.plugins.ha:HaPlugin"
@@ -30,17 +31,21 @@ class Pair:
         async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN])) as broker:
             yield broker
 
-    @asynccontextmanager
-    async def slave(self, master: Broker | str, home: str = "slave", **settings: str) -> AsyncIterator[Broker]:
-        """A running slave of ``master``, a broker or an address."""
+    def make_slave(self, master: Broker | str, home: str = "slave", **settings: str) -> Broker:
+        """A slave of ``master``, a broker or an address, that is not running yet; keys with a dot are whole."""
         given = {
             "broker.id": "1",
             "plugin.ha.master": master if isinstance(master, str) else master.services.get(Replication).ha_address,
             "plugin.ha.sync_tables": "100ms",
             **({} if isinstance(master, str) else {"plugin.ha.master_broker": master.address}),
-            **{f"plugin.ha.{key}": value for key, value in settings.items()},
+            **{key if "." in key else f"plugin.ha.{key}": value for key, value in settings.items()},
         }
-        async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN])) as broker:
+        return make_broker(self.root / home, settings=given, enable=[PLUGIN])
+
+    @asynccontextmanager
+    async def slave(self, master: Broker | str, home: str = "slave", **settings: str) -> AsyncIterator[Broker]:
+        """A running slave."""
+        async with run_broker(self.make_slave(master, home, **settings)) as broker:
             yield broker
 
     @staticmethod
@@ -62,6 +67,12 @@ class Pair:
         with trio.fail_after(timeout):
             while not true():  # noqa: ASYNC110 - what is waited for has no event
                 await trio.sleep(0.005)
+
+    @classmethod
+    async def connected(cls, master: Broker, slaves: int = 1) -> None:
+        """Returns when so many slaves have said how far they are."""
+        ha = next(info.plugin for info in master.manager.plugins if isinstance(info.plugin, HaPlugin))
+        await cls.until(lambda: sum(copy.start >= 0 for copy in ha.copies) >= slaves)
 
     @staticmethod
     def bytes_of(broker: Broker) -> bytes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import Replication
 from gantrymq.plugins.ha import compare
+from gantrymq.testing.harness import run_broker
 
 pytestmark = pytest.mark.trio
 
@@ -49,15 +51,42 @@ async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
 
 
-async def test_a_store_of_another_cluster_is_left_alone(pair: Any) -> None:
+async def test_a_store_of_another_cluster_is_refused_and_left_alone(pair: Any) -> None:
     async with pair.master(home="slave") as other:
         await pair.send(other, b"not yours")
         log = pair.bytes_of(other)
     async with pair.master() as master:
         await pair.send(master, b"mine", b"too")
-        async with pair.slave(master) as slave:
-            await trio.sleep(1)
-            assert pair.bytes_of(slave) == log
+        text = f"no record of the log in .*slave is one of the master at {master.address}"
+        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text), flatten_subgroups=True):
+            async with pair.slave(master):
+                await trio.sleep(10)
+    async with pair.master(home="slave") as other:
+        assert pair.bytes_of(other) == log
+
+
+@pytest.mark.parametrize("setting", ["broker.name", "broker.cluster"])
+async def test_a_master_of_another_name_or_cluster_is_refused_by_name(pair: Any, setting: str) -> None:
+    async with pair.master() as master:
+        await pair.send(master, b"mine")
+        slave = pair.make_slave(master, **{setting: "other"})
+        text = rf"{master.address} is the broker 'broker-a' of the cluster 'DefaultCluster', and this .*'other'"
+        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text), flatten_subgroups=True):
+            async with run_broker(slave):
+                await trio.sleep(10)
+        assert slave.log.end == 0
+
+
+async def test_a_slave_of_a_slave_waits_for_its_master(pair: Any) -> None:
+    """Roles change: what is a slave now may be the master in a moment."""
+    async with pair.master() as master, pair.slave(master) as slave:
+        await pair.send(master, b"mine")
+        await pair.until(lambda: slave.log.end == master.log.end)
+        misled = pair.make_slave(master.services.get(Replication).ha_address, "misled", master_broker=slave.address)
+        with structlog.testing.capture_logs() as logs:
+            async with run_broker(misled):
+                await pair.until(lambda: any("is a slave as well" in str(entry.get("reason")) for entry in logs))
+                assert misled.log.end == 0
 
 
 async def test_without_a_way_to_compare_nothing_is_appended(pair: Any) -> None:
