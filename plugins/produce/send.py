@@ -103,9 +103,10 @@ class SendProcessor:
         self, batch: AppendBatch, request: Request, header: SendMessageHeader, config: TopicConfig, queue_id: int
     ) -> None:
         given = (header.properties or "").encode()
-        properties, wait = self._stored(given)
+        traits = traits_of(given)
+        # Of what is stored elsewhere first RocketMQ keeps WAIT, which it otherwise leaves out.
+        properties, wait = self._stored(given, keep_wait=bool(traits))
         check_properties(properties)
-        traits = traits_of(properties)
         if header.topic.startswith(RETRY_PREFIX):
             traits |= Trait.RETRY
             if header.max_reconsume_times is not None and request.command.version >= LIMITS_SINCE:
@@ -168,13 +169,14 @@ class SendProcessor:
             origin=origin,
         )
 
-    def _stored(self, given: bytes) -> tuple[bytes, bool]:
-        """The properties as stored (without WAIT, with CLUSTER), and whether the sender waits for the guarantees."""
+    def _stored(self, given: bytes, *, keep_wait: bool) -> tuple[bytes, bool]:
+        """The properties as stored (with CLUSTER, mostly without WAIT), and whether the sender waits for guarantees."""
         wait = True
         if b"WAIT\x01" in given:
             pieces = given.split(b"\x02")
             wait = b"WAIT\x01false" not in pieces
-            given = b"\x02".join(piece for piece in pieces if not piece.startswith(b"WAIT\x01"))
+            if not keep_wait:
+                given = b"\x02".join(piece for piece in pieces if not piece.startswith(b"WAIT\x01"))
         if given.endswith(b"\x02"):
             given = given.rstrip(b"\x02")
         if b"CLUSTER\x01" in given:

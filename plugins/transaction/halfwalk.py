@@ -37,7 +37,7 @@ from gantrymq.plugins.transaction.halfrows import (
 from gantrymq.plugins.transaction.halftable import GONE, OPEN, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
-from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.properties import find_property, replace_properties
 
 SLICE_ROWS = 256
 """So many half messages are looked at before others get their turn."""
@@ -224,5 +224,7 @@ class HalfWalk:
                 return
             connection = found
         topic, queue_id = real_place(record)
-        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id))
+        # As RocketMQ's questions have it, whose brokers write the copy without waiting.
+        properties = replace_properties(record.properties, {b"WAIT": b"false"})
+        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

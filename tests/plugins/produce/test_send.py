@@ -58,6 +58,21 @@ async def test_a_message_is_stored_as_sent_and_the_answer_says_where(tmp_path: P
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize(
+    ("asks_for", "kept"), [("DELAY\x013", True), ("TIMER_DELAY_SEC\x019", True), ("DELAY\x010", False)]
+)
+async def test_wait_stays_on_what_waits_elsewhere_first_as_in_rocketmq(
+    tmp_path: Path, asks_for: str, kept: bool
+) -> None:
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        answer = await channel.call(send(**{"i": f"WAIT\x01true\x02{asks_for}"}))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        assert answer.ext is not None
+        record = broker.log.read_record(int(answer.ext["msgId"][16:], 16))
+        assert (b"WAIT\x01true" in record.properties) is kept
+
+
+@pytest.mark.trio
 async def test_a_batch_becomes_records_of_their_own_with_consecutive_offsets(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         body = inner(b"one", b"TAGS\x01a") + inner(b"two")

@@ -64,7 +64,7 @@ def test_the_note_of_an_end_is_rocketmqs(state: int) -> None:
     world.commit()
     world.end_now(half, state)
     [note] = world.messages(TRANS_OP_HALF_TOPIC)
-    assert (note.body, note.properties, note.sys_flag) == (b"1", b"TAGS\x01d", 0)
+    assert (note.body, note.properties, note.sys_flag) == (b"1", b"WAIT\x01true\x02TAGS\x01d", 0)
     queue = world.store.queues.get(TRANS_OP_HALF_TOPIC, 0)
     assert queue is not None
     assert ENTRY.unpack(queue.entries(0, 1))[2] == java_hash("d"), "the tag code by which RocketMQ finds it"

@@ -23,7 +23,7 @@ from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTra
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 
-HALF = "TRAN_MSG\x01true\x02PGROUP\x01orders\x02UNIQ_KEY\x01K\x02TAGS\x01a"
+HALF = "WAIT\x01true\x02TRAN_MSG\x01true\x02PGROUP\x01orders\x02UNIQ_KEY\x01K\x02TAGS\x01a"
 
 
 def end(answer: Command, state: TransactionState, *, group: str = "orders", **others: Any) -> Command:
@@ -58,9 +58,9 @@ async def test_a_half_message_is_seen_when_it_is_committed_and_not_before(tmp_pa
         assert message.raw_born_host == half.born_host
         assert message.born_timestamp == half.born_timestamp
         assert message.properties["REAL_TOPIC"] == "T"
-        assert message.properties["TRAN_MSG"] == "true"
+        assert message.properties["TRAN_MSG"] == message.properties["WAIT"] == "true"
         [note] = decode_records((await channel.call(pull(TRANS_OP_HALF_TOPIC))).body)
-        assert (note.body, note.properties) == (b"0", {"TAGS": "d"})
+        assert (note.body, note.properties) == (b"0", {"WAIT": "true", "TAGS": "d"})
 
 
 @pytest.mark.trio
