@@ -16,6 +16,7 @@ def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
     """Our ``(section, key)`` and value as text of every key that has a counterpart, and the keys that have none.
 
     A value that does not fit its meaning is passed on as it is: the typed section refuses it with our key's name.
+    :class:`ValueError` where two values contradict each other.
     """
     ours: Translation = {}
     unmapped: list[str] = []
@@ -23,13 +24,28 @@ def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
         if key in _KEYS:
             section, name, convert = _KEYS[key]
             ours[section, name] = convert(value.strip())
-        elif key not in _ADDRESS_KEYS and key != _TRANSIENT_POOL:
+        elif key not in _ADDRESS_KEYS and key not in (_TRANSIENT_POOL, _ROLE):
             unmapped.append(key)
     # as in RocketMQ the pool counts where the disk is flushed later, which is its default
     if properties.get(_TRANSIENT_POOL, "").strip() == "true" and ours.get(_FLUSH_MODE, "async") == "async":
         ours[_FLUSH_MODE] = "buffered"
     ours.update(_addresses({key: value.strip() for key, value in properties.items() if key in _ADDRESS_KEYS}))
+    ours.update(_role(properties, ours.get(("broker", "id"), "")))
+    if any(section == _COPIES for section, _ in ours) or _ROLE in properties:
+        ours["plugins", "enable"] = "ha"  # RocketMQ's brokers copy without being told to
     return ours, unmapped
+
+
+def _role(properties: Mapping[str, str], number: str) -> Translation:
+    """As in RocketMQ a master's number is 0 whatever is written, and a slave's must be another."""
+    role = properties.get(_ROLE, "").strip()
+    if role == "SLAVE":
+        if not number.strip("0"):
+            raise ValueError(f"{_ROLE}=SLAVE needs a brokerId above 0")
+        return {}
+    if role in ("ASYNC_MASTER", "SYNC_MASTER"):
+        return {("broker", "id"): "0", (_COPIES, "role"): role.lower()}
+    return {(_COPIES, "role"): role} if role else {}
 
 
 def _addresses(given: Mapping[str, str]) -> Translation:
@@ -44,6 +60,8 @@ def _addresses(given: Mapping[str, str]) -> Translation:
         ours["broker", "listen"] = f"{given.get('bindAddress', everywhere)}:{port}"
     if "brokerIP1" in given:
         ours["broker", "advertise"] = f"{given['brokerIP1']}:{port}"
+    if "haListenPort" in given:
+        ours[_COPIES, "listen"] = f"{given.get('bindAddress', everywhere)}:{given['haListenPort']}"
     return ours
 
 
@@ -74,7 +92,9 @@ def _permission(value: str) -> str:
 
 _TRANSIENT_POOL = "transientStorePoolEnable"
 _FLUSH_MODE = ("plugin.flush", "mode")
-_ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1"})
+_ROLE = "brokerRole"
+_COPIES = "plugin.ha"
+_ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1", "haListenPort"})
 _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "brokerName": ("broker", "name", _same),
     "brokerClusterName": ("broker", "cluster", _same),
@@ -108,5 +128,11 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "fileReservedTime": ("plugin.retention", "keep", _hours),
     "deleteWhen": ("plugin.retention", "at", _same),
     "diskMaxUsedSpaceRatio": ("plugin.retention", "disk_reclaim", _same),
+    "haMasterAddress": (_COPIES, "master", _same),
+    "haSendHeartbeatInterval": (_COPIES, "heartbeat", _milliseconds),
+    "haHousekeepingInterval": (_COPIES, "housekeeping", _milliseconds),
+    "haTransferBatchSize": (_COPIES, "transfer_batch", _same),
+    "haSlaveFallbehindMax": (_COPIES, "fall_behind_max", _same),
+    "slaveTimeout": (_COPIES, "sync_timeout", _milliseconds),
     "osPageCacheBusyTimeOutMills": ("plugin.flowcontrol", "busy_after", _milliseconds),
 }

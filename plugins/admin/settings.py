@@ -72,6 +72,13 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
     ("plugin.retention", "at"): ("deleteWhen", _plain),
     ("plugin.retention", "disk_reclaim"): ("diskMaxUsedSpaceRatio", _plain),
+    ("plugin.ha", "role"): ("brokerRole", str.upper),
+    ("plugin.ha", "master"): ("haMasterAddress", _plain),
+    ("plugin.ha", "heartbeat"): ("haSendHeartbeatInterval", lambda seconds: str(round(seconds * 1000))),
+    ("plugin.ha", "housekeeping"): ("haHousekeepingInterval", lambda seconds: str(round(seconds * 1000))),
+    ("plugin.ha", "transfer_batch"): ("haTransferBatchSize", _plain),
+    ("plugin.ha", "fall_behind_max"): ("haSlaveFallbehindMax", _plain),
+    ("plugin.ha", "sync_timeout"): ("slaveTimeout", lambda seconds: str(round(seconds * 1000))),
     ("plugin.flowcontrol", "busy_after"): ("osPageCacheBusyTimeOutMills", lambda seconds: str(round(seconds * 1000))),
 }
 """Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
@@ -101,7 +108,7 @@ class ChangeableSettings:
 
     def text(self) -> bytes:
         """All settings as properties: by RocketMQ's names and, with their section, by our own."""
-        table = {**CONSTANTS, "brokerRole": "SLAVE" if self._broker.broker_id else "ASYNC_MASTER"}
+        table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER"}
         sections = self._sections()
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
@@ -110,6 +117,8 @@ class ChangeableSettings:
             if (row.section, row.key) in NAMES:
                 name, write = NAMES[row.section, row.key]
                 table[name] = write(getattr(sections[row.section], row.key))
+        if self._broker.broker_id:
+            table["brokerRole"] = "SLAVE"
         return write_properties(table)
 
     def update(self, body: bytes) -> list[str]:

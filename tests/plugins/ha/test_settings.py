@@ -1,0 +1,73 @@
+"""RocketMQ's names for a pair's settings: in its ``broker.conf``, and as administrators see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.config import Config, ConfigError, build_config
+from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.settings import read_settings
+from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins.ha.config import HaConfig
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.javaproperties import read_properties
+
+
+def build(text: str) -> Config:
+    read = read_settings("broker.conf", text.encode())
+    return build_config(read, load_plugins(DEFAULT_PLUGINS, read.enable, read.disable))
+
+
+def test_a_masters_properties_are_understood_and_bring_the_plugin_with_them() -> None:
+    config = build(
+        "brokerId=4\nbrokerRole=SYNC_MASTER\nbindAddress=10.0.0.1\nhaListenPort=11912\nslaveTimeout=1500\n"
+        "haSendHeartbeatInterval=2500\nhaHousekeepingInterval=9000\nhaTransferBatchSize=65536\n"
+        "haSlaveFallbehindMax=1000000\n"
+    )
+    assert config.broker.id == 0, "RocketMQ makes a master's number 0"
+    assert config.section(HaConfig) == HaConfig(
+        role="sync_master", listen="10.0.0.1:11912", sync_timeout=1.5, heartbeat=2.5, housekeeping=9.0,
+        transfer_batch=65536, fall_behind_max=1_000_000,
+    )  # fmt: skip
+    assert config.notes == ()
+
+
+def test_a_slaves_properties_are_understood() -> None:
+    config = build("brokerId=2\nbrokerRole=SLAVE\nhaMasterAddress=10.0.0.1:10912\nslaveReadEnable=true\n")
+    assert (config.broker.id, config.section(HaConfig).master) == (2, "10.0.0.1:10912")
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("brokerRole=SLAVE", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
+        ("brokerRole=SLAVE\nbrokerId=0", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
+        ("brokerRole=KING", 'plugin.ha.role = "KING" (file broker.conf): allowed: async_master, sync_master'),
+    ],
+)
+def test_a_role_that_cannot_be_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as failed:
+        build(text)
+    assert failed.value.problems[0].startswith(told)
+
+
+def test_without_a_role_nothing_is_copied() -> None:
+    read = read_settings("broker.conf", b"brokerName=a")
+    assert "ha" not in read.enable
+
+
+@pytest.mark.trio
+async def test_administrators_see_the_roles_by_rocketmqs_names(pair: Any) -> None:
+    async def ask(broker: Any) -> dict[str, str]:
+        async with open_channel(broker.address) as channel:
+            return read_properties((await channel.call(Command(RequestCode.GET_BROKER_CONFIG))).body)
+
+    async with pair.master(role="sync_master", sync_timeout="700ms") as master, pair.slave(master) as slave:
+        says = await ask(master)
+        assert (says["brokerRole"], says["slaveTimeout"]) == ("SYNC_MASTER", "700")
+        assert (await ask(slave))["brokerRole"] == "SLAVE"
