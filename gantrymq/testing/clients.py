@@ -18,7 +18,7 @@ ADDED_PROPERTIES = frozenset(
 )
 """What producer, broker and consumer may add to a message on its way; anything else is an alteration.
 
-WAIT comes from the producer and stays on the messages of a batch only.
+WAIT comes from the producer and stays on those of a batch, and on those that were stored elsewhere first.
 """
 
 

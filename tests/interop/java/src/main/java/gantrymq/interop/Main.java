@@ -23,6 +23,9 @@ public final class Main {
             case "produce":
                 Produce.run(options);
                 break;
+            case "recall":
+                Recall.run(options);
+                break;
             case "transact":
                 Transact.run(options);
                 break;

@@ -1,0 +1,138 @@
+"""RocketMQ 5.3.3's producer takes messages back that wait for their time: at ours, and at RocketMQ's own broker.
+
+Both are asked the same, and must say the same with the same codes.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.recall_headers import RecallMessageHeader
+from gantrymq.testing.clients import ForeignClient
+from gantrymq.testing.foreign import Java, ask, start_broker
+from gantrymq.testing.processes import free_ports, gantrymq_child
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(180)]
+
+Homes = Callable[[str], Path]
+
+TOPIC, NAME, COUNT = "Recalled", "recall-broker", 6
+RECALLED = {1, 2, 5}
+AFTER_MS = 6_000
+"""Enough for a busy machine to take back what is to be taken back."""
+ILLEGAL = int(ResponseCode.ILLEGAL_OPERATION)
+BAD_HANDLES = {
+    "of another topic": (f"v1 Other {NAME} LATER key", ILLEGAL, "recall failed, topic not match"),
+    "of another broker": (f"v1 {TOPIC} elsewhere LATER key", ILLEGAL, "recall failed, broker service not available"),
+    "that is over": (f"v1 {TOPIC} {NAME} 1000 key", ILLEGAL, "recall failed, timestamp invalid"),
+    "without a time": (f"v1 {TOPIC} {NAME} soon key", ILLEGAL, "recall failed, timestamp invalid"),
+    "too far off": (f"v1 {TOPIC} {NAME} 99999999999999 key", ILLEGAL, "recall failed, timestamp invalid"),
+    "of a topic that is not there": (f"v1 Nowhere {NAME} LATER key", int(ResponseCode.TOPIC_NOT_EXIST),
+                                     "recall failed, the topic[Nowhere] not exist"),
+}  # fmt: skip
+NO_HANDLES = ("", "v1", f"v1 {TOPIC} {NAME} LATER", f"v2 {TOPIC} {NAME} LATER key")
+
+
+@attrs.frozen
+class Told:
+    """What one broker let its clients see: answers to the producer by name, codes of raw requests, and arrivals."""
+
+    recalled: dict[int, tuple[int, bool]]
+    bad: dict[str, tuple[int, str]]
+    raw: list[tuple[int, str | None]]
+    arrived: list[int]
+    late_ms: list[int]
+
+
+def handle_of(text: str) -> str:
+    later = str(int(time.time() * 1000) + 60_000)
+    return base64.urlsafe_b64encode(text.replace("LATER", later).encode()).decode()
+
+
+@contextmanager
+def ours(homes: Homes, nameserver: str) -> Iterator[str]:
+    (port,) = free_ports()
+    serve = ["broker", "--data", str(homes("store")), "--listen", f"127.0.0.1:{port}", "--nameserver", nameserver]
+    with gantrymq_child([*serve, "--set", f"broker.name={NAME}"], homes("ours") / "serve.err") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def theirs(java5: Java, homes: Homes, nameserver: str) -> Iterator[str]:
+    server = start_broker(
+        java5, homes("theirs"), nameserver, name=NAME, timerWheelEnable="true", recallMessageEnable="true",
+    )  # fmt: skip
+    try:
+        yield server.address
+    finally:
+        server.discard()
+
+
+@pytest.fixture(scope="module", params=["gantrymq", "java"])
+def told(request: pytest.FixtureRequest, java5: Java, own_nameserver: str, homes: Homes) -> Iterator[Told]:
+    client = ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
+    with ExitStack() as stack:
+        broker = ours(homes, own_nameserver) if request.param == "gantrymq" else theirs(java5, homes, own_nameserver)
+        address = stack.enter_context(broker)
+        ext = {
+            "topic": TOPIC, "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6",
+            "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+        }  # fmt: skip
+        assert ask(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+        consumer = stack.enter_context(client.consumer(own_nameserver, TOPIC, f"readers-{request.param}"))
+        pairs = (f"namesrv={own_nameserver}", f"topic={TOPIC}", f"count={COUNT}", f"after={AFTER_MS}")
+        producer = stack.enter_context(client.run("recall", *pairs))
+        waiting: list[Any] = [producer.wait_event("waits") for _ in range(COUNT)]
+        producer.wait_event("started")
+
+        def recall(topic: str, handle: str) -> tuple[int, str]:
+            producer.say(f"{topic} {handle}")
+            answer: Any = producer.wait_event("recalled")
+            return answer["code"], answer["text"]
+
+        recalled = {}
+        for index in RECALLED:
+            code, text = recall(TOPIC, waiting[index]["handle"])
+            recalled[index] = code, text == waiting[index]["msgId"]
+        topics = {name: "Nowhere" if "Nowhere" in text else TOPIC for name, (text, _, _) in BAD_HANDLES.items()}
+        bad = {name: recall(topics[name], handle_of(text)) for name, (text, _, _) in BAD_HANDLES.items()}
+        raw = []
+        for text in NO_HANDLES:
+            header = RecallMessageHeader(producer_group="g", topic=TOPIC, recall_handle=handle_of(text))
+            answer = ask(address, Command(RequestCode.RECALL_MESSAGE, header.to_ext()))
+            raw.append((answer.code, answer.remark))
+        messages = consumer.wait(COUNT - len(RECALLED))
+        consumer.poll(2)  # what was recalled and came all the same would come now
+        due = {one["index"]: one["due"] for one in waiting}
+        yield Told(
+            recalled,
+            bad,
+            raw,
+            sorted(message.index for message in messages),
+            [message.stored - due[message.index] for message in messages],
+        )
+
+
+def test_what_is_taken_back_never_arrives_and_the_rest_does(told: Told) -> None:
+    assert told.recalled == dict.fromkeys(RECALLED, (0, True))
+    assert told.arrived == sorted(set(range(COUNT)) - RECALLED)
+    assert min(told.late_ms) >= 0
+
+
+def test_a_bad_handle_is_told_with_the_code_and_the_text_of_rocketmq(told: Told) -> None:
+    codes = {name: code for name, (_, code, _) in BAD_HANDLES.items()}
+    assert {name: answer[0] for name, answer in told.bad.items()} == codes
+    for name, (_, _, remark) in BAD_HANDLES.items():
+        assert remark in told.bad[name][1]
+    assert told.raw == [(ILLEGAL, "recall handle is invalid")] * len(NO_HANDLES)
