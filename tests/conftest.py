@@ -41,8 +41,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.parent.name in ONCE_FOLDERS:
             item.add_marker("once")
-        if item.get_closest_marker("interop"):
+        if item.get_closest_marker("interop") and not item.get_closest_marker("flaky"):
             # Foreign clients have races of their own. Who fails once is named in the summary, who fails twice fails.
+            # Not where all share one long preparation (`flaky(reruns=0)`): that would be made again for each.
             item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput"):
         # one that began last would keep the other workers waiting

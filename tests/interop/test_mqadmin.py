@@ -7,7 +7,7 @@ gap, and each gap is listed with its reason in ``gantrymq.testing.mqadmin_cases.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from gantrymq.testing.foreign import Java, start_broker, start_nameserver
 from gantrymq.testing.mqadmin import (
     MESSAGES,
     Case,
+    MqAdmin,
     Site,
     ask_raw,
     fill,
@@ -27,9 +28,9 @@ from gantrymq.testing.mqadmin import (
     unique_id,
 )
 from gantrymq.testing.mqadmin_cases import ACCESS, CASES, CHANGES, GAPS, LAST, PREPARE, RAW, READS, RESET
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+from gantrymq.testing.processes import ChildFailed, free_ports, gantrymq_child, wait_for
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.flaky(reruns=0)]
 
 BROKER = "broker-a"
 MESSAGE = 7
@@ -89,11 +90,21 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
             run(ACCESS)
             before = [messages_pulled(site) for site in sites]
             run(RESET)
-            for site, count in zip(sites, before, strict=True):
-                wait_for(lambda site=site, count=count: messages_pulled(site) >= count + MESSAGES, 60)  # type: ignore[misc]
+            for site, value, count in zip(sites, values, before, strict=True):
+                wait_read_again(admin, site, value, count)
         run(LAST)
         found["help"] = (admin.run([]), "")
     return found
+
+
+def wait_read_again(admin: MqAdmin, site: Site, values: dict[str, str], before: int) -> None:
+    """Returns once the group has read everything again. RocketMQ's broker may answer the client's question for a
+    queue's offset before the commit that came ahead of it, and that queue then stays: the command is said again."""
+    for _ in range(3):
+        with suppress(ChildFailed):
+            return wait_for(lambda: messages_pulled(site) >= before + MESSAGES, 25)
+        run_case(admin, RESET[0], site, values)
+    raise ChildFailed(f"{site.broker}: the group did not go back")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
