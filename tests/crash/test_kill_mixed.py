@@ -1,8 +1,9 @@
 """kill -9 of a real broker, again and again on one store, while delayed and transactional messages are sent.
 
-A message's fate stands in its body: to come a second later; committed or rolled back at once; left open by its
-producer, who says "commit" or "rollback" when the broker asks. At the end a producer answers whatever is still asked,
-then the book must balance. ``GANTRYMQ_MIXED_ROUNDS`` sets how often the broker is killed. Rows 54, 62 and 64.
+A message's fate stands in its body: to come a second later, by a delay level or at a time of its own; committed or
+rolled back at once; left open by its producer, who says "commit" or "rollback" when the broker asks. At the end a
+producer answers whatever is still asked, then the book must balance. ``GANTRYMQ_MIXED_ROUNDS`` sets how often the
+broker is killed. Rows 54, 55, 62 and 64.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ DELAYED_TASKS, TRANSACTION_TASKS = 4, 6
 PATIENCE_S = 60
 FATES = {"c": Outcome.COMMIT, "r": Outcome.ROLLBACK, "u": Outcome.UNKNOWN, "v": Outcome.UNKNOWN}
 """What a producer says at first; of ``u`` and ``v`` it says commit and rollback when it is asked."""
-SEEN = "cud"
-"""Fates with which a message is to be seen; ``d``: it is delayed."""
+DELAYS = {"d": "DELAY\x011", "t": "TIMER_DELAY_MS\x01{ms}"}
+"""Delayed by a level, and by a time of the message's own, which may lie behind the next kill."""
+TIMES_MS = (1, 2000)
+SEEN = "cu" + "".join(DELAYS)
+"""Fates with which a message is to be seen."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -70,13 +74,18 @@ class Book:
         assert int(crc, 16) == zlib.crc32(name + rest), f"{name!r} is damaged"
         return name.decode()
 
+    def missing(self, bodies: list[bytes]) -> list[str]:
+        """What was promised, is to be seen, and is not there."""
+        seen = {self.name(body) for body in bodies}
+        return [name for name in self.promised if name.split()[1] in SEEN and name not in seen]
+
     def check(self, bodies: list[bytes], kills: int) -> Counter[str]:
         """Balance the book. Returns how many messages are there more than once, by their fates."""
         seen = Counter(self.name(body) for body in bodies)
         for name, count in seen.items():
             assert name.split()[1] in SEEN, f"{name!r} was rolled back and can be read"
             assert count <= 1 + kills, f"{name!r} is there {count} times"
-        lost = [name for name in self.promised if name.split()[1] in SEEN and not seen[name]]
+        lost = self.missing(bodies)
         assert not lost, f"{len(lost)} messages are lost, the first of them {sorted(lost)[:5]}"
         return Counter(name.split()[1] for name, count in seen.items() if count > 1)
 
@@ -106,7 +115,7 @@ class Broker:
             yield child
 
     def is_settled(self) -> bool:
-        """No transaction is open, and no delayed message waits."""
+        """No transaction is open, and no message waits at its level."""
         answer = ask(self.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
         table = json.loads(answer.body)["table"]
         done, end = table.get("scheduleMessageOffset_1", "0,0").split(",")
@@ -156,13 +165,17 @@ class Load:
                 nursery.cancel_scope.deadline = trio.current_time() + 0.3
 
     async def settle(self) -> None:
-        """Answer the broker until nothing is left open."""
+        """Answer the broker until nothing is left open, and everything is due that has a time of its own."""
         async with gantrymq.connect(self._broker.nameserver) as client:
             async with client.transactional_producer(GROUP, check=self._check, topics=[TOPIC]):
                 with trio.fail_after(PATIENCE_S):
                     # another process: there is nothing to wait for but its answers
                     while not await trio.to_thread.run_sync(self._broker.is_settled):  # noqa: ASYNC110
                         await trio.sleep(0.2)
+        await trio.sleep(TIMES_MS[1] / 1000)
+        with trio.move_on_after(PATIENCE_S):
+            while self._book.missing(await trio.to_thread.run_sync(self._broker.read_all)):  # noqa: ASYNC110
+                await trio.sleep(0.2)
 
     def _check(self, record: DeliveredRecord) -> Outcome:
         name = self._book.name(record.body)
@@ -180,9 +193,11 @@ class Load:
                 return
 
     async def _send_delayed(self, channel: Channel) -> None:
-        body = self._book.body("d")
+        fate = random.choice(list(DELAYS))
+        body = self._book.body(fate)
+        properties = DELAYS[fate].format(ms=random.randint(*TIMES_MS))
         queue_id = random.randrange(QUEUES)
-        answer = await channel.call(send(TOPIC, body, queue_id=queue_id, queues=QUEUES, properties="DELAY\x011"))
+        answer = await channel.call(send(TOPIC, body, queue_id=queue_id, queues=QUEUES, properties=properties))
         if answer.code == ResponseCode.SUCCESS:
             self._book.promised.add(self._book.name(body))
 
