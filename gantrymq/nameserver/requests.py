@@ -1,18 +1,24 @@
 """What the nameserver answers to each request code. Knows commands and tables, no sockets.
 
-Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 901 and 904 from 5.3.3.
+Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 217, 901, 904 and the switches from 5.3.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
 import trio
 
+from gantrymq.nameserver.answers import Handler, success
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
-from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, BrokerIdentity, Routes
+from gantrymq.nameserver.kvrequests import KVRequests
+from gantrymq.nameserver.live import BrokerIdentity
+from gantrymq.nameserver.routecache import RouteCache, RouteView
+from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, Routes
+from gantrymq.nameserver.switches import Switches
+from gantrymq.nameserver.views import of_zone, with_acting_masters
 from gantrymq.remoting import headers
 from gantrymq.remoting.bodies import (
     BrokerMemberGroup,
@@ -20,8 +26,8 @@ from gantrymq.remoting.bodies import (
     DataVersion,
     KVTable,
     TopicConfigSerializeWrapper,
+    TopicRouteData,
 )
-from gantrymq.remoting.body import Body
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -35,37 +41,38 @@ FILTER_SERVER_VERSION: Final = 37
 """Brokers before 3.0.11 register their topics without the wrapping body."""
 ZLIB_FIRST_BYTE: Final = 0x78
 
-ORDER_SETTING: Final = "orderMessageEnable"
-PATH_SETTINGS: Final = frozenset({"kvConfigPath", "configStorePath"})
+ZONE_MODE: Final = "__ZONE_MODE"
+ZONE_NAME: Final = "__ZONE_NAME"
+"""Where a 5.x client or broker is, and whether it wants routes to its own zone only (``MixAll``)."""
+SERVICE_WAIT_SECONDS: Final = 45.0
+"""With ``needWaitForService``: a nameserver that has just begun knows only some of the brokers (5.3.3)."""
 
 log = structlog.get_logger()
 
-Handler = Callable[[Command, object], Awaitable[Command]]
-
 
 class Requests:
-    """Answers requests from ``routes`` and ``kv``. ``order_topics``: routes carry the KV config's order of a topic."""
+    """Answers requests from ``routes`` and ``kv``, as ``switches`` say. ``cache`` hears of changes of ``routes``."""
 
     def __init__(
         self,
         routes: Routes,
         kv: KVConfig,
-        order_topics: bool = False,
+        switches: Switches | None = None,
         settings: Mapping[str, str] | None = None,
+        cache: RouteCache | None = None,
     ) -> None:
-        """``settings``: what administrators are told beside that, by RocketMQ's names; none of it can be changed."""
+        """``settings``: what administrators are told beside the switches; none of it can be changed."""
         self._routes = routes
         self._kv = kv
-        self._order_topics = order_topics
+        self.switches = switches or Switches()
         self._settings = dict(settings or {})
-        self._kv_turn = trio.Lock()
+        self._cache = cache if cache is not None else RouteCache(bytes_max=0)
+        self._complete_at = 0.0
         self.handlers: dict[int, Handler] = {
-            RequestCode.PUT_KV_CONFIG: self._put_kv,
-            RequestCode.GET_KV_CONFIG: self._get_kv,
-            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: self._list_kv,
+            **KVRequests(kv, self._cache.clear).handlers,
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.BROKER_HEARTBEAT: self._heartbeat,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
@@ -83,6 +90,10 @@ class Requests:
             RequestCode.GET_NAMESRV_CONFIG: self._get_config,
             RequestCode.UPDATE_NAMESRV_CONFIG: self._update_config,
         }
+
+    def begin(self) -> None:
+        """Brokers may come from now on; with ``needWaitForService`` routes are told 45 seconds later."""
+        self._complete_at = trio.current_time() + SERVICE_WAIT_SECONDS
 
     async def answer(self, request: Command, connection: object) -> Command:
         """The response to ``request``, whatever it is; ``connection`` stands for the peer in the tables."""
@@ -118,19 +129,34 @@ class Requests:
             filter_servers=filter_servers,
             connection=connection,
             lifetime=lifetime / 1000 if lifetime is not None and lifetime > 0 else None,
+            zone=(request.ext or {}).get(ZONE_NAME),
+            acting_master=header.enable_acting_master,
+            drop_missing=self.switches.delete_topic_with_broker_registration,
         )
         if new:
             log.info("broker registered", **_fields(identity), topics=len(wrapper.topic_config_table))
+        if result.replaced is not None:
+            log.warning(
+                "two brokers have one name and id, the last one is told", **_fields(identity), other=result.replaced
+            )
         answer = headers.RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
         order = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
-        return _success(request, answer, None if order is None else KVTable(order))
+        if order is None or not self.switches.return_order_topic_config_to_broker:
+            return success(request, answer)
+        return success(request, answer, KVTable(order))
 
     async def _unregister(self, request: Command, connection: object) -> Command:
         header = read_header(headers.BrokerHeader, request.ext)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         known = self._routes.unregister(identity)
         log.info("broker unregistered", **_fields(identity), known=known)
-        return _success(request)
+        return success(request)
+
+    async def _register_topic(self, request: Command, connection: object) -> Command:
+        topic = read_header(headers.TopicHeader, request.ext).topic
+        if not self._routes.register_topic(topic, TopicRouteData.from_bytes(request.body or b"{}").queue_datas):
+            log.info("topic of an unknown broker left out", topic=topic)
+        return success(request)
 
     async def _query_data_version(self, request: Command, connection: object) -> Command:
         header = read_header(headers.BrokerHeader, request.ext)
@@ -138,53 +164,76 @@ class Requests:
         changed = known is None or known != DataVersion.from_bytes(request.body)
         if not changed:
             self._routes.renew(header.broker_addr)
-        return _success(request, headers.DataVersionResponse(changed=changed), known)
+        return success(request, headers.DataVersionResponse(changed=changed), known)
 
     async def _heartbeat(self, request: Command, connection: object) -> Command:
         self._routes.renew(read_header(headers.BrokerHeartbeatHeader, request.ext).broker_addr)
-        return _success(request)
+        return success(request)
 
     async def _member_group(self, request: Command, connection: object) -> Command:
         header = read_header(headers.BrokerGroupHeader, request.ext)
-        addresses = self._routes.member_group(header.cluster_name, header.broker_name)
+        addresses = self._routes.member_group(header.broker_name)
         group = BrokerMemberGroup(header.cluster_name, header.broker_name, addresses)
-        return _success(request, body=BrokerMemberGroupBody(group))
+        return success(request, body=BrokerMemberGroupBody(group))
 
     # ---- routes and lists
 
     async def _route(self, request: Command, connection: object) -> Command:
         header = read_header(headers.RouteHeader, request.ext)
-        route = self._routes.route(header.topic)
+        view = _view(request, bool(header.accept_standard_json_only))
+        body = self._cache.get(header.topic, view)
+        if body is None:
+            body = self._route_text(header.topic, view)
+            self._cache.put(header.topic, view, body)
+        return request.answer(ResponseCode.SUCCESS, body=body)
+
+    def _route_text(self, topic: str, view: RouteView) -> bytes:
+        if self.switches.need_wait_for_service and trio.current_time() < self._complete_at:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "name server not ready")
+        route = self._routes.route(topic)
         if route is None:
-            return request.answer(
-                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {header.topic}"
+            raise RemoteFault(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {topic}"
             )
-        if self._order_topics:
-            route.order_topic_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, header.topic)
-        strict = request.version >= STRICT_JSON_VERSION or bool(header.accept_standard_json_only)
-        return request.answer(ResponseCode.SUCCESS, body=route.to_bytes(quoted_keys=strict))
+        if self.switches.order_message_enable:
+            route.order_topic_conf = self._kv.get(ORDER_TOPIC_NAMESPACE, topic)
+        if self.switches.support_acting_master:
+            route = with_acting_masters(topic, route)
+        if view.zone is not None:
+            route = of_zone(route, view.zone)
+        return route.to_bytes(quoted_keys=view.strict)
 
     async def _cluster_info(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.cluster_info())
+        return success(request, body=self._routes.cluster_info())
 
     async def _topics(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.topics())
+        self._check_lists(self.switches.enable_all_topic_list)
+        return success(request, body=self._routes.topics())
 
     async def _topics_by_cluster(self, request: Command, connection: object) -> Command:
+        self._check_lists(self.switches.enable_topic_list)
         header = read_header(headers.ClusterHeader, request.ext)
-        return _success(request, body=self._routes.topics_by_cluster(header.cluster))
+        return success(request, body=self._routes.topics_by_cluster(header.cluster))
 
     async def _system_topics(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.system_topics())
+        return success(request, body=self._routes.system_topics())
 
     async def _unit_topics(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.topics_with_flag(UNIT_FLAG))
+        self._check_lists(self.switches.enable_topic_list)
+        return success(request, body=self._routes.topics_with_flag(UNIT_FLAG))
 
     async def _unit_sub_topics(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.topics_with_flag(UNIT_SUB_FLAG))
+        self._check_lists(self.switches.enable_topic_list)
+        return success(request, body=self._routes.topics_with_flag(UNIT_SUB_FLAG))
 
     async def _unit_sub_topics_of_no_unit(self, request: Command, connection: object) -> Command:
-        return _success(request, body=self._routes.topics_with_flag(UNIT_SUB_FLAG, UNIT_FLAG))
+        self._check_lists(self.switches.enable_topic_list)
+        return success(request, body=self._routes.topics_with_flag(UNIT_SUB_FLAG, UNIT_FLAG))
+
+    @staticmethod
+    def _check_lists(enabled: bool) -> None:
+        if not enabled:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "disable")
 
     # ---- admin
 
@@ -192,83 +241,39 @@ class Requests:
         header = read_header(headers.DeleteTopicInNameserverHeader, request.ext)
         self._routes.delete_topic(header.topic, header.cluster_name)
         log.info("topic deleted", topic=header.topic, cluster=header.cluster_name)
-        return _success(request)
+        return success(request)
 
     async def _wipe_write_perm(self, request: Command, connection: object) -> Command:
         name = read_header(headers.BrokerNameHeader, request.ext).broker_name
         count = self._routes.wipe_write_perm(name)
         log.info("write permission wiped", broker=name, topics=count)
-        return _success(request, headers.WipeWritePermResponse(wipe_topic_count=count))
+        return success(request, headers.WipeWritePermResponse(wipe_topic_count=count))
 
     async def _add_write_perm(self, request: Command, connection: object) -> Command:
         name = read_header(headers.BrokerNameHeader, request.ext).broker_name
         count = self._routes.add_write_perm(name)
         log.info("write permission added", broker=name, topics=count)
-        return _success(request, headers.AddWritePermResponse(add_topic_count=count))
-
-    # ---- configuration
+        return success(request, headers.AddWritePermResponse(add_topic_count=count))
 
     async def _get_config(self, request: Command, connection: object) -> Command:
-        settings = {**self._settings, ORDER_SETTING: "true" if self._order_topics else "false"}
-        return request.answer(ResponseCode.SUCCESS, body=write_properties(settings))
+        return request.answer(ResponseCode.SUCCESS, body=write_properties({**self._settings, **self.switches.told()}))
 
     async def _update_config(self, request: Command, connection: object) -> Command:
-        """An allow list of one key; a change lasts until the nameserver ends. All of a request is taken or nothing."""
+        """An allow list, the switches; a change lasts until the nameserver ends. All of a request or nothing."""
         try:
             given = read_properties(request.body)
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
-        if given.keys() & PATH_SETTINGS:
-            raise RemoteFault(ResponseCode.NO_PERMISSION, "Can not update config path")
-        for name, value in given.items():
-            if name != ORDER_SETTING:
-                raise RemoteFault(
-                    ResponseCode.SYSTEM_ERROR, f"{name[:100]!r} cannot be changed; this can: {ORDER_SETTING}"
-                )
-            if value.strip() not in ("true", "false"):
-                raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{name} = {value[:100]!r}; allowed: true or false")
-        if given:
-            self._order_topics = given[ORDER_SETTING].strip() == "true"
-            log.info("configuration changed", order_topics=self._order_topics)
-        return _success(request)
-
-    # ---- KV config
-
-    async def _put_kv(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.PutKVConfigHeader, request.ext)
-        await self._change_kv(self._kv.put, header.namespace, header.key, header.value)
-        return _success(request)
-
-    async def _delete_kv(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.KVConfigHeader, request.ext)
-        await self._change_kv(self._kv.delete, header.namespace, header.key)
-        return _success(request)
-
-    async def _change_kv(self, change: Callable[..., None], *arguments: str) -> None:
-        async with self._kv_turn:
-            await trio.to_thread.run_sync(change, *arguments)
-        log.info("KV config changed", namespace=arguments[0], key=arguments[1])
-
-    async def _get_kv(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.KVConfigHeader, request.ext)
-        value = self._kv.get(header.namespace, header.key)
-        if value is None:
-            return request.answer(
-                ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace} Key: {header.key}"
-            )
-        return _success(request, headers.KVConfigResponse(value=value))
-
-    async def _list_kv(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.NamespaceHeader, request.ext)
-        entries = self._kv.namespace(header.namespace)
-        if entries is None:
-            return request.answer(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace}")
-        return _success(request, body=KVTable(entries))
+        self.switches = self.switches.changed(given)
+        self._cache.clear()
+        log.info("configuration changed", **{name: value.strip() for name, value in given.items()})
+        return success(request)
 
 
-def _success(request: Command, header: headers.Header | None = None, body: Body | None = None) -> Command:
-    ext = None if header is None else header.to_ext()
-    return request.answer(ResponseCode.SUCCESS, ext=ext, body=b"" if body is None else body.to_bytes())
+def _view(request: Command, standard_json: bool) -> RouteView:
+    ext = request.ext or {}
+    zone = ext.get(ZONE_NAME, "").strip() if ext.get(ZONE_MODE, "").lower() == "true" else ""
+    return RouteView(request.version >= STRICT_JSON_VERSION or standard_json, zone or None)
 
 
 def _read_register_body(request: Command, compressed: bool) -> tuple[TopicConfigSerializeWrapper, list[str] | None]:

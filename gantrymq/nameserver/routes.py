@@ -1,7 +1,8 @@
 """The nameserver's tables: which brokers live, and which queues of which topics they have. No I/O; the clock is given.
 
-Follows RocketMQ 4.9.7 ``RouteInfoManager``. Where that goes wrong the tables follow 5.3.3: a topic that is unknown here
-is taken from any registration, and a broker that leaves takes along its own address only.
+Follows RocketMQ ``RouteInfoManager``: 4.9.7 for brokers that do not say ``enableActingMaster``, 5.3.3 for those that
+do, and where the older one goes wrong: a topic that is unknown here is taken from any registration, and a broker that
+leaves takes along its own address only.
 """
 
 from __future__ import annotations
@@ -9,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import attrs
 import msgspec
 
+from gantrymq.nameserver.limits import check_lengths, check_names, check_rooms
+from gantrymq.nameserver.live import (
+    MASTER_ID,
+    BrokerIdentity,
+    Changes,
+    LiveBroker,
+    MinimumChange,
+    Nobody,
+    Registration,
+)
 from gantrymq.remoting.bodies import (
     BrokerData,
     ClusterInfo,
@@ -20,65 +30,34 @@ from gantrymq.remoting.bodies import (
     TopicConfig,
     TopicConfigSerializeWrapper,
     TopicList,
+    TopicQueueMapping,
     TopicRouteData,
 )
-from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
-from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 
 EXPIRY_SECONDS: Final = 120.0
 """How long a broker lives without a sign (``BROKER_CHANNEL_EXPIRED_TIME``)."""
-MASTER_ID: Final = 0
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
-BROKERS_MAX: Final = 10_000
-TOPICS_MAX: Final = 200_000
-NAME_MAX_CHARACTERS: Final = 512
-FILTER_SERVERS_MAX: Final = 100
-"""More are refused, so that no peer fills the memory. RocketMQ has no such limits."""
-
-
-@attrs.frozen
-class BrokerIdentity:
-    """Who a broker says it is: ``address`` is "host:port", ``broker_id`` 0 the master of its name."""
-
-    cluster: str
-    name: str
-    broker_id: int
-    address: str
-
-
-@attrs.define
-class LiveBroker:
-    """One registered broker: until when it lives (the clock's seconds), its topics' version, and who speaks for it."""
-
-    identity: BrokerIdentity
-    deadline: float
-    lifetime: float
-    data_version: DataVersion
-    ha_address: str
-    connection: object
-
-
-@attrs.frozen
-class Registration:
-    """What a slave is told about its master; both None for a master, or while there is none."""
-
-    master_address: str | None = None
-    ha_address: str | None = None
+ALL_PERMS: Final = -1
 
 
 class Routes:
     """The tables. ``clock`` returns seconds and only has to go forward. What the questions return shares rows with the
-    tables: to be read or encoded at once, not to be changed."""
+    tables: to be read or encoded at once, not to be changed. ``changes`` hears of all that alters a route."""
 
-    def __init__(self, clock: Callable[[], float], expiry: float = EXPIRY_SECONDS) -> None:
+    def __init__(
+        self, clock: Callable[[], float], expiry: float = EXPIRY_SECONDS, changes: Changes | None = None
+    ) -> None:
         self._clock = clock
         self._expiry = expiry
+        self._changes: Changes = Nobody() if changes is None else changes
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic, broker name
         self._brokers: dict[str, BrokerData] = {}  # broker name
         self._clusters: dict[str, dict[str, None]] = {}  # cluster, broker names in order of registration
         self._live: dict[str, LiveBroker] = {}  # broker address
         self._filters: dict[str, list[str]] = {}  # broker address
+        self._mappings: dict[str, dict[str, TopicQueueMapping]] = {}  # static topic, broker name
 
     # ---- what brokers do
 
@@ -91,33 +70,60 @@ class Routes:
         filter_servers: list[str] | None = None,
         connection: object = None,
         lifetime: float | None = None,
+        zone: str | None = None,
+        acting_master: bool | None = None,
+        drop_missing: bool = False,
     ) -> Registration:
         """Take a broker in, or renew it. ``connection`` is whatever :meth:`remove_connection` will name; ``lifetime``
         in seconds overrides the expiry. A master's topics are taken when their version changed, when the broker is new
-        here, or when the topic is. Topics missing in ``wrapper`` stay. :class:`RemoteFault` (code 1) past the limits.
+        here, or when the topic is. Topics missing in ``wrapper`` stay, unless ``drop_missing``.
+
+        ``acting_master`` is None for brokers that do not know of it (4.x). Of the others the slave with the lowest id
+        brings topics as well, and takes their write permission when it is true.
+
+        A broker whose name and id another address has is ignored when that one has a higher state version (a 5.x
+        controller elected it). :class:`RemoteFault` (code 1) past the limits.
         """
+        lowest = min(self.member_group(identity.name), default=None)
         known = self._live.get(identity.address)
         if known is not None and known.identity != identity:
-            self._remove(known.identity)  # the same address under another id or name: a slave that became master
+            self._remove(known.identity, told=False)  # the same address under another id or name: a promoted slave
             known = None
-        self._check_limits(identity, wrapper)
-        _check_names(identity, ha_address, wrapper, filter_servers or [])
-        self._clusters.setdefault(identity.cluster, {})[identity.name] = None
-        broker = self._brokers.setdefault(identity.name, BrokerData(identity.cluster, identity.name))
-        first = identity.broker_id not in broker.broker_addrs
-        broker.broker_addrs[identity.broker_id] = identity.address
-        if identity.broker_id == MASTER_ID:
+        check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
+        check_names(identity, ha_address, wrapper, filter_servers or [], zone)
+        holder = self._holder(identity)
+        if holder is not None and _state(holder.data_version) > _state(wrapper.data_version):
+            self._live.pop(identity.address, None)
+            return Registration()
+        broker, first = self._take_broker(identity, zone, bool(acting_master))
+        prime = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
+        if identity.broker_id == MASTER_ID or prime:
             changed = first or known is None or known.data_version != wrapper.data_version
-            self._take_topics(identity.name, wrapper.topic_config_table, changed)
+            mask = ~PERM_WRITE if acting_master and identity.broker_id != MASTER_ID else ALL_PERMS
+            if drop_missing and not wrapper.topic_queue_mapping_info_map:
+                self._drop_topics(identity.name, wrapper.topic_config_table.keys())
+            self._take_topics(identity.name, wrapper.topic_config_table, changed, mask)
+            if changed:
+                self._take_mappings(wrapper.topic_queue_mapping_info_map or {})
         lifetime = self._expiry if lifetime is None else lifetime
         self._live[identity.address] = LiveBroker(
             identity, self._clock() + lifetime, lifetime, wrapper.data_version, ha_address, connection
         )
-        if filter_servers:
-            self._filters[identity.address] = filter_servers
-        elif filter_servers is not None:
-            self._filters.pop(identity.address, None)
-        return Registration() if identity.broker_id == MASTER_ID else self._master_of(broker)
+        self._take_filters(identity.address, filter_servers)
+        if lowest is not None and identity.broker_id < lowest:
+            self._changes.minimum_changed(_came(broker, identity, ha_address))
+        replaced = None if holder is None else holder.identity.address
+        return Registration(*self._master_of(identity, broker), replaced)
+
+    def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
+        """Take one topic's queues from one broker; False, and nothing taken, when some broker of them is not known."""
+        rows = list(queues)
+        check_lengths((topic,))
+        if not rows or any(row.broker_name not in self._brokers for row in rows):
+            return False
+        self._queues.setdefault(topic, {}).update({row.broker_name: row for row in rows})
+        self._changes.topic_changed(topic)
+        return True
 
     def unregister(self, identity: BrokerIdentity) -> bool:
         """Forget a broker, and its name with all queues when no other broker has it. Whether anything was known."""
@@ -166,16 +172,17 @@ class Routes:
             for address in broker.broker_addrs.values()
             if address in self._filters
         }
-        return TopicRouteData(list(queues.values()), brokers, filters)
+        mappings = self._mappings.get(topic)
+        return TopicRouteData(list(queues.values()), brokers, filters, topic_queue_mapping_by_broker=mappings)
 
     def cluster_info(self) -> ClusterInfo:
         """All brokers and clusters."""
         return ClusterInfo(dict(self._brokers), {cluster: list(names) for cluster, names in self._clusters.items()})
 
-    def member_group(self, cluster: str, name: str) -> dict[int, str]:
-        """The addresses of the brokers of one name, by id."""
+    def member_group(self, name: str) -> dict[int, str]:
+        """The addresses of the brokers of one name, by id; of whatever cluster, as in RocketMQ."""
         broker = self._brokers.get(name)
-        return dict(broker.broker_addrs) if broker is not None and broker.cluster == cluster else {}
+        return {} if broker is None else dict(broker.broker_addrs)
 
     def topics(self) -> TopicList:
         """All topics."""
@@ -200,14 +207,12 @@ class Routes:
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget ``topic``, on the brokers of ``cluster`` or on all."""
-        if not cluster:
-            self._queues.pop(topic, None)
-            return
         queues = self._queues.get(topic, {})
-        for name in self._clusters.get(cluster, {}):
+        for name in list(self._clusters.get(cluster, {}) if cluster else queues):
             queues.pop(name, None)
         if not queues:
             self._queues.pop(topic, None)
+        self._changes.topic_changed(topic)
 
     def wipe_write_perm(self, name: str) -> int:
         """Take the write permission from all topics of a broker name, until it registers a change; how many topics."""
@@ -217,42 +222,76 @@ class Routes:
         """Make all topics of a broker name readable and writable; how many topics."""
         return self._set_perm(name, lambda _: PERM_READ | PERM_WRITE)
 
-    # ---- inside
+    # ---- inside: taking in
 
-    def _check_limits(self, identity: BrokerIdentity, wrapper: TopicConfigSerializeWrapper) -> None:
-        if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "a broker's cluster, name and address must not be blank")
-        if identity.address not in self._live and len(self._live) >= BROKERS_MAX:
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{BROKERS_MAX} brokers are registered, no more are taken")
-        if len(self._queues) + len(wrapper.topic_config_table) > TOPICS_MAX:
-            news = sum(topic not in self._queues for topic in wrapper.topic_config_table)
-            if len(self._queues) + news > TOPICS_MAX:
-                raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"more than {TOPICS_MAX} topics are not taken")
+    def _holder(self, identity: BrokerIdentity) -> LiveBroker | None:
+        """Who has the name and id of ``identity`` at another address, and lives."""
+        address = self.member_group(identity.name).get(identity.broker_id)
+        return None if address is None or address == identity.address else self._live.get(address)
 
-    def _take_topics(self, name: str, topics: dict[str, TopicConfig], changed: bool) -> None:
+    def _take_broker(self, identity: BrokerIdentity, zone: str | None, acting: bool) -> tuple[BrokerData, bool]:
+        """The row of the broker's name, with its address in it, and whether its id is new there."""
+        self._clusters.setdefault(identity.cluster, {})[identity.name] = None
+        broker = self._brokers.setdefault(identity.name, BrokerData(identity.cluster, identity.name))
+        address, first = broker.broker_addrs.get(identity.broker_id), identity.broker_id not in broker.broker_addrs
+        if (address, broker.zone_name, bool(broker.enable_acting_master)) != (identity.address, zone, acting):
+            broker.broker_addrs[identity.broker_id] = identity.address
+            broker.zone_name = zone
+            broker.enable_acting_master = acting or None  # false is what a missing field means, to 4.x too
+            self._changes.brokers_changed()
+        return broker, first
+
+    def _take_topics(self, name: str, topics: dict[str, TopicConfig], changed: bool, mask: int) -> None:
         for key, topic in topics.items():
-            queues = self._queues.setdefault(topic.topic_name or key, {})
+            topic_name = topic.topic_name or key
+            queues = self._queues.setdefault(topic_name, {})
             if changed or name not in queues:
-                queues[name] = QueueData(
-                    name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
+                row = QueueData(
+                    name, topic.read_queue_nums, topic.write_queue_nums, topic.perm & mask, topic.topic_sys_flag
                 )
+                if queues.get(name) != row:
+                    queues[name] = row
+                    self._changes.topic_changed(topic_name)
 
-    def _master_of(self, broker: BrokerData) -> Registration:
-        address = broker.broker_addrs.get(MASTER_ID)
+    def _take_mappings(self, mappings: dict[str, TopicQueueMapping]) -> None:
+        for topic, mapping in mappings.items():
+            self._mappings.setdefault(topic, {})[mapping.bname] = mapping
+            self._changes.topic_changed(topic)
+
+    def _take_filters(self, address: str, filter_servers: list[str] | None) -> None:
+        if filter_servers is not None and filter_servers != self._filters.get(address, []):
+            if filter_servers:
+                self._filters[address] = filter_servers
+            else:
+                del self._filters[address]
+            self._changes.brokers_changed()
+
+    def _master_of(self, identity: BrokerIdentity, broker: BrokerData) -> tuple[str | None, str | None]:
+        address = None if identity.broker_id == MASTER_ID else broker.broker_addrs.get(MASTER_ID)
         live = None if address is None else self._live.get(address)
-        return Registration() if live is None else Registration(address, live.ha_address)
+        return (None, None) if live is None else (address, live.ha_address)
 
-    def _remove(self, identity: BrokerIdentity) -> bool:
+    # ---- inside: taking out
+
+    def _remove(self, identity: BrokerIdentity, told: bool = True) -> bool:
         live = self._live.pop(identity.address, None)
         self._filters.pop(identity.address, None)
         broker = self._brokers.get(identity.name)
         if broker is None:
             return live is not None
+        lowest = min(broker.broker_addrs)
         mine = [number for number, address in broker.broker_addrs.items() if address == identity.address]
         for number in mine:
             del broker.broker_addrs[number]
         if not broker.broker_addrs:
             self._remove_name(broker)
+        elif lowest in mine:
+            if broker.enable_acting_master:
+                self._set_perm(identity.name, lambda perm: perm & ~PERM_WRITE)  # nobody takes messages now
+            if told:
+                self._changes.minimum_changed(_left(broker, identity.address))
+        if mine:
+            self._changes.brokers_changed()
         return bool(mine) or live is not None
 
     def _remove_name(self, broker: BrokerData) -> None:
@@ -261,33 +300,49 @@ class Routes:
             del self._clusters[cluster][broker.broker_name]
             if not self._clusters[cluster]:
                 del self._clusters[cluster]
-        for topic in [topic for topic, queues in self._queues.items() if broker.broker_name in queues]:
-            del self._queues[topic][broker.broker_name]
+        self._drop_topics(broker.broker_name, ())
+        for topic in [topic for topic, rows in self._mappings.items() if broker.broker_name in rows]:
+            del self._mappings[topic][broker.broker_name]
+            if not self._mappings[topic]:
+                del self._mappings[topic]
+
+    def _drop_topics(self, name: str, kept: Iterable[str]) -> None:
+        """Forget what the broker name has of all topics but those ``kept``."""
+        spared = frozenset(kept)
+        for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in spared]:
+            del self._queues[topic][name]
             if not self._queues[topic]:
                 del self._queues[topic]
+            self._changes.topic_changed(topic)
 
     def _set_perm(self, name: str, change: Callable[[int], int]) -> int:
-        rows: Iterable[dict[str, QueueData]] = [queues for queues in self._queues.values() if name in queues]
-        count = 0
-        for queues in rows:
+        mine = [(topic, queues) for topic, queues in self._queues.items() if name in queues]
+        for topic, queues in mine:
             queues[name] = msgspec.structs.replace(queues[name], perm=change(queues[name].perm))
-            count += 1
-        return count
+            self._changes.topic_changed(topic)
+        return len(mine)
 
 
-def _check_names(
-    identity: BrokerIdentity, ha_address: str, wrapper: TopicConfigSerializeWrapper, filter_servers: list[str]
-) -> None:
-    names = (identity.cluster, identity.name, identity.address, ha_address, *filter_servers)
-    topics = wrapper.topic_config_table
-    longest = max(
-        *(len(name) for name in names), *(max(len(key), len(topic.topic_name)) for key, topic in topics.items())
+def _state(version: DataVersion) -> int:
+    return version.state_version or 0
+
+
+def _came(broker: BrokerData, identity: BrokerIdentity, ha_address: str) -> MinimumChange:
+    """A broker came that is now the lowest: the others hear of it, or it does itself when it is alone."""
+    lowest = min(broker.broker_addrs)
+    others = [address for number, address in broker.broker_addrs.items() if number != lowest]
+    listeners = tuple(others) or (identity.address,)
+    acting = bool(broker.enable_acting_master)
+    return MinimumChange(
+        broker.broker_name, lowest, broker.broker_addrs[lowest], listeners, ha_address=ha_address, acting=acting
     )
-    if longest > NAME_MAX_CHARACTERS:
-        raise RemoteFault(
-            ResponseCode.SYSTEM_ERROR, f"a name of {longest} characters, {NAME_MAX_CHARACTERS} are the limit"
-        )
-    if len(filter_servers) > FILTER_SERVERS_MAX:
-        raise RemoteFault(
-            ResponseCode.SYSTEM_ERROR, f"{len(filter_servers)} filter servers, {FILTER_SERVERS_MAX} are the limit"
-        )
+
+
+def _left(broker: BrokerData, address: str) -> MinimumChange:
+    """The lowest broker went: all that are left hear of it."""
+    lowest = min(broker.broker_addrs)
+    listeners = tuple(broker.broker_addrs.values())
+    acting = bool(broker.enable_acting_master)
+    return MinimumChange(
+        broker.broker_name, lowest, broker.broker_addrs[lowest], listeners, left=address, acting=acting
+    )

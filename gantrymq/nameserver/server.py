@@ -12,8 +12,12 @@ import structlog
 import trio
 
 from gantrymq.nameserver.kv import KVConfig
+from gantrymq.nameserver.live import MinimumChange
+from gantrymq.nameserver.notices import Notices
 from gantrymq.nameserver.requests import Requests
+from gantrymq.nameserver.routecache import RouteCache
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
+from gantrymq.nameserver.switches import Switches
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.descriptors import descriptors_allowed
@@ -21,6 +25,8 @@ from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 
 _RECEIVE_BYTES = 64 * 1024
+ANSWERS_BYTES = 256 * 1024
+"""Answers to requests that came together go out together, in pieces of about this size."""
 ACCEPT_PAUSE_SECONDS = 0.1
 DESCRIPTOR_SHARE = 4
 """A quarter of the process's descriptors: a broker may live in the same process."""
@@ -32,15 +38,15 @@ log = structlog.get_logger()
 class NameServerConfig:
     """Where to listen, and the limits. Times in seconds, sizes in bytes.
 
-    ``kv_path``: file of the KV config; None keeps it in memory. ``order_topics``: routes tell the KV config's order of
-    a topic (``orderMessageEnable``). ``frame_seconds``: how long one frame may take from its first byte to its last.
+    ``kv_path``: file of the KV config; None keeps it in memory. ``switches``: what is on at the start.
+    ``frame_seconds``: how long one frame may take from its first byte to its last.
     ``buffered_max``: how much all connections together may have sent of unfinished frames.
     """
 
     host: str = "127.0.0.1"
     port: int = 9876
     kv_path: Path | None = None
-    order_topics: bool = False
+    switches: Switches = Switches()  # noqa: RUF009 - frozen
     connections_max: int = 10_000
     frame_max: int = FRAME_MAX_BYTES
     buffered_max: int = 16 * FRAME_MAX_BYTES
@@ -72,10 +78,11 @@ class NameServer:
     def __init__(self, config: NameServerConfig | None = None) -> None:
         """Reads the KV config's file: :class:`ValueError` or OSError when that fails."""
         self.config = config or NameServerConfig()
-        self.routes = Routes(trio.current_time, self.config.expiry_seconds)
-        self.requests = Requests(
-            self.routes, KVConfig(self.config.kv_path), self.config.order_topics, _told(self.config)
-        )
+        self._cache = RouteCache()
+        self._notices = Notices()
+        self.routes = Routes(trio.current_time, self.config.expiry_seconds, self)
+        kv = KVConfig(self.config.kv_path)
+        self.requests = Requests(self.routes, kv, self.config.switches, _told(self.config), self._cache)
         self.connections: set[Connection] = set()
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
@@ -85,12 +92,27 @@ class NameServer:
         """Listen and answer until cancelled. Reports the bound address as "host:port"; OSError when it is taken."""
         listeners = await trio.open_tcp_listeners(self.config.port, host=self.config.host)
         self.address = format_address(*listeners[0].socket.getsockname()[:2])
+        self.requests.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
+            nursery.start_soon(self._notices.run)
             for listener in listeners:
                 nursery.start_soon(self._listen, listener, nursery)
             log.info("nameserver listens", address=self.address)
             task_status.started(self.address)
+
+    def topic_changed(self, topic: str) -> None:
+        """For the tables: the routes of one topic are others now."""
+        self._cache.drop(topic)
+
+    def brokers_changed(self) -> None:
+        """For the tables: any route may be another now."""
+        self._cache.clear()
+
+    def minimum_changed(self, change: MinimumChange) -> None:
+        """For the tables: brokers are told, if that is on; that one left only where slaves act as masters."""
+        if self.requests.switches.notify_min_broker_id_changed and (change.left is None or change.acting):
+            self._notices.add(change)
 
     async def _scan(self) -> None:
         await trio.sleep(self.config.first_scan_seconds)
@@ -187,17 +209,22 @@ class NameServer:
 
     async def _answer_all(self, connection: Connection, frames: list[Frame]) -> bool:
         """Answer requests in their order; False when the peer does not take the answers in time."""
-        for frame in frames:
+        texts: list[bytes] = []
+        size = 0
+        for number, frame in enumerate(frames, 1):
             request = decode(frame)
-            if request.is_response:  # we ask nobody
-                continue
-            response = await self.requests.answer(request, connection)
-            if request.is_oneway:
-                continue
-            with trio.move_on_after(self.config.write_seconds) as wait:
-                await connection.stream.send_all(encode(response))
-            if wait.cancelled_caught:
-                return False
+            if not request.is_response:  # we ask nobody
+                response = await self.requests.answer(request, connection)
+                if not request.is_oneway:
+                    texts.append(encode(response))
+                    size += len(texts[-1])
+            if texts and (number == len(frames) or size > ANSWERS_BYTES):
+                with trio.move_on_after(self.config.write_seconds) as wait:
+                    await connection.stream.send_all(b"".join(texts))
+                if wait.cancelled_caught:
+                    return False
+                texts.clear()
+                size = 0
         return True
 
 

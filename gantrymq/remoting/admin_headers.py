@@ -154,6 +154,15 @@ class GroupSubscriptionHeader(Header, kw_only=True):
     topic: str
 
 
+class MinimumChangedHeader(Header, kw_only=True):
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), from a nameserver to 5.x brokers."""
+
+    min_broker_id: Int64
+    min_broker_addr: str
+    offline_broker_addr: str | None = None
+    ha_broker_addr: str | None = None
+
+
 _C = RequestCode
 ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.QUERY_MESSAGE: RequestSpec("broker", QueryMessageHeader, QueryMessageResponse),
@@ -192,5 +201,6 @@ ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.QUERY_SUBSCRIPTION_BY_CONSUMER: RequestSpec("broker", GroupSubscriptionHeader),
     _C.GET_TOPIC_CONFIG: RequestSpec("broker", TopicHeader),
     _C.GET_SUBSCRIPTIONGROUP_CONFIG: RequestSpec("broker", GroupHeader),
+    _C.NOTIFY_MIN_BROKER_ID_CHANGE: RequestSpec("broker", MinimumChangedHeader),
 }
 """The requests that only administrators and tools send, beside :data:`gantrymq.remoting.headers.REQUESTS`."""

@@ -83,11 +83,24 @@ class TopicConfig(Body):
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"TopicConfig: unreadable text {text[:200]!r}") from None
 
 
+class TopicQueueMapping(Body):
+    """Which logical queues of a static topic a broker has, logical id to its own (``TopicQueueMappingInfo``, 5.x)."""
+
+    topic: str = ""
+    scope: str = "__global__"
+    total_queues: Int32 = 0
+    bname: str = ""
+    epoch: Int64 = 0
+    dirty: bool = False
+    curr_id_map: dict[Int32, Int32] = {}
+
+
 class TopicConfigSerializeWrapper(Body):
-    """All topics of a broker: body of 21, file ``topics.json``."""
+    """All topics of a broker: body of 21, file ``topics.json``. 5.x brokers register mappings of static topics too."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = DataVersion()
+    topic_queue_mapping_info_map: dict[str, TopicQueueMapping] | None = None
 
 
 class SubscriptionGroupConfig(Body):
@@ -282,6 +295,7 @@ class TopicRouteData(Body):
     broker_datas: list[BrokerData] = []
     filter_server_table: dict[str, list[str]] = {}
     order_topic_conf: str | None = None
+    topic_queue_mapping_by_broker: dict[str, TopicQueueMapping] | None = None
 
 
 class ClusterInfo(Body):

@@ -1,7 +1,7 @@
 """Request and response codes of the protocol, and the table that ties each request code to its typed headers.
 
 Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``;
-361, 370, 604, 901, 904 from 5.3.3.
+361, 370, 604, 901, 904, 905 from 5.3.3.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class RequestCode(IntEnum):
     GET_CONSUME_STATS = 208
     DELETE_TOPIC_IN_BROKER = 215
     DELETE_TOPIC_IN_NAMESRV = 216
+    REGISTER_TOPIC_IN_NAMESRV = 217
     GET_KVLIST_BY_NAMESPACE = 219
     RESET_CONSUMER_CLIENT_OFFSET = 220
     GET_CONSUMER_STATUS_FROM_CLIENT = 221
@@ -96,6 +97,7 @@ class RequestCode(IntEnum):
     RECALL_MESSAGE = 370
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
+    NOTIFY_MIN_BROKER_ID_CHANGE = 905
 
 
 class ResponseCode(IntEnum):

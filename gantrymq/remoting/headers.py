@@ -283,7 +283,7 @@ class RouteHeader(Header, kw_only=True):
 
 
 class TopicHeader(Header, kw_only=True):
-    """DELETE_TOPIC_IN_BROKER (215)."""
+    """DELETE_TOPIC_IN_BROKER (215), REGISTER_TOPIC_IN_NAMESRV (217)."""
 
     topic: str
 
@@ -375,6 +375,7 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.DELETE_SUBSCRIPTIONGROUP: RequestSpec("broker", DeleteGroupHeader),
     _C.DELETE_TOPIC_IN_BROKER: RequestSpec("broker", TopicHeader),
     _C.DELETE_TOPIC_IN_NAMESRV: RequestSpec("nameserver", DeleteTopicInNameserverHeader),
+    _C.REGISTER_TOPIC_IN_NAMESRV: RequestSpec("nameserver", TopicHeader),
     _C.GET_KVLIST_BY_NAMESPACE: RequestSpec("nameserver", NamespaceHeader),
     _C.GET_TOPICS_BY_CLUSTER: RequestSpec("nameserver", ClusterHeader),
     _C.GET_SYSTEM_TOPIC_LIST_FROM_NS: RequestSpec("nameserver", None),

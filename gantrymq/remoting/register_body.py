@@ -6,9 +6,10 @@
           i32 number of topics
           i32 length, "name read write perm FILTERTYPE"      for each topic
           i32 length, list of filter servers as JSON
-          ... what 5.x appends, not read )
+          i32 number of mappings                             5.x only
+          i32 length, mapping of a static topic as JSON      for each )
 
-Source: RocketMQ 4.9.7 ``RegisterBrokerBody``, ``BrokerOuterAPI``; integers are big-endian.
+Source: RocketMQ 4.9.7 and 5.3.3 ``RegisterBrokerBody``, ``BrokerOuterAPI``; integers are big-endian.
 """
 
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
@@ -24,6 +25,7 @@ from gantrymq.remoting.bodies import (
     DataVersion,
     TopicConfig,
     TopicConfigSerializeWrapper,
+    TopicQueueMapping,
     read_filter_servers,
     write_filter_servers,
 )
@@ -53,6 +55,9 @@ class RegisterBrokerBody(Body):
         pieces = [_sized(wrapper.data_version.to_bytes()), _I32.pack(len(wrapper.topic_config_table))]
         pieces += [_sized(topic.to_text().encode()) for topic in wrapper.topic_config_table.values()]
         pieces.append(_sized(write_filter_servers(self.filter_server_list)))
+        if wrapper.topic_queue_mapping_info_map is not None:
+            pieces.append(_I32.pack(len(wrapper.topic_queue_mapping_info_map)))
+            pieces += [_sized(mapping.to_bytes()) for mapping in wrapper.topic_queue_mapping_info_map.values()]
         return zlib.compress(b"".join(pieces), 9)
 
     @classmethod
@@ -66,7 +71,12 @@ class RegisterBrokerBody(Body):
         for _ in range(reader.number()):
             topic = TopicConfig.from_text(reader.text())
             topics[topic.topic_name] = topic
-        return cls(TopicConfigSerializeWrapper(topics, version), read_filter_servers(reader.take()))
+        filter_servers = read_filter_servers(reader.take())
+        mappings = None
+        if not reader.ended:
+            found = [TopicQueueMapping.from_bytes(reader.take()) for _ in range(reader.number())]
+            mappings = {mapping.topic: mapping for mapping in found} or None
+        return cls(TopicConfigSerializeWrapper(topics, version, mappings), filter_servers)
 
 
 def body_crc32(data: bytes) -> int:
@@ -95,6 +105,11 @@ class _Sized:
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left."""
+        return self.at == len(self.data)
 
     def number(self) -> int:
         """A count; every counted thing takes at least its own length, so more than fit are refused at once."""

@@ -48,6 +48,9 @@ class Announcement:
             broker_id=broker.broker_id,
             compressed=False,
             body_crc32=body_crc32(body),
+            # As 5.x brokers say it: a nameserver that knows it takes topics from a slave while there is no master,
+            # so one that restarted meanwhile still leads readers to the slave.
+            enable_acting_master=False,
         )
         return Command(RequestCode.REGISTER_BROKER, header.to_ext(), body)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.nameserver.switches import Switches
 from gantrymq.remoting import headers
 from gantrymq.remoting.admin_headers import ADMIN_REQUESTS
 from gantrymq.remoting.bodies import (
@@ -31,7 +32,12 @@ pytestmark = pytest.mark.trio
 C = RequestCode
 WRAPPER = TopicConfigSerializeWrapper({"T": TopicConfig("T", 4, 4), "U": TopicConfig("U", 1, 1)}, DataVersion(1, 7))
 BODY = RegisterBrokerBody(WRAPPER)
-IDENTITY = {"cluster_name": "c", "broker_name": "broker-a", "broker_addr": "10.0.0.1:10911", "broker_id": 0}
+IDENTITY: dict[str, Any] = {
+    "cluster_name": "c",
+    "broker_name": "broker-a",
+    "broker_addr": "10.0.0.1:10911",
+    "broker_id": 0,
+}
 
 
 async def register(peer: Any, compressed: bool = False, body: bytes | None = None, **fields: Any) -> Any:
@@ -229,7 +235,7 @@ async def test_the_kv_config(peer: Any) -> None:
 class TestWithOrderedTopics:
     @pytest.fixture
     def config(self) -> NameServerConfig:
-        return NameServerConfig(order_topics=True)
+        return NameServerConfig(switches=Switches(order_message_enable=True))
 
     async def test_a_route_carries_the_topics_order_and_a_broker_learns_all(self, peer: Any) -> None:
         header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
@@ -279,7 +285,7 @@ async def test_order_in_routes_may_be_switched_on_and_off(peer: Any) -> None:
     [
         (b"kvConfigPath=/etc/passwd", 16, "Can not update config path"),
         (b"configStorePath=/etc/passwd\norderMessageEnable=true", 16, "Can not update config path"),
-        (b"rocketmqHome=/tmp", 1, "cannot be changed; this can: orderMessageEnable"),
+        (b"rocketmqHome=/tmp", 1, "cannot be changed; these can: orderMessageEnable"),
         (b"orderMessageEnable=true\nlistenPort=1", 1, "'listenPort' cannot be changed"),
         (b"orderMessageEnable=maybe", 1, "allowed: true or false"),
         (b"a=\\u1", 1, "string2Properties error"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from gantrymq.nameserver import routes as routes_module
-from gantrymq.nameserver.routes import BrokerIdentity, Registration, Routes
+from gantrymq.nameserver import limits
+from gantrymq.nameserver.live import BrokerIdentity, Registration
+from gantrymq.nameserver.routes import Routes
 from gantrymq.remoting.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
 
@@ -272,9 +273,8 @@ def test_data_versions_are_kept_by_address(routes: Routes) -> None:
 def test_member_groups(routes: Routes) -> None:
     routes.register(MASTER, topics("T"))
     routes.register(SLAVE, topics("T"))
-    assert routes.member_group("c", "broker-a") == {0: MASTER.address, 1: SLAVE.address}
-    assert routes.member_group("other", "broker-a") == {}
-    assert routes.member_group("c", "unknown") == {}
+    assert routes.member_group("broker-a") == {0: MASTER.address, 1: SLAVE.address}
+    assert routes.member_group("unknown") == {}
 
 
 @pytest.mark.parametrize("field", ["cluster", "name", "address"])
@@ -286,8 +286,8 @@ def test_a_broker_without_a_name_is_refused(routes: Routes, field: str) -> None:
 
 
 def test_the_tables_have_limits(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes_module, "TOPICS_MAX", 2)
-    monkeypatch.setattr(routes_module, "BROKERS_MAX", 1)
+    monkeypatch.setattr(limits, "TOPICS_MAX", 2)
+    monkeypatch.setattr(limits, "BROKERS_MAX", 1)
     routes.register(MASTER, topics("T", "U"))
     with pytest.raises(RemoteFault, match="more than 2 topics"):
         routes.register(MASTER, topics("T", "V"))

@@ -1,0 +1,19 @@
+"""What all handlers of requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from gantrymq.remoting.body import Body
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import Header
+
+Handler = Callable[[Command, object], Awaitable[Command]]
+"""Answers a request; the object stands for the peer. A refusal is a :class:`RemoteFault`."""
+
+
+def success(request: Command, header: Header | None = None, body: Body | None = None) -> Command:
+    """The answer that all went well."""
+    ext = None if header is None else header.to_ext()
+    return request.answer(ResponseCode.SUCCESS, ext=ext, body=b"" if body is None else body.to_bytes())

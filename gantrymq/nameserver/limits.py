@@ -1,0 +1,60 @@
+"""How much the tables take, so that no peer fills the memory. RocketMQ has no such limits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from gantrymq.nameserver.live import BrokerIdentity
+from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+
+BROKERS_MAX: Final = 10_000
+TOPICS_MAX: Final = 200_000
+NAME_MAX_CHARACTERS: Final = 512
+FILTER_SERVERS_MAX: Final = 100
+MAPPINGS_MAX: Final = 10_000
+"""Static topics that one registration may name."""
+
+
+def check_rooms(
+    identity: BrokerIdentity, live: Collection[str], known: Collection[str], topics: Collection[str]
+) -> None:
+    """Whether one more broker, and its ``topics`` beside those ``known``, have room; :class:`RemoteFault` (code 1)."""
+    if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
+        raise _fault("a broker's cluster, name and address must not be blank")
+    if identity.address not in live and len(live) >= BROKERS_MAX:
+        raise _fault(f"{BROKERS_MAX} brokers are registered, no more are taken")
+    if len(known) + len(topics) > TOPICS_MAX and len(known) + sum(topic not in known for topic in topics) > TOPICS_MAX:
+        raise _fault(f"more than {TOPICS_MAX} topics are not taken")
+
+
+def check_names(
+    identity: BrokerIdentity,
+    ha_address: str,
+    wrapper: TopicConfigSerializeWrapper,
+    filter_servers: list[str],
+    zone: str | None,
+) -> None:
+    """Whether all names are of a sane length; :class:`RemoteFault` (code 1)."""
+    check_lengths((identity.cluster, identity.name, identity.address, ha_address, zone or "", *filter_servers))
+    check_lengths(wrapper.topic_config_table)
+    check_lengths(topic.topic_name for topic in wrapper.topic_config_table.values())
+    if len(filter_servers) > FILTER_SERVERS_MAX:
+        raise _fault(f"{len(filter_servers)} filter servers, {FILTER_SERVERS_MAX} are the limit")
+    mappings = wrapper.topic_queue_mapping_info_map or {}
+    if len(mappings) > MAPPINGS_MAX:
+        raise _fault(f"{len(mappings)} mappings of static topics, {MAPPINGS_MAX} are the limit")
+    check_lengths(name for key, mapping in mappings.items() for name in (key, mapping.bname, mapping.topic))
+
+
+def check_lengths(names: Iterable[str]) -> None:
+    """Whether all ``names`` are of a sane length; :class:`RemoteFault` (code 1)."""
+    longest = max(map(len, names), default=0)
+    if longest > NAME_MAX_CHARACTERS:
+        raise _fault(f"a name of {longest} characters, {NAME_MAX_CHARACTERS} are the limit")
+
+
+def _fault(remark: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)

@@ -1,0 +1,64 @@
+"""Tell brokers that the lowest id of their name is another: RocketMQ 5's NOTIFY_MIN_BROKER_ID_CHANGE (905).
+
+A broker that lets slaves act as masters starts or stops that at once then, instead of when it asks next. The notice
+goes to the address that clients use, without an answer; one that does not arrive is made up for by that question.
+Source: RocketMQ 5.3.3 ``RouteInfoManager.notifyMinBrokerIdChanged``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+import trio
+
+from gantrymq.nameserver.live import MinimumChange
+from gantrymq.remoting.admin_headers import MinimumChangedHeader
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError
+
+TELL_SECONDS: Final = 1.0
+"""For the connection and the notice. RocketMQ gives 300 ms to the notice alone."""
+WAITING_MAX: Final = 1000
+
+log = structlog.get_logger()
+
+
+class Notices:
+    """Takes changes at any time and tells them one after the other, each to all its listeners at once."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[MinimumChange](WAITING_MAX)
+
+    def add(self, change: MinimumChange) -> None:
+        """Tell of ``change`` soon; with a thousand waiting it is left out."""
+        try:
+            self._send.send_nowait(change)
+        except trio.WouldBlock:
+            log.warning("notice of a minimum broker id left out", broker=change.name)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async for change in self._receive:
+            async with trio.open_nursery() as nursery:
+                for address in change.listeners:
+                    nursery.start_soon(self._tell, address, change)
+
+    async def _tell(self, address: str, change: MinimumChange) -> None:
+        header = MinimumChangedHeader(
+            min_broker_id=change.broker_id,
+            min_broker_addr=change.address,
+            offline_broker_addr=change.left,
+            ha_broker_addr=change.ha_address,
+        )
+        with trio.move_on_after(TELL_SECONDS) as wait:
+            try:
+                async with open_channel(address) as channel:
+                    await channel.send_oneway(Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header.to_ext()))
+                log.info("broker told of the minimum id", broker=change.name, address=address, minimum=change.broker_id)
+            except (ConnectError, ValueError) as error:  # ValueError: what registered is no address
+                log.info("broker not told of the minimum id", address=address, reason=str(error)[:200])
+        if wait.cancelled_caught:
+            log.info("broker not told of the minimum id", address=address, reason="no connection in time")

@@ -1,0 +1,76 @@
+"""What can be switched on and off at a nameserver, by RocketMQ's names (``NamesrvConfig`` of 5.3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+
+PATH_SETTINGS: Final = frozenset({"kvConfigPath", "configStorePath"})
+
+
+@attrs.frozen(kw_only=True)
+class Switches:
+    """All with RocketMQ's defaults.
+
+    ``order_message_enable``: routes tell the KV config's order of a topic. ``return_order_topic_config_to_broker``:
+    brokers are told of all ordered topics when they register. ``support_acting_master``: a route shows the lowest slave
+    as master while there is none, where brokers agree. ``notify_min_broker_id_changed``: brokers are told when the
+    lowest id of their name is another (905). ``enable_all_topic_list`` and ``enable_topic_list``: 206, and 224 and 311
+    to 313, are answered. ``delete_topic_with_broker_registration``: a registration drops the topics that it does not
+    name. ``need_wait_for_service``: no routes in the first 45 seconds, until all brokers have come.
+    """
+
+    order_message_enable: bool = False
+    return_order_topic_config_to_broker: bool = True
+    support_acting_master: bool = False
+    notify_min_broker_id_changed: bool = False
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    delete_topic_with_broker_registration: bool = False
+    need_wait_for_service: bool = False
+
+    def told(self) -> dict[str, str]:
+        """All of them, as administrators are told."""
+        return {key: "true" if getattr(self, name) else "false" for key, name in KEYS.items()}
+
+    def changed(self, given: Mapping[str, str]) -> Switches:
+        """With what ``given`` says. :class:`RemoteFault` for a name that is none (1), paths (16), or no truth (1)."""
+        if given.keys() & PATH_SETTINGS:
+            raise RemoteFault(ResponseCode.NO_PERMISSION, "Can not update config path")
+        values: dict[str, bool] = {}
+        for key, text in given.items():
+            if key not in KEYS:
+                these = ", ".join(KEYS)
+                raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{key[:100]!r} cannot be changed; these can: {these}")
+            if text.strip() not in ("true", "false"):
+                raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{key} = {text[:100]!r}; allowed: true or false")
+            values[KEYS[key]] = text.strip() == "true"
+        return attrs.evolve(self, **values)
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+KEYS: Final = {_camel(field.name): field.name for field in attrs.fields(Switches)}
+"""RocketMQ's name of each switch, and ours."""
+
+
+def read_switches(settings: Iterable[str]) -> Switches:
+    """From ``name=value`` texts; :class:`ValueError` names the one that is wrong."""
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{setting!r}: name=true or name=false is expected")
+        given[name.strip()] = value
+    try:
+        return Switches().changed(given)
+    except RemoteFault as fault:
+        raise ValueError(fault.remark) from None

@@ -1,0 +1,41 @@
+"""Routes kept as bytes: found again by topic and view, forgotten when told, never more than allowed."""
+
+from __future__ import annotations
+
+from gantrymq.nameserver.routecache import RouteCache, RouteView
+
+STRICT, BARE, NORTH = RouteView(strict=True), RouteView(strict=False), RouteView(zone="north")
+
+
+def test_each_view_of_a_topic_has_its_own_text() -> None:
+    cache = RouteCache(100)
+    for view, text in ((STRICT, b"strict"), (BARE, b"bare"), (NORTH, b"north")):
+        assert cache.get("T", view) is None
+        cache.put("T", view, text)
+    assert [cache.get("T", view) for view in (STRICT, BARE, NORTH)] == [b"strict", b"bare", b"north"]
+    assert cache.get("U", STRICT) is None
+    assert cache.size == 15
+
+
+def test_a_dropped_topic_is_forgotten_in_all_views() -> None:
+    cache = RouteCache(100)
+    for topic in "TU":
+        cache.put(topic, STRICT, b"12345")
+        cache.put(topic, BARE, b"123")
+    cache.drop("T")
+    cache.drop("unknown")
+    assert cache.get("T", STRICT) is cache.get("T", BARE) is None
+    assert (cache.get("U", STRICT), cache.size) == (b"12345", 8)
+    cache.clear()
+    assert (cache.get("U", STRICT), cache.size) == (None, 0)
+
+
+def test_it_begins_anew_when_it_is_full_and_leaves_out_what_never_fits() -> None:
+    cache = RouteCache(10)
+    cache.put("T", STRICT, b"123456")
+    cache.put("T", STRICT, b"12345")
+    assert cache.size == 5
+    cache.put("U", STRICT, b"123456")
+    assert (cache.get("T", STRICT), cache.get("U", STRICT), cache.size) == (None, b"123456", 6)
+    cache.put("V", STRICT, b"x" * 11)
+    assert (cache.get("V", STRICT), cache.get("U", STRICT)) == (None, b"123456")
