@@ -59,8 +59,11 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
 @click.command()
 @click.option("--listen", default=DEFAULT_NAMESERVER, show_default=True, metavar="HOST:PORT", help="Where it listens.")
 @click.option("--data", metavar="DIR", help="Keeps the KV config there; without it, it is forgotten at the end.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=true|false", help="By RocketMQ's names: supportActingMaster=true."
+)
 @log_level_option()
-def nameserver(listen: str, data: str | None, log_level: str) -> None:
+def nameserver(listen: str, data: str | None, settings: tuple[str, ...], log_level: str) -> None:
     """Run a nameserver alone."""
     configure_logs(log_level)
 
@@ -68,4 +71,4 @@ def nameserver(listen: str, data: str | None, log_level: str) -> None:
 
     from gantrymq.cli.servers import run_nameserver
 
-    trio.run(run_nameserver, listen, Path(data) / "kvConfig.json" if data is not None else None)
+    trio.run(run_nameserver, listen, Path(data) / "kvConfig.json" if data is not None else None, settings)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.signals import ending_by_signal
 from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.descriptors import raise_descriptor_limit
 
@@ -32,13 +34,13 @@ REGISTRATION_SECONDS = 3.0
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
-async def run_nameserver(listen: str, kv_path: Path | None) -> None:
-    """A nameserver until a signal comes."""
+async def run_nameserver(listen: str, kv_path: Path | None, settings: Sequence[str] = ()) -> None:
+    """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``."""
     raise_descriptor_limit()
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
-            server = await _start_nameserver(nursery, listen, kv_path)
+            server = await _start_nameserver(nursery, listen, kv_path, settings)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
             await stop.wait()
@@ -140,10 +142,12 @@ def _nameservers(loaded: Loaded, own: str) -> list[str]:
     return list(dict.fromkeys((own, *loaded.config.broker.nameservers)))
 
 
-async def _start_nameserver(nursery: trio.Nursery, listen: str, kv_path: Path | None) -> NameServer:
+async def _start_nameserver(
+    nursery: trio.Nursery, listen: str, kv_path: Path | None, settings: Sequence[str] = ()
+) -> NameServer:
     try:
         host, port = parse_address(listen, any_port=True)
-        server = NameServer(NameServerConfig(host=host, port=port, kv_path=kv_path))
+        server = NameServer(NameServerConfig(host=host, port=port, kv_path=kv_path, switches=read_switches(settings)))
     except ValueError as error:
         raise CommandFailed(f"nameserver: {error}") from None
     try:
