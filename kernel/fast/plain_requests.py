@@ -67,7 +67,7 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
             break
         header, body = data[start:body_start], data[body_start:end]
         position = end
-        read = hot_headers.get(header[:CODE_BYTES])
+        read = hot_headers.get(header[:CODE_BYTES]) if mark <= HEADER_MAX_BYTES else None  # a JSON header, that is
         if read is not None:
             try:
                 head = read(header)

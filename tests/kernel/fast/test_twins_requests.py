@@ -178,6 +178,14 @@ def frame(header: bytes, body: bytes = b"body", kind: int = 0) -> bytes:
     return struct.pack(">iI", 4 + len(header) + len(body), kind << 24 | len(header)) + header + body
 
 
+def test_a_header_of_the_other_form_than_its_frame_says_is_refused_alike() -> None:
+    fields = b'{"a":"g","b":"orders","c":"TBW102","d":"4","e":"1","f":"0","g":"1700000000000","h":"3"}'
+    header = b'{"code":310,"extFields":%s,"flag":0,"language":"JAVA","opaque":1,"version":407}' % fields
+    assert not isinstance(both_read(frame(header))[0], type)
+    assert both_read(frame(header, kind=1))[0] is FatalRemoteFault
+    assert both_read(frame(encode(Command(310, kind=1))[8:], kind=0))[0] is FatalRemoteFault
+
+
 @given(
     st.dictionaries(
         st.sampled_from(["code", "extFields", "flag", "opaque", "version", "language", "remark", "x"]), VALUES
