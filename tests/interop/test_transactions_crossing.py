@@ -250,10 +250,11 @@ def test_everything_that_counts_is_delivered_once_by_the_other_broker(crossed: C
 
 def test_open_transactions_end_by_their_offsets_or_by_a_check_at_the_other_broker(crossed: Crossed):
     assert crossed.answered == [1, 1, 1, 0]
-    assert Counter((check.message.index, check.answer) for check in crossed.checks if check.message is not None) == {
-        (CHECKED, "commit"): 1,
-        (DENIED, "rollback"): 1,
-    }
+    asked = Counter((check.message.index, check.answer) for check in crossed.checks if check.message is not None)
+    if crossed.topic == f"{TOPIC}-gantrymq":
+        # RocketMQ, which reads that store, may have decided to ask when the end came in
+        asked.pop((ENDED_LATER, "unknown"), None)
+    assert asked == {(CHECKED, "commit"): 1, (DENIED, "rollback"): 1}
     keys = {message.index: message.properties["UNIQ_KEY"] for message in crossed.messages}
     assert {index: keys[index] for index in VISIBLE_HALVES} == {
         index: crossed.halves[index].msg_id for index in VISIBLE_HALVES
