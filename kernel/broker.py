@@ -66,6 +66,8 @@ class Broker:
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
         self._before_append = manager.on_batches("before_append")
         self._on_dispatch = manager.on_batches("dispatch")
+        self.restarting = False
+        """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -138,6 +140,11 @@ class Broker:
     def stop(self) -> None:
         """Ask the broker to drain and end."""
         self._stop.set()
+
+    def restart(self) -> None:
+        """Ask the broker to drain and end, and whoever runs it to start it again (:attr:`restarting`)."""
+        self.restarting = True
+        self.stop()
 
     # ---------------------------------------------------------------------------------------------------- a life
 

@@ -1,25 +1,31 @@
-"""``gantrymq cluster``: which brokers there are, who copies whom, and how far behind."""
+"""``gantrymq cluster``: which brokers there are, who copies whom, how far behind; and a slave takes a lost place."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
 
 ANSWER_S: Final = 3.0
 """How long a broker may take to tell of itself."""
+PROMOTED_S: Final = 30.0
+"""How long a slave may take to be back as a master."""
+PROMOTED_POLL_S: Final = 0.2
+UNREACHABLE: Final = "unreachable"
 COLUMNS: Final = ("cluster", "broker", "id", "role", "address", "ha_address", "offset", "lag_bytes", "lag_seconds")
 
 
 @click.group()
 def cluster() -> None:
-    """Look at the brokers of a cluster."""
+    """Look at the brokers of a cluster, and give a lost master's place to a slave."""
 
 
 @cluster.command()
@@ -38,6 +44,56 @@ def status(as_json: bool, nameserver: str) -> None:
     from gantrymq.cli.tables import print_table
 
     print_table(COLUMNS, [tuple("-" if row[name] is None else row[name] for name in COLUMNS) for row in rows])
+
+
+@cluster.command()
+@click.argument("name")
+@click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
+@nameserver_option
+def promote(name: str, number: int | None, nameserver: str) -> None:
+    """Make a slave of the broker NAME its master, when that is gone.
+
+    The slave starts again as a master, in its process, and its log goes on behind what it has. Refused while the master
+    answers: stop it first. Then it may come back as a slave (broker.id above 0).
+    """
+    address = with_client(nameserver, partial(_promote, name, number))
+    click.echo(f"{name}: {address} is the master")
+
+
+async def _promote(name: str, number: int | None, client: Client) -> str:
+    """The new master's address, once the nameserver tells clients of it."""
+    import trio
+
+    rows = [row for row in await broker_rows(client) if row["broker"] == name]
+    told = [row for row in rows if row["role"] != UNREACHABLE]
+    for row in told:
+        if row["id"] == 0:
+            raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
+    slaves = [row for row in told if number in (None, row["id"])]
+    if not slaves:
+        which = "slave" if number is None else f"slave with the id {number}"
+        raise CommandFailed(f"{name} has no {which} that answers")
+    chosen = max(slaves, key=lambda row: row["offset"] or 0)
+    await _order(chosen["address"])
+    with trio.move_on_after(PROMOTED_S):
+        while True:
+            for row in await broker_rows(client):
+                if (row["broker"], row["id"]) == (name, 0) and row["role"] != UNREACHABLE:
+                    return str(row["address"])
+            await trio.sleep(PROMOTED_POLL_S)
+    raise CommandFailed(f"{chosen['address']} has not come back as a master in {PROMOTED_S:g} s: its log tells why")
+
+
+async def _order(address: str) -> None:
+    """Tell the broker that its number is 0 from now on."""
+    from gantrymq.remoting.channel import open_channel
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+
+    async with open_channel(address) as channel:
+        answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
+    if answer.code:
+        raise CommandFailed(f"{address} refuses: {answer.remark}")
 
 
 async def broker_rows(client: Client) -> list[dict[str, Any]]:
@@ -72,7 +128,7 @@ async def _ask(row: dict[str, Any], address: str) -> None:
             answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), ANSWER_S)
             told = KVTable.from_bytes(answer.body).table
     except (ConnectError, RemoteFault):
-        row["role"] = "unreachable"
+        row["role"] = UNREACHABLE
         return
     row["role"] = told.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
     row["offset"] = int(told["commitLogMaxOffset"]) if "commitLogMaxOffset" in told else None

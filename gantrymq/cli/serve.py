@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ def serve(nameserver_listen: str, log_level: str, **flags: Any) -> None:
     A line that begins with `ready` tells that clients may come. SIGTERM or Ctrl-C drains and ends, a second one forces.
     """
     configure_logs(log_level)
-    loaded = load(ConfigFlags(**flags))
+    again = partial(load, ConfigFlags(**flags))
+    loaded = again()
 
     import trio
 
     from gantrymq.cli.servers import run_broker
 
-    trio.run(run_broker, loaded, nameserver_listen)
+    trio.run(run_broker, loaded, again, nameserver_listen)
 
 
 @click.command()
@@ -47,13 +49,15 @@ def serve(nameserver_listen: str, log_level: str, **flags: Any) -> None:
 def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
     """Run a broker alone; it registers at one or more nameservers, ours or RocketMQ's."""
     configure_logs(log_level)
-    loaded = load(ConfigFlags(**flags), [f"broker.nameservers={nameserver}"] if nameserver is not None else [])
+    sets = [f"broker.nameservers={nameserver}"] if nameserver is not None else []
+    again = partial(load, ConfigFlags(**flags), sets)
+    loaded = again()
 
     import trio
 
     from gantrymq.cli.servers import run_broker
 
-    trio.run(run_broker, loaded)
+    trio.run(run_broker, loaded, again)
 
 
 @click.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,11 +47,13 @@ async def run_nameserver(listen: str, kv_path: Path | None, settings: Sequence[s
             nursery.cancel_scope.cancel()
 
 
-async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> None:
-    """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes."""
+async def run_broker(loaded: Loaded, load: Callable[[], Loaded], nameserver_listen: str | None = None) -> None:
+    """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes.
+
+    A broker that asks for it is started again, with the configuration as ``load`` finds it then.
+    """
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env import SystemEnv
-    from gantrymq.kernel.services import Registration
 
     if sys.platform != "linux":
         raise CommandFailed(
@@ -61,28 +63,47 @@ async def run_broker(loaded: Loaded, nameserver_listen: str | None = None) -> No
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
-            config = loaded.config
             server = None
             if nameserver_listen is not None:
-                kv_path = Path(config.broker.data) / "config" / "kvConfig.json"
+                kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
                 server = await _start_nameserver(nursery, nameserver_listen, kv_path)
-                config = config.with_section(
-                    attrs.evolve(config.broker, nameservers=_nameservers(loaded, reachable(server.address)))
-                )
-            broker = Broker(config, loaded.manager, SystemEnv())
-            finished = trio.Event()
-            await nursery.start(_run_to_end, broker, finished)
-            # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
-            registration = broker.services.find(Registration)
-            if registration is not None:
-                await registration.wait_first(REGISTRATION_SECONDS)
-            for line in banner(broker, server):
-                say(line)
-            await stop.wait()
-            broker.stop()
-            with trio.move_on_after(DRAIN_SECONDS):
-                await finished.wait()
+            while True:
+                config = loaded.config
+                if server is not None:
+                    config = config.with_section(
+                        attrs.evolve(config.broker, nameservers=_nameservers(loaded, reachable(server.address)))
+                    )
+                if not await _live(Broker(config, loaded.manager, SystemEnv()), server, nursery, stop):
+                    break
+                loaded = load()
             nursery.cancel_scope.cancel()
+
+
+async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
+    """One life of a broker, until it ends or ``stop``; whether it is to be started again."""
+    from gantrymq.kernel.services import Registration
+
+    finished = trio.Event()
+    await nursery.start(_run_to_end, broker, finished)
+    # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
+    registration = broker.services.find(Registration)
+    if registration is not None:
+        await registration.wait_first(REGISTRATION_SECONDS)
+    for line in banner(broker, server):
+        say(line)
+    async with trio.open_nursery() as either:
+
+        async def ended() -> None:
+            await finished.wait()
+            either.cancel_scope.cancel()
+
+        either.start_soon(ended)
+        await stop.wait()
+        either.cancel_scope.cancel()
+    broker.stop()
+    with trio.move_on_after(DRAIN_SECONDS):
+        await finished.wait()
+    return broker.restarting and not stop.is_set()
 
 
 def banner(broker: Broker, server: NameServer | None) -> list[str]:

@@ -33,7 +33,8 @@ class Overrides:
             document = tomllib.loads(env.read_bytes(self.path).decode()) if env.exists(self.path) else {}
         except (OSError, ValueError) as error:
             raise StartError(f"{self.path}: {error}") from None
-        self._values = {f"plugin.{name}": dict(table) for name, table in document.get("plugin", {}).items()}
+        self._values = {name: dict(table) for name, table in document.items() if name != "plugin"}
+        self._values |= {f"plugin.{name}": dict(table) for name, table in document.get("plugin", {}).items()}
 
     def keep(self, changes: Mapping[str, Mapping[str, object]]) -> None:
         """Add ``changes`` and write the file; OSError when that fails."""

@@ -138,10 +138,11 @@ class ChangeableSettings:
             section, key = self._place(name)
             ours = translate({name: value})[0].get((section, key), value)
             changes.setdefault(section, {})[key] = self._read(section, key, name, ours)
-        for section, values in changes.items():
+        for section, values in sorted(changes.items()):
             live = self._live[section]
-            live.current = attrs.evolve(live.current, **values)
-            live.change(live.current)
+            changed = attrs.evolve(live.current, **values)
+            live.change(changed)
+            live.current = changed
         names = sorted(f"{section}.{key}" for section, values in changes.items() for key in values)
         if names:
             self.version = self.version.next(self._broker.env.wall_ms())

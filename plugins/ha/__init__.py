@@ -10,21 +10,23 @@ Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` an
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
 ``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
-``status`` tells of it all. ``docs/howto/cluster.md``.
+``role`` changes who is who, ``status`` tells of it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import Replication, Service
+from gantrymq.kernel.services import LiveSettings, Replication, Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.master import Master
+from gantrymq.plugins.ha.role import change_number
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
@@ -34,7 +36,7 @@ from gantrymq.plugins.ha.whereabouts import Whereabouts
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config import BrokerConfig, Config
 
 
 class HaPlugin:
@@ -86,11 +88,17 @@ class HaPlugin:
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
         """The task that waits for slaves, or the one that follows the master."""
+        live = broker.services.find(LiveSettings)
+        if live is not None:
+            live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
         if self.master is not None:
             return [Service("ha master", self.master.run), Service("vip port", VipPort(broker).run)]
         self.slave = Slave(broker, self._config, self._whereabouts)
         tables = Tables(broker, self._whereabouts, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]
+
+    def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
+        change_number(broker, changed.id, "" if self.slave is None else self.slave.connected_to)
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:

@@ -30,6 +30,9 @@ log = structlog.get_logger("gantrymq.ha")
 UNWRITTEN_S: Final = 0.001
 """How soon to look again for what is appended and not yet with the operating system."""
 ACCEPT_PAUSE_S: Final = 0.1
+PARTING_S: Final = 2.0
+"""How long a master that ends goes on sending to slaves that have not got everything."""
+PARTING_PAUSE_S: Final = 0.01
 _RECEIVE_BYTES: Final = 4096
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -51,11 +54,25 @@ class Master:
         self._grown.unpark_all()
 
     async def run(self) -> None:
-        """Until cancelled; then the address is free again."""
+        """Until cancelled; then slaves are sent what they have not got yet, and the address is free again."""
         log.info("waiting for slaves", address=self.address)
         with self._listener:
             self._listener.listen(64)
-            await self._accept()
+            async with trio.open_nursery() as nursery:
+                serving = trio.CancelScope(shield=True)
+                nursery.start_soon(self._part, serving)
+                with serving:
+                    await self._accept()
+
+    async def _part(self, serving: trio.CancelScope) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(PARTING_S, shield=True):
+                while any(copy.acknowledged < self._broker.log.end for copy in self._copies if copy.start >= 0):
+                    self.grown()
+                    await trio.sleep(PARTING_PAUSE_S)
+            serving.cancel()
 
     async def _accept(self) -> None:
         async with trio.open_nursery() as nursery:

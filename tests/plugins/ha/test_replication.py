@@ -14,6 +14,7 @@ import trio
 from gantrymq.kernel.env import NoRoom
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Replication, TopicTable
+from gantrymq.plugins.ha import master as master_module
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.plugins.ha.whereabouts import Whereabouts
@@ -266,3 +267,31 @@ async def test_a_slave_that_is_its_own_master_refuses_the_start(pair: Any) -> No
     broker = make_broker(pair.root / "self", settings=settings, enable=["gantrymq.plugins.ha:HaPlugin"])
     with pytest.raises(StartError, match="its own master"):
         await broker.run()
+
+
+async def test_a_master_that_stops_lets_its_slaves_have_everything_first(pair: Any) -> None:
+    """Who takes its place then has it all, also what no sender waited for."""
+    async with pair.master(full_copy="true") as master, stranger(master) as slow:
+        await slow.send_all(REPORT.pack(0))
+        for _ in range(30):
+            await pair.send(master, *[b"y" * 100_000] * 10)
+        end, reached, pieces = master.log.end, 0, Pieces()
+        master.stop()
+        with trio.fail_after(20):
+            while data := bytes(await slow.receive_some(2**20)):
+                reached = max((piece.offset + len(piece.data) for piece in pieces.feed(data)), default=reached)
+                if reached == end:
+                    await slow.send_all(REPORT.pack(reached))
+        assert reached == end
+
+
+async def test_a_slave_that_hangs_does_not_hold_up_its_masters_stop(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_module, "PARTING_S", 0.2)
+    with trio.fail_after(10):
+        async with pair.master() as master, stranger(master) as mute:
+            await mute.send_all(REPORT.pack(0))
+            await pair.connected(master)
+            await pair.send(master, *[b"y" * 100_000] * 10)
+            master.stop()
+            while await mute.receive_some(2**20):
+                pass

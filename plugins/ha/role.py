@@ -1,0 +1,43 @@
+"""Who is who changes while the broker runs: its number is changed, and it starts again as what it is then.
+
+A restart in the same process, through the same stop and start as ever: what was acknowledged is on the disk, and the
+log goes on behind it. RocketMQ's name of the number is ``brokerId`` (UPDATE_BROKER_CONFIG, 25); its own brokers change
+roles only where DLedger or a controller says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.ha")
+
+
+def change_number(broker: Broker, wanted: int, master_at: str) -> None:
+    """Start again with the number ``wanted``. ``master_at``: the master that is followed now, empty for none.
+
+    :class:`RemoteFault` names what stands against it.
+    """
+    if wanted == broker.broker_id:
+        return
+    row = next(row for row in broker.config.explain() if (row.section, row.key) == ("broker", "id"))
+    if row.origin in ("environment", "flag"):
+        raise _refused(
+            f"broker.id is set by {row.origin} {row.source}, which stands over what is changed here: change it there "
+            "and start the broker again"
+        )
+    if wanted == 0 and master_at:
+        raise _refused(f"the master is there, at {master_at}: stop it first, or both would take messages")
+    log.warning("the role changes, the broker starts again", number=broker.broker_id, wanted=wanted)
+    broker.restart()
+
+
+def _refused(reason: str) -> RemoteFault:
+    return RemoteFault(ResponseCode.SYSTEM_ERROR, reason)

@@ -1,0 +1,116 @@
+"""A slave takes its lost master's place by one command, in its process; the old master follows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask, wait_registered
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Brokers:
+    """Brokers of one name, each with a file of RocketMQ's properties."""
+
+    def __init__(self, stack: ExitStack, home: Path) -> None:
+        self._stack = stack
+        self._home = home
+        names = self._start("names", "nameserver", "--listen", "127.0.0.1:0")
+        self.nameserver = names.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(2, around=(0, 1, -2))]
+
+    def _start(self, log: str, *arguments: str) -> Child:
+        return self._stack.enter_context(gantrymq_child(arguments, self._home / f"{log}.log"))
+
+    def broker(self, number: int, role: str, broker_id: int) -> Child:
+        """The broker on store ``number``, which is ready, or has refused the start."""
+        file = self._home / f"broker-{number}.conf"
+        file.write_text(f"brokerRole={role}\nbrokerId={broker_id}\nmappedFileSizeCommitLog=16777216\n")
+        child = self._start(
+            f"broker-{number}", "broker", "--nameserver", self.nameserver, "--listen", self.addresses[number],
+            "--data", str(self._home / f"data-{number}"), "--config", str(file),
+        )  # fmt: skip
+        return child
+
+    def log_of(self, number: int, end: int) -> bytes:
+        """The first ``end`` bytes of the store's log."""
+        with min((self._home / f"data-{number}" / "commitlog").iterdir()).open("rb") as file:
+            return file.read(end)
+
+
+def ready(child: Child) -> Child:
+    child.wait_line(lambda line: line.startswith("ready"))
+    return child
+
+
+def offset(address: str) -> int:
+    """Where the broker's log ends."""
+    table = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    return int(table["commitLogMaxOffset"])
+
+
+def send(nameserver: str, *bodies: bytes) -> list[tuple[int, int]]:
+    """Queues and offsets of the messages."""
+    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+        sent = [producer.send(Message("Orders", body)) for body in bodies]
+    return [(result.queue.queue_id, result.queue_offset) for result in sent]
+
+
+def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(
+    tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    with ExitStack() as stack:
+        brokers = Brokers(stack, tmp_path)
+        nameserver, (first, second) = brokers.nameserver, brokers.addresses
+        promote = ("cluster", "promote", "broker-a", "--nameserver", nameserver)
+        master = ready(brokers.broker(0, "SYNC_MASTER", 0))
+        slave = ready(brokers.broker(1, "SLAVE", 1))
+        wait_registered(nameserver, "broker-a")
+        before = send(nameserver, *[b"%d" % number for number in range(50)])
+        wait_for(lambda: offset(second) == offset(first))
+
+        refused = cli(*promote)
+        assert (refused.code, f"a master at {first} that answers: stop it first" in refused.err) == (1, True)
+        answer = ask(second, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0"))
+        assert "the master is there, at 127.0.0.1:" in str(answer.remark)
+
+        end = offset(first)
+        master.kill()
+        assert "no slave with the id 7" in cli(*promote, "--id", "7").err
+        done = cli(*promote)
+        assert (done.code, done.out) == (0, f"broker-a: {second} is the master\n")
+        ready(slave)
+        assert slave.process.poll() is None, "in the same process"
+        after = send(nameserver, *[b"%d" % number for number in range(50, 100)])
+        assert len({*before, *after}) == 100, "no place was given twice"
+        assert brokers.log_of(1, end) == brokers.log_of(0, end)
+
+        returned = brokers.broker(0, "ASYNC_MASTER", 0)
+        assert returned.wait() == 1
+        assert f"{second} is a broker 'broker-a' with the id 0 already" in returned.log.read_text()
+        ready(brokers.broker(0, "SLAVE", 1))
+        wait_for(lambda: offset(first) == offset(second))
+        assert brokers.log_of(0, offset(first)) == brokers.log_of(1, offset(second))
+        with (
+            gantrymq.sync.connect(nameserver) as client,
+            client.consumer("Orders", "g", start="first") as consumer,
+        ):
+            found = {bytes(message.body) for _, message in zip(range(100), consumer, strict=False)}
+        assert found == {b"%d" % number for number in range(100)}
+        assert slave.terminate() == 0
+
+        again = ready(brokers.broker(1, "SLAVE", 1))
+        rows = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
+        assert [row["id"] for row in rows] == [0, 1], "what was ordered is kept over a restart"
+        assert again.terminate() == 0
