@@ -1,0 +1,65 @@
+"""``gantrymq dev``: a cluster on this machine, to develop and try things against."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import rich_click as click
+
+BROKERS_MAX = 20
+SLAVES_MAX = 4
+NAMESERVERS_MAX = 4
+
+
+@click.group()
+def dev() -> None:
+    """Run a cluster on this machine."""
+
+
+@dev.command()
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, BROKERS_MAX), help="Masters.")
+@click.option("--slaves", default=0, show_default=True, type=click.IntRange(0, SLAVES_MAX), help="Of each master.")
+@click.option("--nameservers", default=1, show_default=True, type=click.IntRange(1, NAMESERVERS_MAX))
+@click.option("--sync", is_flag=True, help="Masters answer when a slave has the message (plugin.ha.role=sync_master).")
+@click.option("--data", metavar="DIR", help="Keeps all files there; without it, they are gone at the end.")
+@click.option("--cluster", default="DevCluster", show_default=True, metavar="NAME", help="The cluster's name.")
+@click.option("--base-port", default=0, type=click.IntRange(0, 65000), help="The first port; otherwise any free ones.")
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of all brokers.")
+@click.option("--json", "as_json", is_flag=True, help="JSON objects, one a line.")
+def up(
+    brokers: int,
+    slaves: int,
+    nameservers: int,
+    sync: bool,
+    data: str | None,
+    cluster: str,
+    base_port: int,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Start nameservers, brokers and their slaves, each in a process of its own, and show how they are.
+
+    A table in a terminal, lines elsewhere. Ctrl-C or SIGTERM stops all in order. With `--data` the next start finds the
+    messages and the ports again. Kill one of the processes to see what the others and your program make of it.
+    """
+    if sync and not slaves:
+        raise click.BadParameter("there is nobody to wait for without --slaves", param_hint="--sync")
+
+    import trio
+
+    from gantrymq.cli.devcluster import run_cluster
+    from gantrymq.cli.devplan import Wish, held, make_plan
+    from gantrymq.cli.devview import Lines, LiveTable
+    from gantrymq.cli.logs import configure_logs
+
+    configure_logs("error")
+    wish = Wish(cluster, brokers, slaves, nameservers, base_port, sync, settings)
+    with ExitStack() as stack:
+        folder = Path(data) if data else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantrymq-dev-")))
+        stack.enter_context(held(folder))
+        plan = make_plan(wish, folder)
+        view = LiveTable() if sys.stdout.isatty() and not as_json else Lines(as_json)
+        trio.run(run_cluster, plan, view)

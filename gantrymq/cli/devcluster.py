@@ -1,0 +1,107 @@
+"""A local cluster from its start to its end: processes in order, their state once a second, and a clean stop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import trio
+
+from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.devplan import Plan
+from gantrymq.cli.devprocess import ServerProcess
+from gantrymq.cli.devview import View
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.signals import ending_by_signal
+from gantrymq.client import Client, connect
+from gantrymq.remoting.errors import GantryError
+
+SHOW_SECONDS: Final = 1.0
+ASK_SECONDS: Final = 5.0
+
+
+async def run_cluster(plan: Plan, view: View) -> None:
+    """Until a signal comes, or all have ended by themselves (:class:`CommandFailed`).
+
+    What does not start takes the others along, with :class:`CommandFailed`. A member that ends later is shown and left
+    alone: the others must live with that.
+    """
+    servers = [ServerProcess(member, plan.folder) for member in plan.members]
+    stop = trio.Event()
+    with ending_by_signal(stop.set):
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def end() -> None:
+                    await stop.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(end)
+                await _start(servers)
+                view.ready(plan, _rows(servers, []))
+                await _look_after(plan, servers, view)
+        finally:
+            with trio.CancelScope(shield=True):
+                await _stop(servers)
+            view.show(_rows(servers, []))
+            view.close()
+
+
+async def _start(servers: Sequence[ServerProcess]) -> None:
+    """Nameservers first: brokers say `ready` when those know them."""
+    await _each([server.start for server in servers if server.member.number is None])
+    await _each([server.start for server in servers if server.member.number is not None])
+
+
+async def _stop(servers: Sequence[ServerProcess]) -> None:
+    """Masters, slaves, nameservers: who answers to somebody ends after him."""
+    for wanted in (lambda number: number == 0, lambda number: number is not None, lambda _: True):
+        await _each([server.stop for server in servers if wanted(server.member.number)])
+
+
+async def _each(works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for work in works:
+            nursery.start_soon(work)
+
+
+async def _look_after(plan: Plan, servers: Sequence[ServerProcess], view: View) -> None:
+    async with connect(plan.nameservers) as client:
+        while any(server.code is None for server in servers):
+            view.show(_rows(servers, await _ask(client)))
+            await trio.sleep(SHOW_SECONDS)
+    raise CommandFailed(f"all servers have ended; their logs are in {plan.folder}")
+
+
+async def _ask(client: Client) -> list[dict[str, Any]]:
+    """What the brokers tell of themselves; nothing while no nameserver answers."""
+    with trio.move_on_after(ASK_SECONDS):
+        try:
+            return await broker_rows(client)
+        except GantryError:
+            return []
+    return []
+
+
+def _rows(servers: Sequence[ServerProcess], told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a server by :data:`gantrymq.cli.devview.COLUMNS`; a broker may have another id now than at its start."""
+    by_address = {row["address"]: row for row in told}
+    rows = []
+    for server in servers:
+        member, code = server.member, server.code
+        known = by_address.get(member.address, {})
+        alive = code is None and known.get("role") is not None
+        rows.append(
+            {
+                "server": member.name,
+                "id": known["id"] if alive else member.number,
+                "role": "nameserver" if member.number is None else known["role"] if alive else None,
+                "address": member.address,
+                "pid": server.pid or None,
+                "state": f"ended ({code})" if code else server.state,
+                "offset": known.get("offset") if alive else None,
+                "lag_bytes": known.get("lag_bytes") if alive else None,
+                "lag_seconds": known.get("lag_seconds") if alive else None,
+            }
+        )
+    return rows

@@ -1,0 +1,208 @@
+"""Who is in a local cluster, where each listens and keeps its files; kept in its folder for the next start."""
+
+from __future__ import annotations
+
+import fcntl
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import attrs
+import msgspec
+
+from gantrymq.cli.failures import CommandFailed
+
+PLAN_FILE: Final = "cluster.json"
+LOCK_FILE: Final = "lock"
+HOST: Final = "127.0.0.1"
+BROKER_STRIDE: Final = 10
+BROKER_PORTS: Final = (-2, 0, 1)
+"""What a broker listens on, beside its port: RocketMQ's slaves ask two below for topics, slaves copy one above."""
+FIRST_PORT, LAST_PORT = 20_000, 32_000
+"""Chosen ports lie below those that the system takes for outgoing connections."""
+TRIES: Final = 2000
+SEGMENT: Final = "64 MiB"
+"""A file of the commit log: RocketMQ's gigabyte is much for a cluster to play with."""
+
+
+@attrs.frozen
+class Wish:
+    """What the user asked for. ``sync``: masters wait for their slaves. ``base_port``: 0 for any free ports."""
+
+    cluster: str = "DevCluster"
+    brokers: int = 1
+    slaves: int = 0
+    nameservers: int = 1
+    base_port: int = 0
+    sync: bool = False
+    settings: Sequence[str] = ()
+
+
+@attrs.frozen
+class Member:
+    """One server: ``number`` is a broker's id, None for a nameserver."""
+
+    name: str
+    number: int | None
+    port: int
+    arguments: Sequence[str]
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def label(self) -> str:
+        """Its name among all members, also of its log file."""
+        return self.name if self.number is None else f"{self.name}-{self.number}"
+
+
+@attrs.frozen
+class Plan:
+    """All members in the order in which they start: nameservers, masters, slaves."""
+
+    cluster: str
+    folder: Path
+    members: Sequence[Member]
+
+    @property
+    def nameservers(self) -> str:
+        """As clients and brokers are told."""
+        return ";".join(member.address for member in self.members if member.number is None)
+
+
+class _Kept(msgspec.Struct):
+    """The file: the cluster's name, and the port of each member by its label."""
+
+    cluster: str
+    ports: dict[str, int]
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder, made if need be, for one cluster at a time; :class:`CommandFailed` when another runs there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    strange = (
+        [] if (folder / PLAN_FILE).exists() else [path.name for path in folder.iterdir() if path.name != LOCK_FILE]
+    )
+    if strange:
+        raise CommandFailed(
+            f"{folder} holds something else ({min(strange)}); name an empty folder, or one of a cluster"
+        )
+    with (folder / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CommandFailed(f"{folder}: another `gantrymq dev up` runs on this folder; stop it first") from None
+        yield
+
+
+def make_plan(wish: Wish, folder: Path) -> Plan:
+    """The members with their ports: those of the last start, else from ``wish.base_port`` on, else free ones.
+
+    :class:`CommandFailed` names a port that is taken, or the other cluster whose folder this is.
+    """
+    kept = _read(folder)
+    if kept.cluster not in ("", wish.cluster):
+        raise CommandFailed(f"{folder} has the data of the cluster {kept.cluster!r}, not {wish.cluster!r}")
+    nameservers = [f"nameserver-{number}" for number in range(wish.nameservers)]
+    names = [f"broker-{_letters(index)}" for index in range(wish.brokers)]
+    brokers = [(name, number) for number in range(wish.slaves + 1) for name in names]
+    labels = nameservers + [f"{name}-{number}" for name, number in brokers]
+    ports = _ports(labels, wish.base_port, {} if wish.base_port else kept.ports)
+    told = ";".join(f"{HOST}:{ports[label]}" for label in nameservers)
+    members = [Member(label, None, ports[label], _nameserver(label, ports[label], folder)) for label in nameservers]
+    for name, number in brokers:
+        port = ports[f"{name}-{number}"]
+        members.append(Member(name, number, port, _broker(wish, name, number, port, told, folder)))
+    known = _Kept(wish.cluster, {**kept.ports, **ports})
+    (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(known)))
+    return Plan(wish.cluster, folder, members)
+
+
+def _read(folder: Path) -> _Kept:
+    path = folder / PLAN_FILE
+    if not path.exists():
+        return _Kept("", {})
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except msgspec.MsgspecError as error:
+        raise CommandFailed(f"{path}: {error}; it was written by `gantrymq dev up`, name another folder") from None
+
+
+def _letters(index: int) -> str:
+    """a, b ... z, aa, ab ..."""
+    first, last = divmod(index, 26)
+    return (_letters(first - 1) if first else "") + chr(ord("a") + last)
+
+
+def _nameserver(label: str, port: int, folder: Path) -> list[str]:
+    return ["nameserver", "--listen", f"{HOST}:{port}", "--data", str(folder / label)]
+
+
+def _broker(wish: Wish, name: str, number: int, port: int, nameservers: str, folder: Path) -> list[str]:
+    settings = [
+        f"broker.name={name}",
+        f"broker.id={number}",
+        f"broker.cluster={wish.cluster}",
+        f"store.commit_log_file_bytes={SEGMENT}",
+    ]
+    if wish.slaves:
+        settings.append("plugins.enable=ha")
+        if wish.sync and number == 0:
+            settings.append("plugin.ha.role=sync_master")
+    data = str(folder / f"{name}-{number}")
+    arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]
+    for setting in (*settings, *wish.settings):
+        arguments += ["--set", setting]
+    return arguments
+
+
+def _ports(labels: Sequence[str], base: int, kept: dict[str, int]) -> dict[str, int]:
+    """A port for each label; ``kept`` are those of the last start."""
+    ports: dict[str, int] = {}
+    brokers = 0
+    for index, label in enumerate(labels):
+        needs = (0,) if label.startswith("nameserver") else BROKER_PORTS
+        if len(needs) > 1:
+            brokers += 1
+        if label in kept:
+            port = kept[label]
+        elif base:
+            port = base + (index if len(needs) == 1 else BROKER_STRIDE * brokers)
+        else:
+            ports[label] = _find(needs, ports)
+            continue
+        for distance in needs:
+            if not 0 < port + distance < 65536:
+                raise CommandFailed(f"{label} would need the port {port + distance}; choose another --base-port")
+            if not _free(port + distance):
+                raise CommandFailed(
+                    f"port {port + distance}, which {label} needs, is taken: stop who listens there, or choose other "
+                    "ports with --base-port"
+                )
+        ports[label] = port
+    return ports
+
+
+def _find(needs: Sequence[int], taken: dict[str, int]) -> int:
+    chance = random.SystemRandom()
+    for _ in range(TRIES):
+        port = chance.randrange(FIRST_PORT, LAST_PORT)
+        if all(abs(port - other) > 4 for other in taken.values()) and all(_free(port + each) for each in needs):
+            return port
+    raise CommandFailed(f"no free port found between {FIRST_PORT} and {LAST_PORT}; choose some with --base-port")
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed connection does not count
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True

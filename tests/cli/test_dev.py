@@ -1,0 +1,223 @@
+"""``gantrymq dev up``: the plan of a local cluster, how it is shown, and one with real processes from start to end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.cli import devplan
+from gantrymq.cli.devplan import Plan, Wish, held, make_plan
+from gantrymq.cli.devview import Lines, LiveTable
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+
+ROW = {
+    "server": "broker-a", "id": 1, "role": "slave", "address": "127.0.0.1:1", "pid": 77, "state": "ready",
+    "offset": 1_234_567, "lag_bytes": 1024, "lag_seconds": 0.25,
+}  # fmt: skip
+
+
+# ---- the plan
+
+
+def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_path: Path) -> None:
+    plan = make_plan(Wish(brokers=2, slaves=1, nameservers=2), tmp_path)
+    assert [member.label for member in plan.members] == [
+        "nameserver-0", "nameserver-1", "broker-a-0", "broker-b-0", "broker-a-1", "broker-b-1",
+    ]  # fmt: skip
+    assert plan.nameservers == ";".join(member.address for member in plan.members[:2])
+    slave = plan.members[-1]
+    assert slave.arguments[:3] == ["broker", "--nameserver", plan.nameservers]
+    settings = set(slave.arguments[slave.arguments.index("--set") + 1 :: 2])
+    assert {"broker.name=broker-b", "broker.id=1", "broker.cluster=DevCluster", "plugins.enable=ha"} <= settings
+
+
+def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(tmp_path: Path) -> None:
+    wish = Wish(slaves=1, sync=True, settings=("plugin.flush.mode=async",))
+    _, master, slave = make_plan(wish, tmp_path).members
+    assert "plugin.ha.role=sync_master" in master.arguments
+    assert "plugin.ha.role=sync_master" not in slave.arguments
+    assert master.arguments[-1] == slave.arguments[-1] == "plugin.flush.mode=async"
+
+
+def test_brokers_without_slaves_do_not_replicate(tmp_path: Path) -> None:
+    assert "plugins.enable=ha" not in make_plan(Wish(), tmp_path).members[1].arguments
+
+
+def test_ports_from_a_base_leave_room_for_a_brokers_other_ports(tmp_path: Path) -> None:
+    (base,) = free_ports(around=(*range(5), *(10 * number + near for number in (1, 2, 3, 4) for near in (-2, 0, 1))))
+    plan = make_plan(Wish(brokers=2, slaves=1, base_port=base), tmp_path)
+    assert [member.port - base for member in plan.members] == [0, 10, 20, 30, 40]
+
+
+def test_the_next_start_has_the_same_ports_also_when_it_is_larger(tmp_path: Path) -> None:
+    def ports(wish: Wish) -> dict[str, int]:
+        return {member.label: member.port for member in make_plan(wish, tmp_path).members}
+
+    first = ports(Wish(brokers=2))
+    larger = ports(Wish(brokers=2, slaves=1))
+    assert first.items() < larger.items()
+    assert ports(Wish(brokers=1)).items() < first.items()
+    assert ports(Wish(brokers=2, slaves=1)) == larger
+
+
+@pytest.mark.parametrize("distance", [-2, 0, 1])
+def test_a_port_that_is_taken_is_named(tmp_path: Path, distance: int) -> None:
+    (base,) = free_ports(around=(0, 8, 10, 11))
+    with socket.create_server(("127.0.0.1", base + 10 + distance)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CommandFailed, match=f"port {port}, which broker-a-0 needs, is taken: .* --base-port"):
+            make_plan(Wish(base_port=base), tmp_path)
+
+
+def test_a_base_without_room_above_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandFailed, match="would need the port 65536; choose another --base-port"):
+        make_plan(Wish(nameservers=1, base_port=65525), tmp_path)
+
+
+def test_no_free_port_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devplan, "_free", lambda port: False)
+    with pytest.raises(CommandFailed, match="no free port found"):
+        make_plan(Wish(), tmp_path)
+
+
+def test_the_data_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    make_plan(Wish(cluster="one"), tmp_path)
+    with pytest.raises(CommandFailed, match="has the data of the cluster 'one', not 'two'"):
+        make_plan(Wish(cluster="two"), tmp_path)
+
+
+def test_a_plan_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text("[]")
+    with pytest.raises(CommandFailed, match=r"cluster.json: .* name another folder"):
+        make_plan(Wish(), tmp_path)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(CommandFailed, match=r"holds something else \(thesis.tex\)"), held(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_is_for_one_cluster_at_a_time(tmp_path: Path) -> None:
+    with held(tmp_path / "new"), pytest.raises(CommandFailed, match="another `gantrymq dev up` runs"):
+        with held(tmp_path / "new"):
+            pass
+    with held(tmp_path / "new"):
+        pass
+
+
+def test_waiting_for_slaves_without_any_is_wrong_usage(cli: Callable[..., Any]) -> None:
+    outcome = cli("dev", "up", "--sync")
+    assert outcome.code == 2
+    assert "there is nobody to wait for without --slaves" in outcome.err
+
+
+# ---- how it is shown
+
+
+def test_lines_are_said_only_of_what_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    view = Lines(as_json=False)
+    view.ready(Plan("c", Path("/data"), []), [ROW])
+    view.show([ROW | {"offset": 2, "lag_bytes": 0}])
+    view.show([ROW | {"state": "ended (-9)", "role": None}])
+    view.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "server=broker-a id=1 role=slave address=127.0.0.1:1 pid=77 state=ready",
+        "ready nameserver= data=/data",
+        "server=broker-a id=1 address=127.0.0.1:1 pid=77 state=ended (-9)",
+        "stopped",
+    ]
+
+
+def test_a_terminal_has_a_table_with_lags_and_where_clients_go() -> None:
+    out = io.StringIO()
+    view = LiveTable(Console(file=out, width=100, force_terminal=True))
+    view.ready(Plan("c", Path("/data"), []), [ROW])
+    view.show([ROW | {"state": "ended (1)", "lag_bytes": None}])
+    view.close()
+    text = out.getvalue()
+    for expected in ("1,234,567", "1,024 B, 0.2 s", "/data", "Ctrl-C stops all", "ended (1)", "\x1b[31m"):
+        assert expected in text
+
+
+# ---- with processes
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[[], Child]]:
+    """Start a master and its slave; stopped at the end."""
+    children = []
+
+    def start() -> Child:
+        arguments = ("dev", "up", "--slaves", "1", "--json", "--data", str(tmp_path / "data"))
+        children.append(gantrymq_child(arguments, tmp_path / "log"))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.stop()
+
+
+def until_ready(child: Child) -> tuple[str, dict[str, int]]:
+    """The nameserver, and the process of each server by its name and id."""
+    pids: dict[str, int] = {}
+    for event in child.events():
+        if event["event"] == "ready":
+            return str(event["nameserver"]), pids
+        pids[f"{event['server']} {event['id']}"] = int(str(event["pid"]))
+    raise AssertionError("it ended")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.timeout(120)
+def test_a_cluster_from_its_start_to_its_end_and_again(up: Callable[[], Child]) -> None:
+    first = up()
+    nameserver, pids = until_ready(first)
+    assert set(pids) == {"nameserver-0 None", "broker-a 0", "broker-a 1"}
+    for event in first.events():
+        if event.get("role") == "slave":
+            break
+    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+        producer.send(Message("Orders", b"kept"))
+    os.kill(pids["broker-a 0"], signal.SIGKILL)
+    assert any((event["id"], event["state"]) == (0, "ended (-9)") for event in first.events() if "state" in event)
+    assert alive(pids["broker-a 1"]), "the others live on"
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 0
+    assert first.wait_line(lambda line: json.loads(line)["event"] == "stopped")
+    assert not any(map(alive, pids.values()))
+
+    second = up()
+    again, pids = until_ready(second)
+    assert again == nameserver
+    with gantrymq.sync.connect(again) as client:
+        assert "Orders" in client.admin.topics()
+    second.kill()
+    wait_for(lambda: not any(map(alive, pids.values())))
+
+
+def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    outcome = cli("dev", "up", "--data", str(tmp_path / "d"), "--set", "plugin.flush.mode=sometimes")
+    assert outcome.code == 1
+    assert "broker-a-0 did not start; its log: " in outcome.err
+    assert "sometimes" in outcome.err
