@@ -45,7 +45,15 @@ class CheckTransactionHeader(Header, kw_only=True):
     offset_msg_id: str | None = None
 
 
+class ResumeCheckHeader(Header, kw_only=True):
+    """RESUME_CHECK_HALF_MESSAGE (323): ``msg_id`` is the broker's id of a message that was put aside
+    (``ResumeCheckHalfMessageRequestHeader``)."""
+
+    msg_id: str | None = None
+
+
 TRANSACTION_REQUESTS: dict[RequestCode, RequestSpec] = {
     RequestCode.END_TRANSACTION: RequestSpec("broker", EndTransactionHeader),
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: RequestSpec("broker", ResumeCheckHeader),
     RequestCode.CHECK_TRANSACTION_STATE: RequestSpec("client", CheckTransactionHeader),
 }

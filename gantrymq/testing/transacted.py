@@ -23,7 +23,12 @@ from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import read_header
-from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader, TransactionState
+from gantrymq.remoting.transaction_headers import (
+    CheckTransactionHeader,
+    EndTransactionHeader,
+    ResumeCheckHeader,
+    TransactionState,
+)
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
@@ -161,8 +166,9 @@ class TransactedStore:
                 self.services.provide(kind, provider)
             self.plugin.configure(broker, section)
             self.report = self.store.recover(partial(self.plugin.dispatch))
-            processor: Any = self.plugin.register_processors(broker)[RequestCode.END_TRANSACTION]
-            self.ends: BatchProcessor = processor
+            processors: Any = self.plugin.register_processors(broker)
+            self.ends: BatchProcessor = processors[RequestCode.END_TRANSACTION]
+            self.resumes: BatchProcessor = processors[RequestCode.RESUME_CHECK_HALF_MESSAGE]
         except BaseException:
             self.store.abandon()
             raise
@@ -295,6 +301,14 @@ class TransactedStore:
         peer = self.end(half, state, **others)
         self.commit()
         return peer.sent[0].code if peer.sent else None
+
+    def resume(self, message_id: str | None) -> Producer:
+        """RESUME_CHECK_HALF_MESSAGE, as an operator sends it; what the broker answers comes to what is returned."""
+        peer = Producer()
+        connection: Any = peer
+        header = ResumeCheckHeader(msg_id=message_id)
+        self.resumes.handle([Request(connection, Command(RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))])
+        return peer
 
     # ------------------------------------------------------------------------------------------------- as a consumer
 

@@ -6,11 +6,12 @@ retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
 ``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
 Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
-Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and what is behind them: code
-37, and 39 towards producers.
+Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and what is behind them: codes
+37 and 323, and 39 towards producers.
 
-``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them. The strategies:
-``half``, with all that begins so, and ``state_strategy``, with ``redo`` and all that begins with ``state``.
+``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them, ``resume`` brings
+back what was put aside. The strategies: ``half``, with all that begins so, and ``state_strategy``, with ``redo`` and
+all that begins with ``state``.
 ``docs/howto/transactions.md``.
 """
 
@@ -27,6 +28,7 @@ from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
 from gantrymq.plugins.transaction.prepare import half_rows, refuse_halves
+from gantrymq.plugins.transaction.resume import ResumeHalves
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.plugins.transaction.strategy import Means, Strategy
 from gantrymq.remoting.codes import RequestCode
@@ -71,12 +73,15 @@ class TransactionPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """37. The store is recovered: what is open can be known."""
+        """37 and 323. The store is recovered: what is open can be known."""
         self._refuse_strangers()
         self.strategy.open()
         self._is_open = True
-        processor = EndTransactions(broker.store, self.strategy, is_slave=broker.broker_id != 0)
-        return {RequestCode.END_TRANSACTION: processor}
+        is_slave = broker.broker_id != 0
+        return {
+            RequestCode.END_TRANSACTION: EndTransactions(broker.store, self.strategy, is_slave=is_slave),
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeHalves(broker.store, self._means.append, is_slave=is_slave),
+        }
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:

@@ -17,9 +17,12 @@ import pytest
 
 import gantrymq.sync
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.transaction_headers import ResumeCheckHeader
 from gantrymq.testing.clients import Consumer, ForeignClient, Received, wait_until
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import JAVA_VERSIONS, Java, start_broker, start_nameserver
+from gantrymq.testing.foreign import JAVA_VERSIONS, Java, ask, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.transactions import Checked, SentHalf, Transactor
 
@@ -30,6 +33,7 @@ Homes = Callable[[str], Path]
 INTERVAL_MS = 500
 TIMEOUT_MS = 1_000
 IMMUNITY_SECONDS = 2
+ANEW_SECONDS = 5
 CHECK_MAX = 8
 """RocketMQ counts the rounds of a message that is immune as checks: there must be more than its immunity has."""
 OURS = (
@@ -85,10 +89,13 @@ class Story:
 
 @attrs.frozen
 class Told:
-    """What both clients saw, and what the broker put aside."""
+    """What both clients saw, what the broker put aside, and what it said to those who wanted it asked about anew."""
 
     stories: dict[str, Story]
     aside: list[DeliveredRecord]
+    resumed: list[tuple[int, str | None]]
+    anew: dict[str, set[int]]
+    """The messages of the questions that came of it, by topic."""
 
 
 @contextmanager
@@ -161,8 +168,30 @@ def run(nameserver: str, clients: dict[str, ForeignClient]) -> Told:
             transactor.poll(2 * INTERVAL_MS / 1000)  # what comes too often would come now
             consumer.poll(0)
             group = f"p-{topic}"
-            stories[topic] = Story(topic, group, sent, transactor.checks, consumer.messages)
-        return Told(stories, aside)
+            stories[topic] = Story(topic, group, sent, list(transactor.checks), consumer.messages)
+        resumed = resume(nameserver, aside)
+        anew: dict[str, set[int]] = {}
+        deadline = time.monotonic() + ANEW_SECONDS
+        while len(anew) < len(running) and time.monotonic() < deadline:
+            for topic, (transactor, _, _) in running.items():
+                transactor.poll(0.05)
+                for check in transactor.checks[len(stories[topic].checks) :]:
+                    if check.message is not None:
+                        anew.setdefault(topic, set()).add(check.message.index)
+        return Told(stories, aside, resumed, anew)
+
+
+def resume(nameserver: str, aside: list[DeliveredRecord]) -> list[tuple[int, str | None]]:
+    """RESUME_CHECK_HALF_MESSAGE for each message, and for two that there are not."""
+    with gantrymq.sync.connect(nameserver) as client:
+        (data,) = client.admin.route("TRANS_CHECK_MAX_TIME_TOPIC").broker_datas
+    host = aside[0].offset_message_id[:16]
+    answers = []
+    for name in (*(record.offset_message_id for record in aside), f"{host}{2**40:016X}", "nonsense"):
+        header = ResumeCheckHeader(msg_id=name)
+        answer = ask(data.broker_addrs[0], Command(RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))
+        answers.append((answer.code, answer.remark))
+    return answers
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +280,14 @@ def test_a_transaction_that_nobody_knows_is_put_aside_after_so_many_checks(told:
     for record in told.aside:
         assert record.properties["index"] == str(FORGOTTEN)
         assert record.body == content(1, FORGOTTEN).body
+
+
+def test_what_was_put_aside_is_asked_about_anew_when_an_operator_wants_it(told_by_gantrymq: Told, told_by_java: Told):
+    refused = (1, "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.")
+    assert told_by_gantrymq.resumed == [(0, None)] * len(told_by_gantrymq.aside) + [refused] * 2
+    assert told_by_java.resumed == told_by_gantrymq.resumed
+    assert told_by_gantrymq.anew == {topic: {FORGOTTEN} for topic in told_by_gantrymq.stories}
+    assert told_by_java.anew == {}, "RocketMQ puts back the body of a compressed message as none can read it"
 
 
 def looks(story: Story) -> dict[str, object]:

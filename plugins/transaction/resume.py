@@ -1,0 +1,97 @@
+"""RESUME_CHECK_HALF_MESSAGE (323): what was put aside becomes a half message again, and its producers are asked anew.
+
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor.resumeCheckHalfMessage``, with its code and texts. RocketMQ takes any
+message of its log, one that has ended too, which is then delivered twice; here it must be one that was put aside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
+from gantrymq.plugins.transaction.half import STORED
+from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
+from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.transaction_headers import ResumeCheckHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gantrymq.kernel.processors import Request
+    from gantrymq.kernel.store import Store
+
+NOT_FOUND = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
+NOT_PUT = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."
+
+_OWN: dict[bytes, bytes | None] = {b"REAL_TOPIC": None, b"REAL_QID": None, CHECK_TIMES: None, FIRST_OFFSET: None}
+
+log = structlog.get_logger("gantrymq.transaction")
+
+
+class ResumeHalves:
+    """Answers 323. ``append`` takes a batch through the write path, where it is hidden like any half message."""
+
+    def __init__(self, store: Store, append: Callable[[AppendBatch], None], *, is_slave: bool) -> None:
+        self._store = store
+        self._append = append
+        self._is_slave = is_slave
+
+    def handle(self, requests: list[Request]) -> None:
+        """One batch for all requests; each is answered when its message is safe."""
+        batch = AppendBatch(done=_answer, traits=Trait.PREPARED)
+        for request in requests:
+            try:
+                self._add(batch, request)
+            except RemoteFault as fault:
+                request.answer(fault.code, fault.remark)
+        if len(batch):
+            self._append(batch)
+
+    def _add(self, batch: AppendBatch, request: Request) -> None:
+        header = read_header(ResumeCheckHeader, request.command.ext)
+        if self._is_slave:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, NOT_PUT)
+        record = self._find(header.msg_id or "")
+        topic, queue_id = real_place(record)
+        batch.add(
+            topic,
+            queue_id,
+            record.body,
+            replace_properties(record.properties, _OWN),
+            flag=record.flag,
+            sys_flag=record.sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+            origin=request,
+        )
+        log.info("transaction_resumed", at=record.offset, topic=topic)
+
+    def _find(self, message_id: str) -> Record:
+        """The message with this id (``MessageDecoder.decodeMessageId``), if it was put aside."""
+        try:
+            _, offset = parse_offset_message_id(message_id)
+            if 0 <= offset < self._store.log.end:
+                record = self._store.log.read_record(offset)
+                if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
+                    return record
+        except (ValueError, OutOfLog, CorruptRange, BadRecord):
+            pass
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, NOT_FOUND)
+
+
+def _answer(batch: AppendBatch) -> None:
+    for row, request in enumerate(batch.origins):
+        if batch.statuses[row] in STORED:
+            request.answer(ResponseCode.SUCCESS)
+        else:
+            log.warning("transaction_not_resumed", reason=batch.remarks.get(row))
+            request.answer(ResponseCode.SYSTEM_ERROR, NOT_PUT)

@@ -1,0 +1,128 @@
+"""RESUME_CHECK_HALF_MESSAGE: what was put aside is asked about anew, with either strategy; nothing else comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.plugins.transaction.resume import NOT_FOUND, NOT_PUT
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.properties import find_property
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.transacted import COMMIT, ROLLBACK, Producer, TransactedStore, in_order, killed
+
+INTERVAL_S = 61
+BOTH = pytest.mark.parametrize("strategy", ["half", "state_table"])
+
+
+def put_aside(strategy: str, **settings: Any) -> tuple[TransactedStore, Producer, str]:
+    """A store whose only transaction was put aside after its question, a producer, and the message's id."""
+    world = TransactedStore(MemoryEnv(), strategy, check_max=1, **settings)
+    producer = world.producers.join()
+    world.half(b"x", topic="Orders", queue_id=3)
+    world.commit()
+    for _ in range(2):
+        world.pass_time(INTERVAL_S)
+        world.walk()
+    assert len(producer.take_questions()) == 1
+    [aside] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+    return world, producer, aside.message_id
+
+
+def told(peer: Producer) -> list[tuple[int, str | None]]:
+    return [(answer.code, answer.remark) for answer in peer.sent]
+
+
+@BOTH
+@pytest.mark.parametrize("again", [in_order, killed, None])
+def test_the_producer_is_asked_again_and_its_commit_makes_the_message_visible(strategy: str, again: Any) -> None:
+    world, producer, message_id = put_aside(strategy)
+    peer = world.resume(message_id)
+    assert not peer.sent, "the answer waits for the disk"
+    world.commit()
+    assert told(peer) == [(ResponseCode.SUCCESS, None)]
+    assert world.plugin.strategy.open_count == 1
+    if again is not None:
+        world = again(world, strategy)
+        producer = world.producers.join()
+    assert world.bodies("Orders", 3) == []
+    world.pass_time(INTERVAL_S)
+    world.walk()
+    [question] = producer.take_questions()
+    assert (question.record.topic, question.record.queue_id, question.record.flag) == ("Orders", 3, 7)
+    assert world.end_now(question.half, COMMIT, checked=True) == ResponseCode.SUCCESS
+    [message] = world.messages("Orders", 3)
+    assert (message.body, message.born_host, find_property(message.properties, b"UNIQ_KEY")) == (
+        b"x", b"\x0a\1\2\3\0\0\0\x09", b"x",
+    )  # fmt: skip
+    assert world.plugin.strategy.open_count == 0
+
+
+@BOTH
+def test_a_rollback_ends_it_and_it_may_be_put_aside_again(strategy: str) -> None:
+    world, producer, message_id = put_aside(strategy)
+    for _ in range(2):
+        world.resume(message_id)
+        world.commit()
+        world.pass_time(INTERVAL_S)
+        world.walk()
+    [first, second] = producer.take_questions()[-2:]
+    assert world.end_now(second.half, ROLLBACK) == ResponseCode.SUCCESS
+    world.pass_time(INTERVAL_S)
+    world.walk()
+    assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x", b"x"], "the other one, which nobody ended"
+    assert world.bodies("Orders", 3) == []
+    assert world.plugin.strategy.open_count == 0
+    assert first.half != second.half
+
+
+@BOTH
+def test_what_was_not_put_aside_does_not_come_back(strategy: str) -> None:
+    world, _, message_id = put_aside(strategy)
+    half = world.half(b"open")
+    world.commit()
+    world.end_now(half, COMMIT)
+    [visible] = world.messages()
+    log_end = world.log.end
+    host = message_id[:16]
+    for wrong in (None, "", "nonsense", "AB" * 5, f"{host}{half.offset:016X}", visible.message_id,
+                  f"{host}{visible.offset + 1:016X}", f"{host}{log_end:016X}", f"{host}{2**64 - 1:016X}"):  # fmt: skip
+        assert told(world.resume(wrong)) == [(ResponseCode.SYSTEM_ERROR, NOT_FOUND)]
+    assert world.log.end == log_end
+
+
+@BOTH
+def test_who_can_take_no_half_messages_says_so(strategy: str) -> None:
+    world, _, message_id = put_aside(strategy)
+
+    def refuse(batch: AppendBatch) -> None:
+        for row in batch.live:
+            batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
+
+    world.refuse = refuse
+    assert told(world.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
+    assert world.plugin.strategy.open_count == 0
+
+
+def test_what_belongs_nowhere_is_left_where_it_is() -> None:
+    world = TransactedStore(MemoryEnv())
+    batch = AppendBatch()
+    batch.add(TRANS_CHECK_MAX_TIME_TOPIC, 0, b"stray", b"TRAN_MSG\x01true\x02PGROUP\x01g")
+    world.append(batch)
+    world.commit()
+    [stray] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
+    [(code, remark)] = told(world.resume(stray.message_id))
+    assert (code, remark and "nowhere" in remark) == (ResponseCode.SYSTEM_ERROR, True)
+    assert world.messages(TRANS_HALF_TOPIC) == []
+
+
+def test_a_slave_puts_nothing_back() -> None:
+    world, _, message_id = put_aside("half")
+    world.broker_id = 1
+    slave: Any = world
+    processor: Any = world.plugin.register_processors(slave)[323]
+    world.resumes = processor
+    assert told(world.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
