@@ -173,14 +173,19 @@ class Admin:
     async def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
         """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
         self._cluster.ensure_open()
-        return await message_at(self._cluster, queue, offset, await self._master(queue))
+        return await message_at(self._cluster, queue, offset, await self._reader(queue))
 
     async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         self._cluster.ensure_open()
-        channel = await self._cluster.broker(await self._master(queue))
+        channel = await self._cluster.broker(await self._reader(queue))
         answer = await call(channel, Command(code, header.to_ext()))
         with reading(channel.address):
             return read_header(OffsetResponse, answer.ext).offset
+
+    async def _reader(self, queue: MessageQueue) -> str:
+        if self._cluster.routes.broker(queue.broker_name) is None:
+            await self._cluster.routes.get(queue.topic)
+        return self._cluster.routes.reader(queue)
 
     async def _master(self, queue: MessageQueue) -> str:
         if self._cluster.routes.broker(queue.broker_name) is None:

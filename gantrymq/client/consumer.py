@@ -20,7 +20,7 @@ from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.puller import Puller
-from gantrymq.client.routes import MASTER_ID, queues_to_subscribe
+from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies import ConsumerData, ConsumerList, MessageQueue, TopicRouteData
 from gantrymq.remoting.codes import RequestCode
@@ -170,6 +170,8 @@ class Consumer(Generic[R]):
             await self._rebalance()
         except GantryError as error:
             log.warning("rebalance_failed", topic=self.topic, group=self.group, reason=str(error))
+            if isinstance(error, ConnectError):
+                await self._cluster.routes.renew(self.topic)  # a slave may be there to ask
             return False
         return True
 
@@ -218,9 +220,9 @@ class Consumer(Generic[R]):
     async def _members(self, route: TopicRouteData) -> list[str]:
         failure: GantryError = NoRoute(f"topic {self.topic} has no broker that could name the members of {self.group}")
         for data in route.broker_datas:
-            address = data.broker_addrs.get(MASTER_ID)
-            if address is None:
+            if not data.broker_addrs:
                 continue
+            address = data.broker_addrs[min(data.broker_addrs)]  # without a master its slave knows the members as well
             header = ConsumerGroupHeader(consumer_group=self.group)
             try:
                 channel = await self._cluster.broker(address)

@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
-from gantrymq.client.errors import BrokerError, ClientClosed, GantryError, NoRoute
+from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import MASTER_ID
@@ -89,6 +89,8 @@ class Puller(Generic[R]):
                         await self._pull(self._progress)
                 except GantryError as error:
                     self._log_failure(error)
+                    if isinstance(error, ConnectError):
+                        await self._cluster.routes.renew(self.queue.topic)  # a slave may be there to read from
                     if started:
                         await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
                 if not started:
@@ -157,7 +159,7 @@ class Puller(Generic[R]):
             queue_id=self.queue.queue_id,
             commit_offset=offset,
         )
-        channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
+        channel = await self._cluster.broker(self._cluster.routes.reader(self.queue))
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
         if confirmed:
             await channel.call(command)

@@ -124,10 +124,7 @@ class Routes:
     async def refresh(self) -> None:
         """Ask for all known topics again; a route that cannot be had stays as it was."""
         for topic in list(self._routes):
-            try:
-                await self._ask(topic, again=True)
-            except GantryError as error:
-                log.warning("route_refresh_failed", topic=topic, reason=str(error))
+            await self.renew(topic)
 
     def broker(self, name: str) -> BrokerData | None:
         """The addresses of a broker by its name, as the route that was read last has them."""
@@ -146,6 +143,23 @@ class Routes:
                 f"broker {queue.broker_name} has no master now, so queue {queue.queue_id} of {queue.topic} waits"
             )
         return address
+
+    def reader(self, queue: MessageQueue) -> str:
+        """Where questions about ``queue`` and its offsets go: its master's address, else that of a slave.
+
+        :class:`NoRoute` when no broker of the name is known.
+        """
+        data = self.broker(queue.broker_name)
+        if data is None or not data.broker_addrs:
+            raise NoRoute(f"broker {queue.broker_name} is not known to the nameservers any more")
+        return data.broker_addrs[min(data.broker_addrs)]
+
+    async def renew(self, topic: str) -> None:
+        """Ask for the route of ``topic`` now, because a broker in it cannot be reached; it may stay as it was."""
+        try:
+            await self._ask(topic, again=True)
+        except GantryError as error:
+            log.warning("route_refresh_failed", topic=topic, reason=str(error))
 
     async def _ask(self, topic: str, again: bool = False) -> TopicRouteData | None:
         # Many callers may need one new topic at the same moment: one of them asks.
