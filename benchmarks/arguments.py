@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--groups",
         default=",".join(USUAL_GROUPS),
-        help="with commas between them, or all: indexing too, and 20 GiB stored",
+        help="with commas between them, or all: indexing and nameserver too, and 20 GiB stored",
     )
     add("--only", default="", help="scenarios with one of these comma-separated texts in their names")
     add("--rounds", type=int, default=3, help="of the budget")

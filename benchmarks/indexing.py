@@ -7,7 +7,6 @@ all records are in it on both sides. Then random keys are asked for, one after t
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 from figures import Figures
 from stores import GIB, free_bytes
-from systems import Setup, home_of, start
+from systems import Setup, home_of, processor_seconds, start
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env import SystemEnv
@@ -143,7 +142,7 @@ async def _ask(address: str, pid: int, messages: int, seconds: float, began: flo
             while not await _finds(channel, messages - 1):  # noqa: ASYNC110 - nobody tells when
                 await trio.sleep(POLL_S)
         times = [time.perf_counter() - began]
-        processor = _processor_seconds(pid)
+        processor = processor_seconds(pid)
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
             number = chance.randrange(messages)
@@ -160,8 +159,3 @@ async def _finds(channel: Channel, number: int) -> bool:
     ext = {"topic": TOPIC, "key": key, "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}
     answer = await channel.call(Command(RequestCode.QUERY_MESSAGE, ext), 30.0)
     return answer.code == ResponseCode.SUCCESS and unique_of(number).encode() in answer.body
-
-
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

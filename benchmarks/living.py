@@ -14,6 +14,7 @@ from holding import held
 from indexing import index
 from measuring import MIB, Timing, beside, checked, load_of, warm_up
 from msgspec.structs import replace
+from nameserver import look_up
 from scenarios import Scenario
 from stores import GIB, cached_share, fill, free_bytes, leave_page_cache, log_files
 from systems import Running, Setup, home_of, resident_bytes, start
@@ -41,14 +42,15 @@ Tell = Callable[[str], None]
 
 @attrs.frozen
 class Sizes:
-    """How much of everything: idle connections, GiB of old messages, GiB to crash with, the marks of growth, and
-    messages with keys to index."""
+    """How much of everything: idle connections, GiB of old messages, GiB to crash with, the marks of growth, messages
+    with keys to index, and topics of a nameserver."""
 
     idle: int = 10_000
     old: float = 1.0
     crash: float = 1.0
     growth: Sequence[float] = (1.0, 2.0)
     keyed: int = 1_000_000
+    topics: int = 10_000
 
 
 def idle(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
@@ -179,6 +181,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
+    "nameserver": (look_up,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

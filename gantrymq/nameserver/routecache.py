@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import attrs
+from typing import Final, NamedTuple
 
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Of all routes together; then the cache begins anew."""
 
 
-@attrs.frozen
-class RouteView:
+class RouteView(NamedTuple):
     """In which form a client wants a route: strict JSON or with bare integer keys, and of which zone (None: of all)."""
 
     strict: bool = True

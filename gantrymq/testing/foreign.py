@@ -38,6 +38,9 @@ _SMALL = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
 SMALL_BROKER = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m")
 """A heap with which a broker does all that it does, but not fast."""
 
+SMALL_NAMESERVER = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
+"""Enough for the brokers of a test."""
+
 
 class ToolMissing(Exception):
     """A tool that is not on this machine; the text says which one and what it is needed for."""
@@ -181,13 +184,12 @@ class JavaServer:
         self.child.stop()
 
 
-def start_nameserver(java: Java, home: Path) -> JavaServer:
-    """A Java nameserver on a free port of the loopback, ready for brokers."""
+def start_nameserver(java: Java, home: Path, *, memory: Sequence[str] = SMALL_NAMESERVER) -> JavaServer:
+    """A Java nameserver on a free port of the loopback, ready for brokers; ``memory`` are the JVM's options."""
     (port,) = free_ports()
     conf = _properties(home / "namesrv.conf", {"listenPort": str(port), "bindAddress": "127.0.0.1"})
-    options = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-    child = Child(java.command(home, main, "-c", str(conf), options=options), home / "namesrv.err")
+    child = Child(java.command(home, main, "-c", str(conf), options=memory), home / "namesrv.err")
     return _ready(JavaServer(child, f"127.0.0.1:{port}", home))
 
 

@@ -1,0 +1,32 @@
+"""The group ``nameserver``: it measures what it says. No number of a run is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+def test_a_topic_is_on_as_many_brokers_as_said(load: Any) -> None:
+    nameserver = load("nameserver")
+    texts = [text for broker in range(nameserver.BROKERS) for text in nameserver._topics_of(broker, 50)]
+    assert len(texts) == 50 * nameserver.SPREAD
+    assert sum(text.startswith(b'"Topic7":{') for text in texts) == nameserver.SPREAD
+
+
+@pytest.mark.slow
+def test_the_group_measures_a_nameserver(load: Any) -> None:
+    living, measuring = load("living"), load("measuring")
+    figures, told = load("figures").Figures(), []
+    (measure,) = living.SPECIAL["nameserver"]
+    measure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), living.Sizes(topics=200), figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of("nameserver")}
+    assert len(found) == 8
+    assert all(value is not None and value >= 0 for value in found.values())
+    assert "routes/s" in told[0]
+
+
+def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+    read = load("arguments").read
+    assert "nameserver" not in read([]).groups
+    assert "nameserver" in read(["--groups", "all"]).groups
