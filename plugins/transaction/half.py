@@ -20,6 +20,7 @@ from gantrymq.plugins.transaction.halfload import load_halves
 from gantrymq.plugins.transaction.halfrows import (
     GROUP,
     QUEUE_ID,
+    UNIQUE_KEY,
     PairedBatch,
     add_end,
     add_real,
@@ -28,13 +29,14 @@ from gantrymq.plugins.transaction.halfrows import (
     hide,
     is_written,
 )
-from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK, HalfTable
+from gantrymq.plugins.transaction.halftable import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.halfwalk import HalfWalk
 from gantrymq.plugins.transaction.strategy import Ending, Means
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.properties import find_property
 
 STORED = frozenset(
     {
@@ -142,7 +144,7 @@ class HalfStrategy:
         ended: dict[int, _Ended] = {}
         for ending in endings:
             first = first_offset(ending.record)
-            current = self._table.current(first)
+            current = self._current(ending.record, first)
             is_late = ending.is_commit and first in self._table.aside
             if current in ended:
                 self._again(batch, ending, current, ended[current].ending.is_commit)
@@ -157,6 +159,16 @@ class HalfStrategy:
         if len(batch):
             self._means.append(batch)
             self._close(batch, ended)
+
+    def _current(self, record: Record, first: int) -> int:
+        """As which half message the transaction of ``record``, which began as ``first``, goes on."""
+        table = self._table
+        current = table.current(first)
+        if table.copies and table.state(current) == GONE:
+            copy = table.copies.get(find_property(record.properties, UNIQUE_KEY) or b"")
+            if copy is not None:
+                return table.current(copy)
+        return current
 
     def _add(self, batch: PairedBatch, ending: Ending, current: int) -> _Ended:
         real_row = None

@@ -11,10 +11,20 @@ from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.record import BadRecord, Record
 from gantrymq.kernel.services import ConsumerOffsets
 from gantrymq.kernel.store import Store
-from gantrymq.plugins.transaction.halfrows import END_CODE, FIRST_OFFSET, GROUP, QUEUE_ID, ended_in, number_in
+from gantrymq.plugins.transaction.halfrows import (
+    CHECK_TIMES,
+    END_CODE,
+    FIRST_OFFSET,
+    GROUP,
+    QUEUE_ID,
+    UNIQUE_KEY,
+    ended_in,
+    number_in,
+)
 from gantrymq.plugins.transaction.halftable import GONE, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.properties import find_property
 
 ENTRIES = 1024
 """So many entries of a queue are read at once."""
@@ -105,3 +115,18 @@ def _join_copies(store: Store, table: HalfTable) -> None:
         if first is not None:
             table.close(table.current(first), GONE)
             table.moved[first] = found
+        elif number_in(record, CHECK_TIMES) and (key := find_property(record.properties, UNIQUE_KEY)):
+            table.copies[key] = found
+    if table.copies:
+        _close_originals(store, table)
+
+
+def _close_originals(store: Store, table: HalfTable) -> None:
+    """Close what RocketMQ has put back: when it was killed soon after, its progress does not tell."""
+    offset, end = table.base, max(table.copies.values())
+    while (found := table.next_open(offset, end)) is not None:
+        offset = found + 1
+        record = read_half(store, found)
+        key = None if record is None else find_property(record.properties, UNIQUE_KEY)
+        if table.copies.get(key or b"", -1) > found:
+            table.close(found, GONE)

@@ -442,3 +442,33 @@ def test_without_room_for_the_note_the_end_counts_and_is_noted_with_the_next_wal
     world = killed(world, "half")
     assert world.plugin.strategy.open_count == 0
     assert world.bodies() == [b"x"]
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("copied_on", [False, True])
+def test_an_end_that_names_the_place_before_rocketmq_put_the_message_back_counts_once(
+    how: str, copied_on: bool
+) -> None:
+    world = world_of()
+    half = world.half(b"x", topic="Orders", queue_id=5)
+    world.commit()
+    [original] = world.messages(TRANS_HALF_TOPIC)
+    for checks in (b"1", b"2"):  # RocketMQ's copies do not say where they began
+        foreign(world, TRANS_HALF_TOPIC, b"x", original.properties + b"\x02TRANSACTION_CHECK_TIMES\x01" + checks)
+    if how == "stopped":
+        world.offsets.commit(CONSUMER, TRANS_HALF_TOPIC, 0, 2)
+    world = in_order(world, "half")
+    assert world.plugin.strategy.open_count == 1
+    if copied_on:
+        producer = world.producers.join()
+        world.pass_time(INTERVAL_S)
+        world.walk()
+        assert [question.half.queue_offset for question in producer.take_questions()] == [3]
+    for _ in range(2):
+        assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+        assert world.bodies("Orders", 5) == [b"x"]
+    assert world.end_now(half, ROLLBACK) == ResponseCode.SYSTEM_ERROR, "it was committed before"
+    assert world.plugin.strategy.open_count == 0
+    world.pass_time(INTERVAL_S)
+    assert asked(world) == []
+    assert in_order(world, "half").plugin.strategy.open_count == 0
