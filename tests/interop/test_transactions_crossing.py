@@ -294,3 +294,49 @@ def test_the_same_requests_leave_the_same_records_but_for_times_and_hosts(all_cr
         properties = decode_properties(other.properties.decode())
         assert properties["WAIT"] == "true", "which RocketMQ leaves out of messages that go straight to their topic"
         assert decode_properties(mine.properties.decode()) == properties
+
+
+def half_offsets(running: Running) -> int:
+    """How many half messages the broker has written, copies among them."""
+    answer = ask(running.address, Command(RequestCode.GET_MAX_OFFSET, {"topic": TRANS_HALF_TOPIC, "queueId": "0"}))
+    return int((answer.ext or {})["offset"])
+
+
+def test_an_end_that_names_the_place_before_the_message_was_put_back_counts_at_both_brokers(
+    java: Java, homes: Homes, own_nameserver: str
+):
+    """RocketMQ looks at nothing but the place in the log, so a producer may be as late as it likes."""
+    store, topic = homes("put-back"), "PutBack"
+    properties = {"TRAN_MSG": "true", "PGROUP": GROUP, "WAIT": "true"}
+    with theirs(java, homes, store, own_nameserver, "put-back", 500) as running:
+        answers = []
+        for body, key in ((b"ended there", "A1"), (b"ended here", "A2")):
+            half = send(topic, body, properties=encode_properties({**properties, "UNIQ_KEY": key}))
+            half.ext = {**(half.ext or {}), "g": str(int(time.time() * 1000))}  # what is born long ago is put aside
+            answers.append(ask(running.address, half))
+        deadline = time.monotonic() + 30
+        while half_offsets(running) < 6:
+            assert time.monotonic() < deadline, "no half message was put back"
+            time.sleep(0.1)
+        ends = [end_of(answer) for answer in answers]
+        assert ask(running.address, ends[0]).code == 0
+        stop(running)
+    with ours(homes, store, own_nameserver, "put-back") as running:
+        assert [ask(running.address, request).code for request in (ends[1], ends[1], ends[0])] == [0, 0, 0]
+        stop(running)
+    records = [found for found, _ in log_records(store)]
+    committed = [(found.body, found.prepared_offset) for found in records if found.topic == topic]
+    places = [int((answer.ext or {})["msgId"][-16:], 16) for answer in answers]
+    # RocketMQ leaves the copy of what it has committed open, and commits it again whenever it is told to.
+    assert committed[:2] == [(b"ended there", places[0]), (b"ended here", places[1])]
+    assert [body for body, _ in committed].count(b"ended here") == 1
+
+
+def end_of(answer: Command) -> Command:
+    """The commit of the half message that ``answer`` tells of."""
+    ext = answer.ext or {}
+    header = EndTransactionHeader(
+        producer_group=GROUP, tran_state_table_offset=int(ext["queueOffset"]),
+        commit_log_offset=int(ext["msgId"][-16:], 16), commit_or_rollback=TransactionState.COMMIT, msg_id="any",
+    )  # fmt: skip
+    return Command(RequestCode.END_TRANSACTION, header.to_ext())
