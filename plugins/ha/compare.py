@@ -2,8 +2,8 @@
 
 The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the master must be
 one of this name and cluster, and the last record the same on both sides. Where it is not, the last one that is the same
-is looked for; what lies behind it was never the master's and goes to ``lost+found/`` with the next start. Asked with
-GET_BROKER_CONFIG (26) and VIEW_MESSAGE_BY_ID (33).
+is looked for; what lies behind it was never the master's and goes to ``lost+found/`` with the next start, for which the
+broker asks at once. Asked with GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from gantrymq.remoting.admin_headers import ViewMessageHeader
+from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -84,7 +85,8 @@ class Comparison:
             now = self._broker.env.monotonic()
             if self._absent_since is None:
                 self._absent_since = now
-            if verdict is Verdict.ABSENT and now - self._absent_since < ABSENT_S:
+            waits = verdict is Verdict.ABSENT and now - self._absent_since < ABSENT_S
+            if waits and await self._master_end(channel) > places[-1]:
                 raise Unlike(f"the master does not show the record at {places[-1]}, which is the last one here")
             raise Diverged(await self._common_end(channel))
 
@@ -104,6 +106,14 @@ class Comparison:
             )
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
+
+    async def _master_end(self, channel: Channel) -> int:
+        """Where the master's log ends: it may have a record before that which it does not show yet."""
+        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+        try:
+            return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
+        except (KeyError, ValueError):
+            raise Unlike(f"{channel.address} does not tell where its log ends") from None
 
     async def _common_end(self, channel: Channel) -> int:
         """The offset behind the last record that both have. :class:`Stranger` when there is none."""
@@ -150,15 +160,14 @@ class Comparison:
         return Verdict.SAME if bytes(answer.body) == self._record(offset) else Verdict.OTHER
 
 
-def plan_cut(broker: Broker, end: int) -> str:
-    """Let the next start cut the log at ``end``; returns what the user is told of it."""
+def plan_cut(broker: Broker, end: int) -> None:
+    """Start again, and cut the log at ``end`` before anything else."""
     broker.env.replace(_path(broker), json.dumps({"end": end}).encode())
-    size = broker.log.end - end
-    log.error("the log's tail was never the master's", offset=end, bytes=size)
-    return (
-        f"the last {size} bytes of this log, from offset {end} on, were never the master's. Start the broker again: "
-        f"they are then moved to {broker.root}/lost+found, and the master's log is followed from there"
-    )
+    log.error(
+        "the log's tail was never the master's, the broker starts again without it",
+        offset=end, bytes=broker.log.end - end, kept=f"{broker.root}/lost+found",
+    )  # fmt: skip
+    broker.restart()
 
 
 def cut_as_planned(broker: Broker) -> None:

@@ -84,13 +84,14 @@ class Slave:
     async def _compare(self) -> str:
         """Why this log must not go on behind the master's; empty when it may.
 
-        :class:`StartError` when it is no slave of this master, or has a tail that was never the master's: only a start
-        can cut that off.
+        :class:`StartError` when it is no slave of this master. With a tail that was never the master's the broker
+        starts again: only a start can cut that off.
         """
         try:
             await self._comparison.check(self._whereabouts.broker)
         except Diverged as diverged:
-            raise StartError(plan_cut(self._broker, diverged.end)) from None
+            plan_cut(self._broker, diverged.end)
+            await trio.sleep_forever()
         except Stranger as stranger:
             raise StartError(str(stranger)) from None
         except (Unlike, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:

@@ -33,14 +33,14 @@ async def diverge(pair: Any, *tail: bytes) -> tuple[bytes, int]:
 async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(
     pair: Any, masters: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "ABSENT_S", 0.5)
+    if masters:
+        monkeypatch.setattr(compare, "ABSENT_S", 0.5)  # without, the master's log ends before: that is certain at once
     log, common = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
         if masters:
             await pair.send(master, *masters)
-        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=f"from offset {common} on"), flatten_subgroups=True):
-            async with pair.slave(master):
-                await trio.sleep(10)
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
         async with pair.slave(master) as slave:
             assert slave.log.end == common
             await pair.send(master, b"more")
