@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.properties import find_property, replace_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.filters import MessageFilter
@@ -77,6 +78,7 @@ class AppendBatch:
     end: int = 0
     store_timestamp: int = 0
     refused: int = 0
+    _followers: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -112,12 +114,18 @@ class AppendBatch:
         self.origins.append(origin)
         self.statuses.append(ResponseCode.SUCCESS)
 
+    def follow(self, row: int) -> None:
+        """The row that is added next stands or falls with ``row``: what refuses that one refuses it as well."""
+        self._followers[row] = len(self)
+
     def refuse(self, row: int, code: int, remark: str) -> None:
         """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands."""
         if self.statuses[row] == ResponseCode.SUCCESS:
             self.statuses[row] = code
             self.remarks[row] = remark
             self.refused += 1
+        if row in self._followers:
+            self.refuse(self._followers[row], code, remark)
 
     def place(self, start: int, store_timestamp: int) -> None:
         """Begin with the log at ``start``: no row has a place there yet (offset -1, size 0)."""
@@ -125,6 +133,34 @@ class AppendBatch:
         self.offsets, self.sizes, self.queue_offsets = [-1] * count, [0] * count, [-1] * count
         self.start = self.end = start
         self.store_timestamp = store_timestamp
+
+    # What there is of a row without its columns: a column that nobody asked for need not be made.
+
+    def queue_of(self, row: int) -> tuple[str, int]:
+        """Topic and queue id of ``row``."""
+        return self.topics[row], self.queue_ids[row]
+
+    def property_of(self, row: int, name: bytes) -> bytes | None:
+        """See :func:`find_property`."""
+        return find_property(self.properties[row], name)
+
+    def sizes_of(self, row: int) -> tuple[int, int]:
+        """The bytes of the body and of the encoded properties of ``row``."""
+        return len(self.bodies[row]), len(self.properties[row])
+
+    def divert(self, row: int, topic: str, queue_id: int, changes: dict[bytes, bytes | None], clear: int) -> None:
+        """Let ``row`` go to another queue, its properties changed as by :func:`replace_properties`.
+
+        ``clear``: bits that go out of its sys flag.
+        """
+        self.properties[row] = replace_properties(self.properties[row], changes)
+        self.topics[row] = topic
+        self.queue_ids[row] = queue_id
+        self.sys_flags[row] &= ~clear
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Log offset and queue offset of ``row``; -1 both while the log has not taken it."""
+        return (self.offsets[row], self.queue_offsets[row]) if self.offsets else (-1, -1)
 
     @property
     def waited_for(self) -> bool:

@@ -133,6 +133,11 @@ class Broker:
         """What :meth:`wake` uses."""
         return self.sweep.waker
 
+    @property
+    def is_handling(self) -> bool:
+        """Whether processors of requests are at work: what they append goes on in this turn, without a :meth:`wake`."""
+        return self.sweep.is_handling
+
     def wake(self) -> None:
         """Run the next turn soon (a watermark moved); safe to call from any thread."""
         self.sweep.wake()

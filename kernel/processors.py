@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import H, read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 class Request:
     """One request, its code, and the connection that waits for its answer.
 
-    Of hot requests there may be others with the same attributes, whose ``command`` is made when it is asked for.
+    There may be others with the same attributes, whose ``command`` is made when it is asked for: who wants no more than
+    what is here does not ask for it.
     """
 
     __slots__ = ("answered", "code", "command", "connection")
@@ -25,6 +27,15 @@ class Request:
         self.command = command
         self.code = command.code
         self.answered = False
+
+    @property
+    def is_oneway(self) -> bool:
+        """See :attr:`Command.is_oneway`."""
+        return bool(self.command.flag & ONEWAY_FLAG)
+
+    def header(self, kind: type[H]) -> H:
+        """The typed header; ``RemoteFault`` as :func:`read_header`."""
+        return read_header(kind, self.command.ext)
 
     def forget(self) -> None:
         """Keep only what an answer needs: header fields and body go."""

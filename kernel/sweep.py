@@ -79,6 +79,8 @@ class Sweep:
         self._changes = ConnectionsBatch()
         self._numbers = 0
         self._in_turn = False
+        self.is_handling = False
+        """Whether requests are handed over at this moment; ``progress`` follows."""
         self._now = 0.0
         self._lingering = Patience()
         self._spinning = Patience()
@@ -180,7 +182,9 @@ class Sweep:
                     budget -= self._receive(connection, requests, now)
         self._few = len(requests) == 1
         if requests:
+            self.is_handling = True
             self._handle(requests)
+            self.is_handling = False
         self._progress()
         self._report_changes()
         self._in_turn = False

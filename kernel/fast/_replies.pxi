@@ -104,8 +104,8 @@ cdef class Replies:
             at = put_hex(put_bytes(at, self.id_prefix), <uint64_t>rows[row].offset)
         return at
 
-    cdef int add(self, SendRequest send, Row* rows, Py_ssize_t count) except -1:
-        """The reply to a request with these rows."""
+    cdef int add(self, SendRequest send, Row* rows, Py_ssize_t count, int32_t queue_id) except -1:
+        """The reply to a request with these rows, which tells it this queue."""
         cdef Py_ssize_t ids_size = count * (PyBytes_GET_SIZE(self.id_prefix) + 17) - 1
         cdef uint8_t* start = self.output.reserve(self.most + ids_size)
         cdef uint8_t* at = start + 8
@@ -119,12 +119,12 @@ cdef class Replies:
             at = put_name(at, b"msgId", 5)
             put32(at, <uint32_t>ids_size)
             at = self.put_ids(at + 4, rows, count)
-            at = put_field_number(at, b"queueId", 7, rows.queue_id)
+            at = put_field_number(at, b"queueId", 7, queue_id)
             at = put_field_number(at, b"queueOffset", 11, rows.queue_offset)
             put32(fields - 4, at - fields)
         else:
             at = put_bytes(self.put_ids(put_bytes(at, self.first), rows, count), self.second)
-            at = put_bytes(put_number(at, rows.queue_id), self.third)
+            at = put_bytes(put_number(at, queue_id), self.third)
             at = put_bytes(put_number(at, rows.queue_offset), self.fourth)
             at = put_bytes(put_number(at, send.opaque), self.last)
         put32(start, at - start - 4)
@@ -139,6 +139,7 @@ def answer_sends(batch, form, other):
     cdef Replies replies
     cdef SendRequest send
     cdef Sender* sender
+    cdef Row* row
     cdef int32_t number, following = 0
     cdef object connection = None
     if type(batch) is not AppendRows or (<AppendRows>batch).listed or not (<AppendRows>batch).placed:
@@ -152,7 +153,7 @@ def answer_sends(batch, form, other):
         if sender.first < following:
             continue
         origin = some.origins_kept[number]
-        if type(origin) is not SendRequest or some.remarks:
+        if type(origin) is not SendRequest or some.remarks or (sender.kind == MOVABLE and some.answers):
             replies.let_go(connection)
             following = other(batch, sender.first)
             continue
@@ -162,7 +163,8 @@ def answer_sends(batch, form, other):
             connection = send.connection
         if not (send.answered or send.flag & ONEWAY):
             send.answered = True
-            replies.add(send, &some.rows[sender.first], sender.count)
+            row = &some.rows[sender.first]
+            replies.add(send, row, sender.count, send.queue_id if sender.kind == MOVABLE else row.queue_id)
     replies.let_go(connection)
 
 
@@ -190,8 +192,8 @@ cdef int answer_lists(AppendRows some, form, other) except -1:
                 connection = send.connection
             if not (send.answered or send.flag & ONEWAY):
                 send.answered = True
-                fields.queue_id, fields.queue_offset, fields.offset = <int32_t>queue_id, queue_offset, offset
-                replies.add(send, &fields, 1)
+                fields.queue_offset, fields.offset = queue_offset, offset
+                replies.add(send, &fields, 1, <int32_t>queue_id)
             row += 1
             continue
         replies.let_go(connection)

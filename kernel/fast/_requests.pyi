@@ -17,7 +17,7 @@ def add_sends(
     terms: Callable[[str], Terms | None],
     mark: bytes,
     max_body_bytes: int,
-    many: Callable[[Request, int, int], Any],
+    many: Callable[[Request, int, int, int | None], Any],
     other: Callable[[AppendBatch, Request], None],
 ) -> None: ...
 def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBatch, int], int]) -> None: ...

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.kernel.fast.plain_requests`: requests, rows of sends, replies, pull bodies.
 
-It reads frames, JSON and binary headers of the hot requests in the forms that clients write, without an object for each
-field. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers out of range, errors)
+It reads frames, JSON and binary headers in the forms that clients write, without an object for each field, and what a
+hot request says as well. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers out of range, errors)
 is decoded by :mod:`gantrymq.remoting`, so that both twins refuse alike.
 
 One module in parts, a noun each, so that they call one another without a way through Python: headers, sends, replies,
@@ -16,7 +16,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
 from cpython.object cimport PyObject
 from cpython.unicode cimport PyUnicode_DecodeASCII, PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 include "_bytes.pxi"
 
@@ -27,9 +27,10 @@ from gantrymq.kernel.fast import plain_requests as plain
 from gantrymq.kernel.fast.plain import QueueEntries, Stop
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.command import Command, decode
+from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import HEADER_MAX_BYTES, Frame
-from gantrymq.remoting.headers import PullMessageHeader
+from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.properties import find_property, replace_properties
 
 cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object text, Py_ssize_t* size) except NULL
@@ -56,6 +57,7 @@ cdef enum:
 
 cdef object SUCCESS = ResponseCode.SUCCESS
 cdef int BATCH = Trait.BATCH
+cdef int FOR_PREPARED = Trait.PREPARED
 cdef dict _topic_parts = plain_records._topic_parts
 cdef dict _topics = plain_records._topics
 cdef Py_ssize_t HEADER_MAX = HEADER_MAX_BYTES
@@ -103,7 +105,7 @@ cdef class Block:
 
 @cython.no_gc
 cdef class HotRequest:
-    """A request whose header was read without a ``Command``; that one is made when somebody asks for it.
+    """A request whose header was looked at without a ``Command``; that one is made when somebody asks for it.
 
     The collector of cycles does not look at it: a connection knows nothing of its requests.
     """
@@ -115,7 +117,7 @@ cdef class HotRequest:
     cdef int flag
     cdef int kind
     cdef Block block
-    cdef const uint8_t* header
+    cdef const uint8_t* head
     cdef const uint8_t* body
     cdef Py_ssize_t header_size
     cdef Py_ssize_t body_size
@@ -127,15 +129,29 @@ cdef class HotRequest:
         if self._command is None:
             self._command = decode(Frame(
                 self.kind,
-                PyBytes_FromStringAndSize(<const char*>self.header, self.header_size),
+                PyBytes_FromStringAndSize(<const char*>self.head, self.header_size),
                 PyBytes_FromStringAndSize(<const char*>self.body, self.body_size),
             ))
         return self._command
 
+    @property
+    def is_oneway(self):
+        """See :attr:`gantrymq.kernel.processors.Request.is_oneway`."""
+        return bool(self.flag & ONEWAY)
+
+    def header(self, kind):
+        """See :meth:`gantrymq.kernel.processors.Request.header`."""
+        if self.kind == 0 and self.header_size:
+            try:
+                return decoder_of(kind)(PyBytes_FromStringAndSize(<const char*>self.head, self.header_size)).fields
+            except ValidationError:
+                pass  # there is one text for what is wrong
+        return read_header(kind, self.command.ext)
+
     def forget(self):
         """See :meth:`gantrymq.kernel.processors.Request.forget`."""
         self.block = None
-        self.header = self.body = b""
+        self.head = self.body = b""
         self.header_size = self.body_size = 0
         self._command = Command(self.code, None, b"", self.opaque, self.flag, kind=self.kind)
 
@@ -143,10 +159,15 @@ cdef class HotRequest:
         """See :meth:`gantrymq.kernel.processors.Request.answer`."""
         if not (self.answered or self.flag & ONEWAY):
             self.answered = True
-            self.connection.send(Command(code, ext, body, self.opaque, RESPONSE, remark, kind=self.kind))
+            if remark is None and ext is None and not body:
+                self.connection.send_bytes(short_answer(code, self.kind, self.opaque))
+            else:
+                self.connection.send(Command(code, ext, body, self.opaque, RESPONSE, remark, kind=self.kind))
 
 
+include "_short.pxi"
 include "_groups.pxi"
+include "_properties.pxi"
 include "_rows.pxi"
 include "_encode.pxi"
 include "_dispatch.pxi"
@@ -164,20 +185,34 @@ cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, in
     cdef bint known = read_binary(header, size, &head, fields) if kind else read_json(header, size, &head, fields)
     if not known or head.flag & RESPONSE or not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
         return None
-    if not 0 <= head.flag <= 0x7FFFFFFF:
+    if not 0 <= head.flag <= 0x7FFFFFFF or not -0x80000000LL <= head.code <= 0x7FFFFFFFLL:
         return None
     if head.code == SEND_V2 or head.code == SEND_BATCH or head.code == SEND:
         request = read_send(block, fields, head.count, head.code == SEND)
     elif head.code == PULL or head.code == LITE_PULL:
         request = read_pull(fields, head.count)
     else:
-        return None
+        request = read_other(fields, head.count)
     if request is not None:
         request.code = <int>head.code
         request.opaque = <int>head.opaque
         request.flag = <int>head.flag
         request.kind = kind
     return request
+
+
+cdef HotRequest read_other(Field* fields, int count):
+    """A request of which nothing is known but that it can be decoded at any time."""
+    cdef int number
+    for number in range(count):
+        if fields[number].value.escaped or fields[number].value.wide:
+            return None
+    return HotRequest.__new__(HotRequest)
+
+
+cdef inline bint may_wait(HotRequest request):
+    """Whether it may be held until the disk or a task has done something. Pulls look after themselves."""
+    return type(request) is not PullRequest
 
 
 cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit) noexcept nogil:
@@ -225,9 +260,9 @@ def read_requests(connection, buffer, limit):
         if request is not None:
             request.connection = connection
             request.block = block
-            request.header = data + position + 8
+            request.head = data + position + 8
             request.header_size = header_size
-            request.body = request.header + header_size
+            request.body = request.head + header_size
             request.body_size = length - 4 - header_size
             requests.append(request)
             if type(request) is SendRequest:
@@ -241,8 +276,8 @@ def read_requests(connection, buffer, limit):
                 requests.append(Request(connection, command))
         position += 4 + length
     if 4 * sent < size:
-        # Sends may wait for the disk: they must not keep much alive that is not theirs.
+        # What waits must not keep much alive that is not its own.
         for one in requests:
-            if type(one) is SendRequest:
-                move_out(<SendRequest>one)
+            if isinstance(one, HotRequest) and may_wait(<HotRequest>one):
+                move_out(<HotRequest>one)
     return requests, taken

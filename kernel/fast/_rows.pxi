@@ -29,10 +29,15 @@ cdef struct Row:
     bint wait
 
 
+cdef enum:
+    # What the origin of a request's rows is: the request, or what ``many`` makes of it, with its queue id or without.
+    ITSELF, SEVERAL, MOVABLE
+
+
 cdef struct Sender:
     int32_t first
     int32_t count
-    bint many
+    int kind
 
 
 cdef class Arena:
@@ -110,7 +115,8 @@ cdef class AppendRows(Columns):
     cdef list origins_kept, kept, parts, pieces
     cdef Groups groups
     cdef Arena arena
-    cdef object many, wait_reader
+    cdef object many
+    cdef dict followers
 
     topics = Column(TOPICS)
     queue_ids = Column(QUEUE_IDS)
@@ -136,6 +142,7 @@ cdef class AppendRows(Columns):
         self.answers = {}
         self.attempts_max = {}
         self.own_queue_offsets = {}
+        self.followers = {}
         self.made = [None] * COLUMNS
         self.origins_kept = []
         self.kept = []
@@ -193,8 +200,10 @@ cdef class AppendRows(Columns):
         for number in range(self.senders_count):
             sender = &self.senders[number]
             origin = self.origins_kept[number]
-            if sender.many:
-                origin = self.many(origin, sender.first, sender.count)
+            if sender.kind == SEVERAL:
+                origin = self.many(origin, sender.first, sender.count, None)
+            elif sender.kind == MOVABLE:
+                origin = self.many(origin, sender.first, sender.count, (<SendRequest>origin).queue_id)
             origins += [origin] * sender.count
         return origins
 
@@ -237,7 +246,7 @@ cdef class AppendRows(Columns):
         self.count += 1
         return row
 
-    cdef int new_sender(self, origin, int32_t count, bint many) except -1:
+    cdef int new_sender(self, origin, int32_t count, int kind) except -1:
         """The origin of the next ``count`` rows."""
         cdef void* moved
         if self.senders_count == self.senders_room:
@@ -248,7 +257,7 @@ cdef class AppendRows(Columns):
             self.senders_room = max(2 * self.senders_room, 16)
         self.senders[self.senders_count].first = self.count
         self.senders[self.senders_count].count = count
-        self.senders[self.senders_count].many = many
+        self.senders[self.senders_count].kind = kind
         self.senders_count += 1
         self.origins_kept.append(origin)
         return 0
@@ -274,7 +283,7 @@ cdef class AppendRows(Columns):
             row.sender = self.senders_count
             if self.read_cells(&row, cells):
                 self.kept.append(cells)
-                self.new_sender(origin, 1, False)
+                self.new_sender(origin, 1, ITSELF)
                 self.new_row()[0] = row
                 self.waited = self.waited or row.wait
                 return
@@ -404,6 +413,75 @@ cdef class AppendRows(Columns):
             statuses[row] = code
             self.remarks[row] = remark
             self.refused += 1
+        if row in self.followers:
+            self.refuse(self.followers[row], code, remark)
+
+    def follow(self, row):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.follow`."""
+        self.followers[row] = len(self)
+
+    def queue_of(self, Py_ssize_t row):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.queue_of`."""
+        if self.listed or not 0 <= row < self.count or self.some_made(TOPICS, QUEUE_IDS + 1):
+            return self.column(TOPICS)[row], self.column(QUEUE_IDS)[row]
+        return self.cell(TOPICS, row), self.rows[row].queue_id
+
+    def property_of(self, Py_ssize_t row, bytes name):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.property_of`."""
+        cdef Row* fields
+        cdef Part value
+        if self.listed or not 0 <= row < self.count or self.made[PROPERTIES] is not None:
+            return find_property(self.column(PROPERTIES)[row], name)
+        fields = &self.rows[row]
+        if find_value(fields.own, fields.own_size, name, &value) or find_value(
+            fields.common, fields.common_size, name, &value
+        ):
+            return PyBytes_FromStringAndSize(<const char*>value.at, value.size) if value.size else None
+        return None
+
+    def sizes_of(self, Py_ssize_t row):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.sizes_of`."""
+        cdef Row* fields
+        if self.listed or not 0 <= row < self.count or self.some_made(BODIES, PROPERTIES + 1):
+            return len(self.column(BODIES)[row]), len(self.column(PROPERTIES)[row])
+        fields = &self.rows[row]
+        return fields.body_size, fields.own_size + fields.common_size
+
+    def divert(self, Py_ssize_t row, str topic, int32_t queue_id, dict changes, int32_t clear):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.divert`."""
+        cdef Row* fields
+        cdef Py_ssize_t size = 0
+        if (
+            self.listed or self.placed or not 0 <= row < self.count
+            or self.some_made(TOPICS, QUEUE_IDS + 1) or self.made[PROPERTIES] is not None
+            or self.made[SYS_FLAGS] is not None
+        ):
+            self.column(PROPERTIES)[row] = replace_properties(self.column(PROPERTIES)[row], changes)
+            self.column(TOPICS)[row] = topic
+            self.column(QUEUE_IDS)[row] = queue_id
+            self.column(SYS_FLAGS)[row] &= ~clear
+            return
+        if self.arena is None:
+            self.arena = Arena()
+        fields = &self.rows[row]
+        for name, value in changes.items():
+            size += len(name) + 2 + (0 if value is None else len(value))
+        replaced = self.arena.take(fields.own_size + fields.common_size + size + 1)
+        memcpy(replaced, fields.own, fields.own_size)
+        memcpy(replaced + fields.own_size, fields.common, fields.common_size)
+        fields.own_size = <int32_t>change_properties(replaced, fields.own_size + fields.common_size, changes)
+        fields.own = fields.common = replaced
+        fields.common_size = 0
+        fields.group = self.groups.find(self.groups.topic(topic), queue_id)
+        fields.queue_id = queue_id
+        fields.sys_flag &= ~clear
+
+    def place_of(self, Py_ssize_t row):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.place_of`."""
+        if self.some_made(OFFSETS, COLUMNS) or not 0 <= row < self.count:
+            offsets, queue_offsets = self.column(OFFSETS), self.column(QUEUE_OFFSETS)
+            return (offsets[row], queue_offsets[row]) if offsets else (-1, -1)
+        return self.rows[row].offset, self.rows[row].queue_offset
 
     @property
     def waited_for(self):

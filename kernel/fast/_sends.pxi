@@ -90,16 +90,20 @@ cdef SendRequest read_send(Block block, Field* fields, int count, bint long_name
     return send
 
 
-cdef int move_out(SendRequest send) except -1:
+cdef int move_out(HotRequest request) except -1:
     """Let the request keep nothing alive of what was received but its own frame."""
     cdef Block block = Block.__new__(Block)
-    cdef Py_ssize_t frame = send.header_size + send.body_size
-    # The properties lie among the texts without escapes, or in the header itself.
-    block.data = two_texts(send.header, frame, send.properties, send.properties_size)
-    send.header = <const uint8_t*>PyBytes_AS_STRING(block.data)
-    send.body = send.header + send.header_size
-    send.properties = send.header + frame
-    send.block = block
+    cdef Py_ssize_t frame = request.header_size + request.body_size
+    cdef SendRequest send = <SendRequest>request if type(request) is SendRequest else None
+    if send is None:
+        block.data = PyBytes_FromStringAndSize(<const char*>request.head, frame)
+    else:
+        # The properties lie among the texts without escapes, or in the header itself.
+        block.data = two_texts(send.head, frame, send.properties, send.properties_size)
+        send.properties = <const uint8_t*>PyBytes_AS_STRING(block.data) + frame
+    request.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
+    request.body = request.head + request.header_size
+    request.block = block
     return 0
 
 
@@ -121,10 +125,12 @@ cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? N
     return at
 
 
-cdef Py_ssize_t without_wait(uint8_t* to, const uint8_t* at, Py_ssize_t size, bint* waits) noexcept nogil:
+cdef Py_ssize_t without_wait(
+    uint8_t* to, const uint8_t* at, Py_ssize_t size, bint* waits, bint* prepared
+) noexcept nogil:
     """Write the properties without WAIT, and without separators at their end; returns their size.
 
-    -1 when a plugin may have to look at them.
+    -1 when a plugin may have to look at them for another reason than that the message is ``prepared``.
     """
     cdef const uint8_t* end = at + size
     cdef const uint8_t* stop
@@ -141,6 +147,10 @@ cdef Py_ssize_t without_wait(uint8_t* to, const uint8_t* at, Py_ssize_t size, bi
         elif is_for_plugins(at, size):
             return -1
         else:
+            if size >= 9 and memcmp(at, b"TRAN_MSG\x01", 9) == 0:
+                if prepared[0] or not is_word(at, size, b"TRAN_MSG\x01true", 13):
+                    return -1
+                prepared[0] = True
             if not first:
                 to[0] = 2
                 to += 1
@@ -157,7 +167,7 @@ cdef inline bint is_for_plugins(const uint8_t* at, Py_ssize_t size) noexcept nog
     return (
         (size >= 6 and memcmp(at, b"DELAY\x01", 6) == 0)
         or (size >= 8 and memcmp(at, b"CLUSTER\x01", 8) == 0)
-        or (size >= 9 and (memcmp(at, b"TRAN_MSG\x01", 9) == 0 or memcmp(at, b"TIMER_DEL", 9) == 0))
+        or (size >= 9 and memcmp(at, b"TIMER_DEL", 9) == 0)
     )
 
 
@@ -248,17 +258,19 @@ cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes mark) e
     """Add the row of a message; False when ``other`` must look at it. ``mark`` begins with a separator."""
     cdef Py_ssize_t size = send.properties_size
     cdef uint8_t* own = NULL
-    cdef bint wait = True
+    cdef bint wait = True, prepared = False
     cdef Row* row
     if size + PyBytes_GET_SIZE(mark) > PROPERTIES_MAX:
         return False
     if size:
         own = some.arena.take(size)
-        size = without_wait(own, send.properties, send.properties_size, &wait)
+        size = without_wait(own, send.properties, send.properties_size, &wait, &prepared)
         some.arena.put_back(send.properties_size - max(size, 0))
         if size < 0:
             return False
-    some.new_sender(send, 1, False)
+    if prepared:
+        some.traits |= FOR_PREPARED
+    some.new_sender(send, 1, MOVABLE if prepared else ITSELF)
     row = some.new_row()
     set_row(some, row, send, terms, some.groups.find(terms.topic, send.queue_id), wait)
     row.body = send.body
@@ -289,7 +301,7 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark) 
     if count < 1 or wants_more(send.properties, send.properties_size):
         return False
     some.kept.append(common)
-    some.new_sender(send, <int32_t>count, True)
+    some.new_sender(send, <int32_t>count, SEVERAL)
     some.waited = some.waited or wait
     group = some.groups.find(terms.topic, send.queue_id)
     while count:

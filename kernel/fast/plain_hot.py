@@ -15,6 +15,7 @@ import msgspec
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode
 from gantrymq.remoting.frame import JSON_HEADER, Frame
+from gantrymq.remoting.headers import H, read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
@@ -93,7 +94,7 @@ class SendRequest(msgspec.Struct, gc=False, eq=False):
     fields: SendFields
     opaque: int
     flag: int
-    header: bytes
+    head: bytes
     body: bytes
     answered: bool = False
     decoded: Command | None = None
@@ -102,12 +103,21 @@ class SendRequest(msgspec.Struct, gc=False, eq=False):
     def command(self) -> Command:
         """The request as :mod:`gantrymq.remoting` decodes it."""
         if self.decoded is None:
-            self.decoded = decode(Frame(JSON_HEADER, self.header, self.body))
+            self.decoded = decode(Frame(JSON_HEADER, self.head, self.body))
         return self.decoded
+
+    @property
+    def is_oneway(self) -> bool:
+        """See :attr:`gantrymq.kernel.processors.Request.is_oneway`."""
+        return bool(self.flag & ONEWAY_FLAG)
+
+    def header(self, kind: type[H]) -> H:
+        """See :meth:`gantrymq.kernel.processors.Request.header`."""
+        return read_header(kind, self.command.ext)
 
     def forget(self) -> None:
         """See :meth:`gantrymq.kernel.processors.Request.forget`."""
-        self.header = self.body = b""
+        self.head = self.body = b""
         self.decoded = Command(self.code, None, b"", self.opaque, self.flag, kind=JSON_HEADER)
 
     def answer(

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.fast.plain_hot import Numbers, SendRequest
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.frame import BINARY_HEADER
-from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
@@ -67,15 +67,17 @@ def add_sends(
     terms: Callable[[str], Terms | None],
     mark: bytes,
     max_body_bytes: int,
-    many: Callable[[Request, int, int], Any],
+    many: Callable[[Any, int, int, int | None], Any],
     other: Callable[[AppendBatch, Request], None],
 ) -> None:
     """Make rows of ``batch`` from the send requests, in their order.
 
     A usual one (nothing but WAIT for us in its properties, to a topic with ``terms``: its number of queues and the sys
     flag bits that its rows get) may become a row here: its properties without WAIT, ``mark`` behind them, the request
-    itself as origin; or, if it is a batch, rows with the origin ``many(request, first row, rows)``, which have the
-    batch's properties and ``mark`` behind their own. All others go to ``other``.
+    itself as origin; or, if it is a batch, rows with the origin ``many(request, first row, rows, None)``, which have
+    the batch's properties and ``mark`` behind their own. One that is prepared (TRAN_MSG is true) may as well: the trait
+    is set, and its origin is ``many(request, row, 1, queue id)``, for somebody will let it go to another queue. All
+    others go to ``other``.
     """
     int32, int64, known = _int32, _int64, dict[str, "Terms | None"]()
     connection: Connection | None = None
@@ -98,14 +100,18 @@ def add_sends(
                     born, _, _ = int64[fields.g], int32[fields.d], int32[fields.l]
                 except ValueError:
                     queue_id = -1
-                own, wait = _stored(fields.i, mark) if fields.i else (mark, True)
+                own, wait, prepared = _stored(fields.i, mark) if fields.i else (mark, True, False)
                 if own and 0 <= queue_id < usual[0]:
                     if request.connection is not connection:
                         connection = request.connection
                         host = connection.host
                         host_bits = _BORN_HOST_V6 if len(host) > 8 else 0
                     sys_flag = sys_flag & ~_BORN_HOST_V6 | host_bits | usual[1]
-                    add((topic, queue_id, body, own, flag, sys_flag, born, host, times, 0, wait, request, _SUCCESS))
+                    origin: Any = request
+                    if prepared:
+                        batch.traits |= Trait.PREPARED
+                        origin = many(request, len(batch) + len(rows), 1, queue_id)
+                    add((topic, queue_id, body, own, flag, sys_flag, born, host, times, 0, wait, origin, _SUCCESS))
                     continue
         if rows:
             _add_rows(batch, rows)
@@ -129,8 +135,8 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
         column.extend(values)
 
 
-def _stored(text: str, mark: bytes) -> tuple[bytes, bool]:
-    """The properties without WAIT and with ``mark``, and whether the sender waits for the guarantees.
+def _stored(text: str, mark: bytes) -> tuple[bytes, bool, bool]:
+    """The properties without WAIT and with ``mark``; whether it waits for the guarantees; whether it is prepared.
 
     Nothing where ``other`` has to look at them, or they are too long.
     """
@@ -138,12 +144,15 @@ def _stored(text: str, mark: bytes) -> tuple[bytes, bool]:
     if (
         len(given) + len(mark) >= PROPERTIES_MAX_BYTES
         or b"DELAY\x01" in given
-        or b"TRAN_MSG\x01" in given
         or b"TIMER_DEL" in given
         or b"CLUSTER\x01" in given
     ):
-        return b"", True
-    wait = True
+        return b"", True, False
+    wait, prepared = True, False
+    if b"TRAN_MSG\x01" in given:
+        prepared = find_property(given, b"TRAN_MSG") == b"true"
+        if not prepared:
+            return b"", True, False
     if b"WAIT\x01" in given:
         if given.endswith(b"\x02WAIT\x01true") and given.find(b"WAIT\x01") == len(given) - 9:
             given = given[:-10]
@@ -153,7 +162,7 @@ def _stored(text: str, mark: bytes) -> tuple[bytes, bool]:
             given = b"\x02".join([piece for piece in pieces if not piece.startswith(b"WAIT\x01")])
     if given.endswith(b"\x02"):
         given = given.rstrip(b"\x02")
-    return (given + b"\x02" + mark if given else mark), wait
+    return (given + b"\x02" + mark if given else mark), wait, prepared
 
 
 def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBatch, int], int]) -> None:

@@ -62,7 +62,8 @@ class TransactionPlugin:
 
         def append(batch: AppendBatch) -> None:
             broker.append(batch)
-            broker.wake()
+            if not broker.is_handling:
+                broker.wake()
 
         self._config = config.section(TransactionConfig)
         self._means = Means(broker.env, broker.store, self._config, broker.services, append)

@@ -16,7 +16,6 @@ from gantrymq.kernel.record import BadRecord, Record
 from gantrymq.plugins.transaction.strategy import Ending, Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
@@ -57,7 +56,7 @@ class EndTransactions:
             self._strategy.end(endings)
 
     def _read(self, request: Request) -> Ending | None:
-        header = read_header(EndTransactionHeader, request.command.ext)
+        header = request.header(EndTransactionHeader)
         if self._is_slave:
             raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
         if header.commit_or_rollback not in _ENDS:

@@ -14,6 +14,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import ConsumerOffsets, Service, TopicTable
 from gantrymq.plugins.transaction.halfload import load_halves
@@ -21,7 +22,6 @@ from gantrymq.plugins.transaction.halfrows import (
     GROUP,
     QUEUE_ID,
     UNIQUE_KEY,
-    PairedBatch,
     add_end,
     add_real,
     check_size,
@@ -100,7 +100,7 @@ class HalfStrategy:
         for row in rows:
             hide(batch, row)
             try:
-                check_size(batch.topics[row], batch.bodies[row], batch.properties[row], self._store.config)
+                check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
             except RemoteFault as fault:
                 batch.refuse(row, fault.code, fault.remark)
 
@@ -140,7 +140,7 @@ class HalfStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
-        batch = PairedBatch(done=_reply)
+        batch = new_batch(_reply)
         ended: dict[int, _Ended] = {}
         for ending in endings:
             first = first_offset(ending.record)
@@ -170,12 +170,13 @@ class HalfStrategy:
                 return table.current(copy)
         return current
 
-    def _add(self, batch: PairedBatch, ending: Ending, current: int) -> _Ended:
+    def _add(self, batch: AppendBatch, ending: Ending, current: int) -> _Ended:
         real_row = None
-        wait = not ending.request.command.is_oneway
+        wait = not ending.request.is_oneway
         if ending.is_commit:
             real_row = len(batch)
-            check_size(ending.record.topic, ending.record.body, ending.record.properties, self._store.config)
+            record = ending.record
+            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
             add_real(batch, ending.record, ending.header.commit_log_offset, wait=wait, origin=ending.request)
             batch.follow(real_row)
         end_row = len(batch)
@@ -186,7 +187,7 @@ class HalfStrategy:
         """``waiting`` is answered when the note is safe."""
         now = self._store.log.clock.now_ms()
         request = None if waiting is None else waiting.request
-        wait = request is not None and not request.command.is_oneway
+        wait = request is not None and not request.is_oneway
         add_end(batch, offset, now, self._store.config.store_host, wait=wait, origin=request)
 
     def _again(self, batch: AppendBatch, ending: Ending, current: int, first_is_commit: bool | None) -> None:
@@ -197,7 +198,7 @@ class HalfStrategy:
             ending.request.answer(ResponseCode.SYSTEM_ERROR, f"the transaction was {done} before")
         elif not len(batch) and self._ended_at <= self._store.dispatched:
             ending.request.answer(ResponseCode.SUCCESS)
-        elif not ending.request.command.is_oneway:
+        elif not ending.request.is_oneway:
             # Safe when the first one is: a second note, which nobody minds, waits for the same.
             self._add_note(batch, current, ending)
 
@@ -208,7 +209,7 @@ class HalfStrategy:
         for current, one in ended.items():
             is_noted = is_written(batch, one.end_row)
             if is_noted:
-                table.noted(batch.queue_offsets[one.end_row], current)
+                table.noted(batch.place_of(one.end_row)[1], current)
             elif one.real_row is not None and is_written(batch, one.real_row):
                 self._walk.unnoted.append(current)
             else:

@@ -6,8 +6,6 @@ Source: RocketMQ 4.9.7 ``TransactionalMessageBridge``, ``EndTransactionProcessor
 
 from __future__ import annotations
 
-import attrs
-
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
 from gantrymq.kernel.store import StoreConfig
@@ -40,34 +38,19 @@ MORE_PROPERTIES = 160
 """At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
 
 
-@attrs.define
-class PairedBatch(AppendBatch):
-    """Rows of which some stand or fall with another: what refuses a row refuses the one that follows it as well."""
-
-    _followers: dict[int, int] = attrs.field(factory=dict, init=False)
-
-    def follow(self, row: int) -> None:
-        """The row that is added next stands only if ``row`` does."""
-        self._followers[row] = len(self)
-
-    def refuse(self, row: int, code: int, remark: str) -> None:
-        """See :class:`AppendBatch`."""
-        super().refuse(row, code, remark)
-        follower = self._followers.get(row)
-        if follower is not None:
-            super().refuse(follower, code, remark)
-
-
-def check_size(topic: str, body: bytes, properties: bytes, config: StoreConfig) -> None:
+def check_size(topic: str, body: int, properties: int, config: StoreConfig) -> None:
     """:class:`RemoteFault` (code 13) for a message that the log would not take, as it is or as a copy of its half.
+
+    ``body`` and ``properties`` in bytes.
 
     The log refuses what is too large row by row, when it is too late for a row that follows.
     """
-    size = LONGEST_HEAD + len(body) + max(len(topic), len(TRANS_HALF_TOPIC)) + len(properties) + MORE_PROPERTIES
+    properties += MORE_PROPERTIES
+    size = LONGEST_HEAD + body + max(len(topic), len(TRANS_HALF_TOPIC)) + properties
     if (
-        len(body) > config.max_message_bytes
+        body > config.max_message_bytes
         or size > config.commit_log_file_bytes - BLANK_BYTES
-        or len(properties) + MORE_PROPERTIES > PROPERTIES_LIMIT
+        or properties > PROPERTIES_LIMIT
     ):
         raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the half message is too large to be stored again")
 
@@ -77,16 +60,14 @@ def hide(batch: AppendBatch, row: int) -> None:
 
     What only the broker says of a half message is taken out of what the producer sent.
     """
+    topic, queue_id = batch.queue_of(row)
     changes: dict[bytes, bytes | None] = {
         FIRST_OFFSET: None,
         CHECK_TIMES: None,
-        _REAL_TOPIC: batch.topics[row].encode(),
-        _REAL_QID: b"%d" % batch.queue_ids[row],
+        _REAL_TOPIC: topic.encode(),
+        _REAL_QID: b"%d" % queue_id,
     }
-    batch.properties[row] = replace_properties(batch.properties[row], changes)
-    batch.topics[row] = TRANS_HALF_TOPIC
-    batch.queue_ids[row] = QUEUE_ID
-    batch.sys_flags[row] &= ~STATE_BITS
+    batch.divert(row, TRANS_HALF_TOPIC, QUEUE_ID, changes, STATE_BITS)
 
 
 def real_place(record: Record) -> tuple[str, int]:
@@ -180,7 +161,7 @@ def _add_again(batch: AppendBatch, record: Record, topic: str, properties: bytes
 
 def is_written(batch: AppendBatch, row: int) -> bool:
     """Whether the log took the row; of a batch that was refused as a whole it was never asked."""
-    return bool(batch.offsets) and batch.offsets[row] >= 0
+    return batch.place_of(row)[0] >= 0
 
 
 def ended_in(body: bytes) -> list[int]:

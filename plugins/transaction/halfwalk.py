@@ -24,7 +24,6 @@ from gantrymq.plugins.transaction.halfrows import (
     FIRST_OFFSET,
     IMMUNITY,
     QUEUE_ID,
-    PairedBatch,
     add_aside,
     add_copy,
     add_end,
@@ -61,7 +60,7 @@ class _Step:
 class _Slice:
     """What one slice of a walk writes as one batch: two rows a step."""
 
-    batch: PairedBatch
+    batch: AppendBatch
     steps: list[_Step] = attrs.field(factory=list)
     looked: int = 0
 
@@ -122,7 +121,7 @@ class HalfWalk:
             self._put_aside(part, record, "asked too often")
         else:
             real_place(record)
-            check_size(record.topic, record.body, record.properties, self._store.config)
+            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
             group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
             connection = self._questions.find(group)
             if connection is None:
@@ -147,7 +146,7 @@ class HalfWalk:
     def _leave(self, part: _Slice, record: Record) -> None:
         """Leave it where it is, unless it keeps too much behind it from being forgotten."""
         if self._table.end - record.queue_offset > FAR_HALVES:
-            check_size(record.topic, record.body, record.properties, self._store.config)
+            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
             add_copy(part.batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
@@ -164,7 +163,7 @@ class HalfWalk:
     # ------------------------------------------------------------------------------------------------------- to write
 
     def _new_slice(self) -> _Slice:
-        return _Slice(PairedBatch())
+        return _Slice(AppendBatch())
 
     def _write(self, part: _Slice) -> None:
         """Write the slice, and take in what of it is written; the questions follow when that is safe."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.properties import find_property
 
 _NO_DELAYS = (None, b"0")
 
@@ -21,15 +20,14 @@ def half_rows(batch: AppendBatch) -> list[int]:
     """
     rows = []
     for row in batch.live:
-        properties = batch.properties[row]
-        if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
+        if (batch.property_of(row, b"TRAN_MSG") or b"").lower() != b"true":
             continue
-        is_delayed = find_property(properties, b"DELAY") not in _NO_DELAYS
+        is_delayed = batch.property_of(row, b"DELAY") not in _NO_DELAYS
         if is_delayed and batch.reconsume_times[row] > 0:
             continue
         if is_delayed:
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message cannot have a delay level")
-        elif not find_property(properties, b"PGROUP"):
+        elif not batch.property_of(row, b"PGROUP"):
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message must name its producer group (PGROUP)")
         else:
             rows.append(row)

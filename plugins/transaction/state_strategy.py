@@ -110,7 +110,8 @@ class StateTableStrategy:
         for row in rows:
             topic = batch.topics[row]
             try:
-                check_size(topic, batch.bodies[row], batch.properties[row] + topic.encode(), self._store.config)
+                body, properties = batch.sizes_of(row)
+                check_size(topic, body, properties + len(topic.encode()), self._store.config)
             except RemoteFault as fault:
                 batch.refuse(row, fault.code, fault.remark)
         if batch.refused > refused:
@@ -152,13 +153,13 @@ class StateTableStrategy:
             first_is_commit = closing.is_commit if closing is not None else self._verdict(record)
             if first_is_commit is not None:
                 self._again(ending, closing, first_is_commit)
-                if record.offset in begun and not ending.request.command.is_oneway:
+                if record.offset in begun and not ending.request.is_oneway:
                     batch.waits[begun[record.offset]] = True
             elif closing is None and self._is_open_row(record):
                 closing = Closing(record.queue_offset, ending.is_commit, [ending.request])
                 self._closing[record.offset] = closing
                 begun[record.offset] = len(batch)
-                wait = not ending.request.command.is_oneway
+                wait = not ending.request.is_oneway
                 add_end(batch, record, is_commit=ending.is_commit, wait=wait, origin=closing)
             else:
                 # It ended before, and nobody knows any more how.

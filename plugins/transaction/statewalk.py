@@ -16,7 +16,6 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
-from gantrymq.plugins.transaction.halfrows import PairedBatch
 from gantrymq.plugins.transaction.staterecords import add_aside, add_end
 from gantrymq.plugins.transaction.staterows import read_prepared
 from gantrymq.plugins.transaction.statetable import ENDS, StateRow, StateTable
@@ -115,7 +114,7 @@ class StateWalk:
 
     def _put_aside(self, record: Record, reason: str) -> bool:
         log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
-        batch = PairedBatch()
+        batch = AppendBatch()
         add_aside(batch, record)
         batch.follow(0)
         add_end(batch, record, is_commit=False, wait=False)

@@ -385,3 +385,26 @@ def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_no
     assert all(counting.waits[-30:]), "what came while it lingered lets it linger again"
     monkeypatch.undo()
     peer.close()
+
+
+def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None:
+    seen: list[tuple[str, bool]] = []
+    sweep: Sweep
+    sweep = Sweep(
+        ClockedEnv(),
+        LimitsSection(),
+        lambda requests: seen.append(("handle", sweep.is_handling)),
+        lambda changes: None,
+        lambda: seen.append(("progress", sweep.is_handling)),
+    )
+    _, port = sweep.bind("127.0.0.1", 0)
+    sweep.listen()
+    peer = socket.create_connection(("127.0.0.1", port), timeout=5)
+    peer.sendall(encode(Command(999)))
+    for _ in range(100_000):
+        if ("handle", True) in seen:
+            break
+        sweep.turn()
+    peer.close()
+    sweep.close()
+    assert seen[-2:] == [("handle", True), ("progress", False)]

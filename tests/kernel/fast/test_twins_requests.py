@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.fast import Layout, plain_requests, reply_form
 from gantrymq.kernel.fast.plain import encode_rows
 from gantrymq.kernel.processors import Request
@@ -24,6 +24,7 @@ from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers import SEND_LETTERS
 from gantrymq.remoting.properties import encode_properties
+from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.columns import columns_of, dispatched
 
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
@@ -37,6 +38,10 @@ PULL = {
     "commitOffset": "5", "suspendTimeoutMillis": "15000", "subscription": "*", "subVersion": "1",
     "expressionType": "TAG",
 }  # fmt: skip
+END = {
+    "producerGroup": "g", "tranStateTableOffset": "3", "commitLogOffset": "700", "commitOrRollback": "8",
+    "fromTransactionCheck": "true", "msgId": "A0",
+}  # fmt: skip
 PROPERTIES = [
     "", "\x02", "UNIQ_KEY\x01A0\x02WAIT\x01true", "WAIT\x01false\x02KEYS\x01k\x02", "AWAIT\x01false",
     "WAIT\x01x\x02\x02",
@@ -44,6 +49,9 @@ PROPERTIES = [
     "DELAY\x013", "TRAN_MSG\x01true\x02K\x01v", "CLUSTER\x01other\x02K\x01v", "XCLUSTER\x01other", "TAGS\x01é€😀",
     'quoted\x01"\\/\b\f\n\r\t', "K\x01v\x00", "\x02\x02K\x01v\x02\x02WAIT\x01true\x02\x02", "K\x01\x7f\x80",
     "x" * 32760,
+    "TRAN_MSG\x01true\x02PGROUP\x01g\x02WAIT\x01true\x02TAGS\x01a", "PGROUP\x01g\x02TRAN_MSG\x01true\x02WAIT\x01false",
+    "TRAN_MSG\x01TRUE", "TRAN_MSG\x01true\x02TRAN_MSG\x01false", "TRAN_MSG\x01false\x02TRAN_MSG\x01true",
+    "TRAN_MSG\x01true\x02DELAY\x013", "XTRAN_MSG\x01true", "TRAN_MSG\x01", "TRAN_MSG\x01true\x02K\x02\x02K\x01\x02",
 ]  # fmt: skip
 VALUES = st.one_of(
     st.sampled_from(
@@ -80,13 +88,17 @@ class Peer:
 
 @st.composite
 def commands(draw: st.DrawFn) -> Command:
-    code, usual = draw(st.sampled_from([(310, SEND), (310, SEND), (320, SEND), (11, PULL), (361, PULL), (10, SEND)]))
+    code, usual = draw(
+        st.sampled_from([
+            (310, SEND), (310, SEND), (320, SEND), (11, PULL), (361, PULL), (10, SEND), (37, END), (999, {}),
+        ])
+    )  # fmt: skip
     ext = dict(usual)
-    for name in draw(st.lists(st.sampled_from([*"abcdefghijklmn", *PULL, "other"]), max_size=3)):
+    for name in draw(st.lists(st.sampled_from([*"abcdefghijklmn", *PULL, *END, "other"]), max_size=3)):
         ext[name] = draw(VALUES)
     if draw(st.booleans()):
         ext["i"] = draw(st.sampled_from(PROPERTIES))
-    if draw(st.integers(0, 9)) == 0:
+    if ext and draw(st.integers(0, 9)) == 0:
         ext.pop(draw(st.sampled_from(sorted(ext))))
     return Command(
         code,
@@ -101,7 +113,11 @@ def commands(draw: st.DrawFn) -> Command:
 
 def seen(result: Any) -> Any:
     requests, taken = result
-    return [(request.code, request.command, request.answered) for request in requests], taken
+    return [
+        (request.code, outcome(lambda r=request: r.header(EndTransactionHeader)), request.command, request.is_oneway,
+         request.answered)
+        for request in requests
+    ], taken  # fmt: skip
 
 
 def outcome(call: Any) -> Any:
@@ -318,6 +334,7 @@ class Produce(SendProcessor):
         host: bytes = HOSTS[0],
         *,
         changes: Sequence[tuple[str, int, Any]] = (),
+        diverted: Sequence[tuple[int, str, dict[bytes, bytes | None]]] = (),
         refused: Sequence[int] = (),
         late: Sequence[int] = (),
         own: Sequence[tuple[int, int]] = (),
@@ -336,6 +353,13 @@ class Produce(SendProcessor):
         count = len(batch)
         for name, row, value in changes if count else ():
             getattr(batch, name)[row % count] = value
+        for row, topic, changed in diverted if count else ():
+            batch.divert(row % count, topic, 3, changed, 12)
+        told = [
+            (batch.queue_of(row), batch.sizes_of(row), batch.place_of(row),
+             [batch.property_of(row, name) for name in (b"K", b"TRAN_MSG", b"CLUSTER", b"none", b"")])
+            for row in range(count)
+        ]  # fmt: skip
         for row in refused if count else ():
             batch.refuse(row % count, 13, "odd")
         for row, queue_offset in own if count else ():
@@ -351,6 +375,7 @@ class Produce(SendProcessor):
         for row in late if count else ():
             if batch.statuses[row % count] == ResponseCode.SUCCESS:
                 batch.statuses[row % count], batch.remarks[row % count] = ResponseCode.FLUSH_DISK_TIMEOUT, "late"
+        places = [batch.place_of(row) for row in range(count)]
         sent = self.twin.dispatch_batch([batch])
         rules = {"multi": lambda queue_id, properties, stored: queue_id + len(properties) + stored}
         entries = self.twin.queue_entries(sent, rules)
@@ -365,8 +390,8 @@ class Produce(SendProcessor):
             batch.waited_for,
             len(batch),
         )
-        origins = [(one.first, one.rows) if isinstance(one, Origin) else None for one in batch.origins]
-        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins
+        origins = [(one.first, one.rows, one.queue_id) if isinstance(one, Origin) else None for one in batch.origins]
+        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins, told, places
 
 
 @st.composite
@@ -396,7 +421,7 @@ def sends(draw: st.DrawFn) -> Command:
         "e": draw(st.sampled_from(["0", "1", "2", "3"])),
         "f": draw(st.sampled_from(["0", "1", "4", "12", "16", "18", "-1"])),
         "i": draw(st.one_of(st.sampled_from(PROPERTIES), st.dictionaries(
-            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", "TIMER_DELIVER_MS", ""]),
+            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", "TIMER_DELIVER_MS", "TRAN_MSG", ""]),
             st.sampled_from(["true", "false", "0", ""])
         ).map(encode_properties))),
         **draw(st.sampled_from([{}, {"j": "3", "k": "false", "m": "false"}, {"m": "true"}, {"n": "broker-a"}])),
@@ -437,16 +462,30 @@ CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
     st.lists(st.one_of(CELLS), max_size=3), st.lists(st.integers(0, 9), max_size=2),
     st.lists(st.integers(0, 9), max_size=2), st.sampled_from(HOSTS), st.sampled_from([10**6, 10**6, 300, 900]),
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 5, 2**63 - 1])), max_size=3),
+    st.lists(st.tuples(
+        st.integers(0, 9), st.sampled_from(["orders", "elsewhere"]),
+        st.dictionaries(st.sampled_from([b"K", b"TRAN_MSG", b"CLUSTER", b"new", b""]),
+                        st.sampled_from([None, b"", b"v", b"longer"]), max_size=3),
+    ), max_size=2),
 )  # fmt: skip
 def test_sends_become_the_same_records_entries_and_answers(
     some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int], late: list[int],
     store_host: bytes, room: int, own: list[tuple[int, int]],
+    diverted: list[tuple[int, str, dict[bytes, bytes | None]]],
 ) -> None:  # fmt: skip
     data = b"".join(map(encode, some))
     results = [
         outcome(
             lambda twin=twin: Produce(twin).run(  # type: ignore[misc]
-                data, host, changes=changes, refused=refused, late=late, store_host=store_host, room=room, own=own
+                data,
+                host,
+                changes=changes,
+                refused=refused,
+                late=late,
+                store_host=store_host,
+                room=room,
+                own=own,
+                diverted=diverted,
             )
         )
         for twin in (SlowRoad, plain_requests, compiled)
@@ -464,6 +503,44 @@ def test_a_queue_that_a_prepared_record_names_first_has_its_place_in_the_order()
     ]
     assert results[0] == results[1]
     assert [entries.topic for entries in results[0][5]] == ["made", "orders"]
+
+
+@pytest.mark.parametrize("more", [{}, {"recallHandle": "r"}])
+def test_who_sent_what_is_prepared_is_told_the_queue_that_was_asked_for(more: dict[str, str]) -> None:
+    results: list[Any] = []
+    twins: list[Any] = [SlowRoad, plain_requests, compiled]
+    for twin in twins:
+        peer: Any = Peer()
+        send = {**SEND, "i": "TRAN_MSG\x01true\x02PGROUP\x01g"}
+        requests, _ = twin.read_requests(peer, encode(Command(310, send, opaque=4)) * 2, LIMIT)
+        made = Produce(twin)
+        batch = twin.new_batch(None)
+        twin.add_sends(batch, requests, made._terms, made._cluster, 100, Origin, made._take)
+        assert batch.traits == Trait.PREPARED
+        for row in range(2):
+            batch.divert(row, "elsewhere", 0, {b"REAL_QID": b"1"}, 12)
+        if more:
+            batch.answers[1] = more
+        batch.place(500, 1_700_000_000_000)
+        twin.encode_rows(batch, batch.live, 0, 500, 10**6, {}, Layout(HOSTS[0], 140, 1000))
+        twin.answer_sends(batch, made._form, made._reply_one)
+        results.append([decode(one).ext for one in cut_frames(b"".join(peer.frames))[0]])
+    assert results[0] == results[1] == results[2]
+    assert [(ext["queueId"], ext["queueOffset"]) for ext in results[0]] == [("1", "0"), ("1", "1")]
+    assert ("recallHandle" in results[0][1]) == bool(more)
+
+
+@pytest.mark.parametrize("twin", [plain_requests, compiled])
+def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
+    batch = twin.new_batch(None)
+    for number in range(4):
+        batch.add("orders", number, b"", b"")
+        if number < 2:
+            batch.follow(number)
+    batch.refuse(0, 13, "odd")
+    batch.refuse(3, 14, "other")
+    assert (batch.statuses, batch.live) == ([13, 13, 13, 14], [])
+    assert batch.remarks == {0: "odd", 1: "odd", 2: "odd", 3: "other"}
 
 
 @pytest.mark.parametrize("code", [310, 10])
@@ -490,17 +567,41 @@ def test_a_send_that_waits_keeps_no_more_alive_than_its_frame() -> None:
     assert batch.origins[0].command.body == b"body"
 
 
+@pytest.mark.parametrize(("more", "traits"), [("", 0), ("\x02TRAN_MSG\x01true", Trait.PREPARED)])
 @pytest.mark.parametrize("twin", [plain_requests, compiled])
-def test_a_usual_send_never_becomes_a_command(twin: Any) -> None:
+def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int) -> None:
     peer: Any = Peer()
-    requests, _ = twin.read_requests(peer, encode(Command(310, {**SEND, "i": "K\x01v\x02WAIT\x01true"}, b"x")), LIMIT)
+    send = {**SEND, "i": f"K\x01v\x02WAIT\x01true{more}"}
+    requests, _ = twin.read_requests(peer, encode(Command(310, send, b"x")), LIMIT)
     batch = twin.new_batch(None)
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
-    assert (batch.properties, batch.traits, others) == ([b"K\x01v\x02C\x01c"], 0, [])
+    assert (batch.properties, batch.traits, others) == ([f"K\x01v{more}\x02C\x01c".encode()], traits, [])
 
 
-@pytest.mark.parametrize(("code", "ext"), [(11, PULL), (310, SEND)])
+@given(st.dictionaries(st.sampled_from([*END]), VALUES, max_size=3), st.sampled_from([0, 1]))
+def test_typed_headers(changes: dict[str, str], kind: int) -> None:
+    both_read(encode(Command(37, {**END, **changes}, kind=kind)))
+
+
+@pytest.mark.parametrize("ext", ["", ',"extFields":{}', ',"extFields":null', ',"extFields":{"producerGroup":"g"}'])
+def test_typed_headers_that_miss_fields(ext: str) -> None:
+    both_read(frame(b'{"code":37%s}' % ext.encode()))
+
+
+@pytest.mark.parametrize("code", [0, 1, 17, ResponseCode.SUCCESS, ResponseCode.SLAVE_NOT_AVAILABLE, -3])
+@pytest.mark.parametrize("opaque", [0, 7, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("kind", [0, 1])
+def test_answers_of_a_code_alone_are_what_the_encoder_writes(code: int, opaque: int, kind: int) -> None:
+    data = encode(Command(37, END, opaque=opaque, kind=kind))
+    for twin in (plain_requests, compiled):
+        peer: Any = Peer()
+        (request,), _ = twin.read_requests(peer, data, LIMIT)
+        request.answer(code)
+        assert peer.frames == [encode(request.command.answer(code))]
+
+
+@pytest.mark.parametrize(("code", "ext"), [(11, PULL), (310, SEND), (37, END)])
 def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> None:
     peer: Any = Peer()
     data = encode(Command(code, ext, opaque=8)) + encode(Command(code, ext, opaque=9, flag=ONEWAY_FLAG))
