@@ -389,14 +389,14 @@ def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_no
 
 def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None:
     seen: list[tuple[str, bool]] = []
-    sweep: Sweep
-    sweep = Sweep(
-        ClockedEnv(),
-        LimitsSection(),
-        lambda requests: seen.append(("handle", sweep.is_handling)),
-        lambda changes: None,
-        lambda: seen.append(("progress", sweep.is_handling)),
-    )
+
+    def handle(requests: list[Request]) -> None:
+        seen.append(("handle", sweep.is_handling))
+
+    def progress() -> None:
+        seen.append(("progress", sweep.is_handling))
+
+    sweep = Sweep(ClockedEnv(), LimitsSection(), handle, lambda changes: None, progress)
     _, port = sweep.bind("127.0.0.1", 0)
     sweep.listen()
     peer = socket.create_connection(("127.0.0.1", port), timeout=5)
