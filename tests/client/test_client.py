@@ -12,7 +12,9 @@ import pytest
 
 import gantrymq
 from gantrymq import MessageQueue
+from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.testing.peer import PeerConnection, run_peer
 
 Cluster = Callable[..., Any]
@@ -206,3 +208,22 @@ def test_the_names_of_gantrymq_are_those_of_its_modules() -> None:
     assert all(getattr(gantrymq, name) is not None for name in gantrymq.__all__)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = gantrymq.conect
+
+
+@pytest.mark.anyio
+async def test_a_nameserver_that_hangs_is_asked_once_and_then_left_alone(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(request: Command) -> None:
+        """No answer."""
+
+    monkeypatch.setattr(Channel.call, "__defaults__", (0.2,))
+    async with fake_cluster(T=2) as hangs, fake_cluster(U=2) as alive:
+        hangs.nameserver.answers[206] = silent
+        async with gantrymq.connect(f"{hangs.address};{alive.address}") as client:
+            for _ in range(3):
+                assert await client.admin.topics() == ["U"]
+            assert len(hangs.nameserver.seen(206)) == 1
+            hangs.nameserver.answers.clear()
+            alive.nameserver.answers[206] = silent
+            assert await client.admin.topics() == ["T"], "and the first again when the second hangs"

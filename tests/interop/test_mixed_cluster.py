@@ -1,62 +1,138 @@
-"""Ours and RocketMQ's servers in one cluster: each broker registers at each nameserver, clients route through both."""
+"""Ours and RocketMQ's servers in one cluster: each broker registers at each nameserver, clients route through any."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
 import pytest
 
-from gantrymq.testing.clients import ForeignClient, check_complete
-from gantrymq.testing.foreign import Java, start_broker, wait_registered
-from gantrymq.testing.processes import free_ports, gantrymq_child
+import gantrymq.sync
+from gantrymq import Message
+from gantrymq.remoting.bodies import BrokerMemberGroupBody
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.clients import ForeignClient, Producer, check_complete
+from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 Homes = Callable[[str], Path]
-OURS, THEIRS = "gantry-broker", "java-broker-b"
+OURS, THEIRS, THEIRS5 = "gantry-broker", "java-broker-b", "java5-broker-b"
 
 
 @attrs.frozen
 class Mixed:
-    """The addresses of RocketMQ's nameserver and of ours; both brokers are registered at both."""
+    """Where RocketMQ's nameservers are, 4.9.7 and 5.3.3, and ours; the three brokers are registered at each."""
 
     theirs: str
+    theirs5: str
     ours: str
 
 
+def our_nameserver(address: str, home: Path) -> Child:
+    """Ours as a process."""
+    return gantrymq_child(("nameserver", "--listen", address), home / "nameserver.err")
+
+
+def our_broker(nameservers: str, home: Path, name: str = OURS) -> Child:
+    """Ours as a process, at these nameservers."""
+    (port,) = free_ports(around=(0, 1))
+    words = ("broker", "--nameserver", nameservers, "--listen", f"127.0.0.1:{port}", "--data", str(home / "data"))
+    return gantrymq_child((*words, "--set", f"broker.name={name}"), home / "broker.err")
+
+
+def is_ready(line: str) -> bool:
+    """Whether a server of ours says that clients may come."""
+    return line.startswith("ready")
+
+
 @pytest.fixture(scope="module")
-def mixed(java: Java, own_nameserver: str, homes: Homes) -> Iterator[Mixed]:
+def mixed(java: Java, java5: Java, own_nameserver: str, homes: Homes) -> Iterator[Mixed]:
     home = homes("mixed")
-    broker_address, nameserver_address = (f"127.0.0.1:{port}" for port in free_ports(2))
-    both = f"{own_nameserver};{nameserver_address}"
-    nameserver = ("nameserver", "--listen", nameserver_address)
-    with gantrymq_child(nameserver, home / "nameserver.err") as first:
-        first.wait_line(lambda line: line.startswith("ready"))
-        broker = ("broker", "--nameserver", both, "--listen", broker_address, "--data", str(home / "data"))
-        with gantrymq_child((*broker, "--set", f"broker.name={OURS}"), home / "broker.err") as second:
-            second.wait_line(lambda line: line.startswith("ready"))
-            theirs = start_broker(java, home / "java", both, name=THEIRS)
-            try:
-                for address in (own_nameserver, nameserver_address):
-                    wait_registered(address, OURS)
-                    wait_registered(address, THEIRS)
-                yield Mixed(own_nameserver, nameserver_address)
-            finally:
-                theirs.discard()
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+
+        def discarded(server: JavaServer) -> JavaServer:
+            stack.callback(server.discard)
+            return server
+
+        address = f"127.0.0.1:{free_ports()[0]}"
+        stack.enter_context(our_nameserver(address, home)).wait_line(is_ready)
+        nameserver5 = discarded(start_nameserver(java5, home / "nameserver5"))
+        every = f"{own_nameserver};{nameserver5.address};{address}"
+        stack.enter_context(our_broker(every, home)).wait_line(is_ready)
+        # 5.3.3 registers ten seconds after it is up: the other starts meanwhile
+        starting = [
+            threads.submit(start_broker, each, home / name, every, name=name)
+            for each, name in ((java, THEIRS), (java5, THEIRS5))
+        ]
+        for future in starting:
+            discarded(future.result())
+        for nameserver in every.split(";"):
+            wait_registered(nameserver, OURS)
+        yield Mixed(own_nameserver, nameserver5.address, address)
 
 
 @pytest.mark.parametrize("nameserver", ["theirs", "ours"])
-def test_java_clients_route_through_both_brokers(
-    mixed: Mixed, nameserver: str, java4_client: ForeignClient, names: Callable[[str], str]
-):
-    address, topic = getattr(mixed, nameserver), names("t")
-    with java4_client.run("create-topic", f"namesrv={address}", f"topic={topic}", "queues=2") as child:
+def test_java_clients_route_through_all_brokers(
+    mixed: Mixed, nameserver: str, java_client: ForeignClient, names: Callable[[str], str]
+) -> None:
+    topic = names("t")
+    address = mixed.ours if nameserver == "ours" else mixed.theirs5 if "5.3" in java_client.name else mixed.theirs
+    with java_client.run("create-topic", f"namesrv={address}", f"topic={topic}", "queues=2") as child:
         made = [event["broker"] for event in child.events() if event["event"] == "created"]
-    assert {OURS, THEIRS} <= set(made)
-
-    sent = java4_client.produce(address, topic, 400, seed=31, modes="sync,async")
+    assert {OURS, THEIRS, THEIRS5} <= set(made)
+    sent = java_client.produce(address, topic, 150, seed=31, modes="sync,async")
     used = {(answer.broker, answer.queue_id) for answer in sent}
-    assert used >= {(OURS, 0), (OURS, 1), (THEIRS, 0), (THEIRS, 1)}
-    check_complete(java4_client.consume_all(address, topic, names("g"), 800), 31, range(800))
+    assert used >= {(broker, queue) for broker in (OURS, THEIRS, THEIRS5) for queue in (0, 1)}
+    check_complete(java_client.consume_all(address, topic, names("g"), 300), 31, range(300))
+
+
+@pytest.mark.parametrize("nameserver", ["theirs5", "ours"])
+@pytest.mark.parametrize("broker", [OURS, THEIRS, THEIRS5])
+def test_member_groups_are_told_alike(mixed: Mixed, nameserver: str, broker: str) -> None:
+    ext = {"clusterName": "DefaultCluster", "brokerName": broker}
+    answer = ask(getattr(mixed, nameserver), Command(RequestCode.GET_BROKER_MEMBER_GROUP, ext))
+    group = BrokerMemberGroupBody.from_bytes(answer.body).broker_member_group
+    assert group is not None
+    assert list(group.broker_addrs) == [0]
+
+
+def test_clients_outlive_the_loss_of_either_nameserver(
+    java: Java, homes: Homes, java4_client: ForeignClient, names: Callable[[str], str]
+) -> None:
+    """Neither who runs nor who comes later needs more than one of them."""
+    home, topic, name = homes("lost"), names("t"), "lost-broker"
+    our_address = f"127.0.0.1:{free_ports()[0]}"
+    with ExitStack() as stack:
+        theirs = start_nameserver(java, home / "theirs")
+        stack.callback(theirs.discard)
+        ours = stack.enter_context(our_nameserver(our_address, home))
+        ours.wait_line(is_ready)
+        both = f"{our_address};{theirs.address}"
+        stack.enter_context(our_broker(both, home, name)).wait_line(is_ready)
+        words = (f"namesrv={both}", f"topic={topic}", "seed=37", "count=0", "orders=true")
+        producer = Producer(stack.enter_context(java4_client.run("produce", *words)))
+        consumer = stack.enter_context(java4_client.consumer(both, topic, names("g")))
+        client = stack.enter_context(gantrymq.sync.connect(both))
+        ours_too = stack.enter_context(client.producer("p"))
+
+        def go_on(part: str) -> None:
+            assert {answer.status for answer in producer.send(50)} == {"SEND_OK"}
+            ours_too.send(Message(f"{topic}-{part}-1", b"a topic that asks for a route"))
+            java4_client.produce(both, f"{topic}-{part}-2", 5)
+
+        assert {answer.status for answer in producer.send(50)} == {"SEND_OK"}
+        ours.kill()
+        go_on("without-ours")
+        again = stack.enter_context(our_nameserver(our_address, home))
+        again.wait_line(is_ready)
+        wait_registered(our_address, name)
+        theirs.discard()
+        go_on("without-theirs")
+        consumer.wait(150)
+        check_complete(consumer.close(), 37, range(150))

@@ -386,3 +386,51 @@ async def test_an_order_that_cannot_be_read_changes_nothing(
             await trio.sleep(1)
             assert await broker.services.get(Registration).wait_first(0)
     assert "ordered_topics_unreadable" in [entry["event"] for entry in logs]
+
+
+@pytest.mark.trio
+async def test_one_that_hangs_delays_no_word_to_the_other(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, FIRST, SECOND)
+    hangs, other = nameservers[FIRST], nameservers[SECOND]
+    async with running(broker):
+        assert await broker.services.get(Registration).wait_first(1.0)
+        hangs.silent = True
+        for number in range(3):
+            before = trio.current_time()
+            broker.services.get(TopicTable).for_send(f"topic-{number}", "TBW102", 4)
+            await trio.sleep(1.0)
+            at, command = other.calls[-1]
+            assert at - before < 0.02
+            assert f"topic-{number}".encode() in command.body
+        assert len(hangs.calls) == 1
+        broker.manager.hook.stopping(broker=broker)
+        await trio.sleep(0.1)
+        assert other.codes[-1] == 104
+
+
+@pytest.mark.trio
+async def test_of_three_real_ones_the_living_know_what_the_others_miss(make_broker: Any) -> None:
+    async def hang(stream: trio.SocketStream) -> None:
+        async with stream:
+            await trio.sleep_forever()
+
+    async def known(topic: str) -> bool:
+        async with open_channel(alive) as channel:
+            answer = await channel.call(Command(105, RouteHeader(topic=topic).to_ext()))
+            return answer.code == 0
+
+    async with trio.open_nursery() as nursery:
+        alive = await nursery.start(NameServer(NameServerConfig(port=0)).serve)
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, hang, [listener])
+        hanging = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        broker = make(make_broker, "127.0.0.1:1", hanging, alive)
+        async with running(broker):
+            for topic in ("first", "second"):
+                broker.services.get(TopicTable).for_send(topic, "TBW102", 4)
+                with trio.fail_after(2.0):
+                    while not await known(topic):  # noqa: ASYNC110 - nobody tells
+                        await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
