@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.foreign import ask
-from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 
 NAME = "broker-a"
@@ -85,7 +85,14 @@ class HaPair:
         return b"".join(file.read_bytes() for file in files)[: self.end(number) - int(files[0].name)]
 
 
-def read_all(address: str, topic: str, queues: int, ledger: Ledger) -> dict[int, int]:
+class Book(Protocol):
+    """Who notes what a reader gets: a :class:`gantrymq.testing.ledger.Ledger`, or less."""
+
+    def observe(self, body: bytes, queue_id: int, offset: int) -> None:
+        """A reader got ``body`` from this place."""
+
+
+def read_all(address: str, topic: str, queues: int, ledger: Book) -> dict[int, int]:
     """Show the ledger everything that the broker gives to readers of the topic; where each queue ends."""
     ends: dict[int, int] = {}
     for queue_id in range(queues):
