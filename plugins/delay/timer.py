@@ -50,6 +50,8 @@ class Timer:
         self._woken = trio.Event()
         self._stopping = False
         self.ended = False
+        self._is_saving = False
+        """Whether a worker thread writes the files: they are not opened anew meanwhile."""
         self._lively_until = 0
         self._save_at = 0
 
@@ -69,21 +71,29 @@ class Timer:
     # -------------------------------------------------------------------------------------------------- work
 
     async def run(self) -> None:
-        """Take in and deliver, and save each second, until cancelled."""
+        """Take in and deliver, and save each second beside it, until cancelled: a slow disk makes nothing late."""
         try:
-            while True:
-                self._woken = trio.Event()
-                wait_ms = self.turn()
-                save = self.save()
-                if save is not None:
-                    await trio.to_thread.run_sync(save)
-                if wait_ms:
-                    with trio.move_on_after(wait_ms / 1000):
-                        await self._woken.wait()
-                else:
-                    await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                while True:
+                    self._woken = trio.Event()
+                    wait_ms = self.turn()
+                    save = None if self._is_saving else self.save()
+                    if save is not None:
+                        self._is_saving = True
+                        nursery.start_soon(self._save_beside, save)
+                    if wait_ms:
+                        with trio.move_on_after(wait_ms / 1000):
+                            await self._woken.wait()
+                    else:
+                        await trio.lowlevel.checkpoint()
         finally:
             self.ended = True
+
+    async def _save_beside(self, save: Callable[[], None]) -> None:
+        try:
+            await trio.to_thread.run_sync(save)
+        finally:
+            self._is_saving = False
 
     def turn(self) -> int:
         """Take in some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
@@ -115,6 +125,8 @@ class Timer:
         """Open the files if that is needed; whether they are open."""
         if self._departures is not None:
             return True
+        if self._is_saving:
+            return False
         if self._arrivals is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if (queue is None or not queue.max_offset) and not self.files.exist():

@@ -237,8 +237,9 @@ class TimerFiles:
     def checkpoint(self, read_ms: int, now: int) -> Callable[[], None] | None:
         """What brings everything that was added onto the disk, for a worker thread; None when there is nothing new.
 
-        ``read_ms``: what waited before this slot is delivered, for certain. While the files are built again there is
-        no checkpoint, so that a crash begins that anew.
+        The files may be used beside it, but for another checkpoint and for :meth:`open`. ``read_ms``: what waited
+        before this slot is delivered, for certain. While the files are built again there is no checkpoint, so that a
+        crash begins that anew.
         """
         if self._lost or self.rebuild is not None:
             return None
@@ -250,7 +251,7 @@ class TimerFiles:
             return None
         self.log.write()
         check = self.check.moved(read_ms, end, self.queue_offset, now)
-        low = self.low
+        old = self.log.detach_before(self.low)
         changes = self.wheel.take_changes()
 
         def save() -> None:
@@ -264,7 +265,7 @@ class TimerFiles:
             self.wheel.write(changes)
             self._env.replace(self.check_path, check.to_bytes())
             self.check = check
-            self.log.delete_before(low)
+            self.log.discard(old)
 
         return save
 

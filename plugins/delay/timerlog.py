@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gantrymq.kernel.env import NO_ROOM, NoRoom
-from gantrymq.kernel.segments import Segments
+from gantrymq.kernel.segments import Segment, Segments
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -132,10 +132,14 @@ class TimerLog:
             self._segments.truncate(position)
         self._written = position
 
-    def delete_before(self, position: int) -> int:
-        """Delete the files that end at or before ``position``, never the last one. Returns how many."""
+    def detach_before(self, position: int) -> list[Segment]:
+        """Forget the files that end at or before ``position``, never the last one; :meth:`discard` them."""
         self._window = (0, b"")
-        return self._segments.delete_before(min(position, self._written))
+        return self._segments.detach_before(min(position, self._written))
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that were detached; may run in another thread."""
+        self._segments.discard(detached)
 
     # ------------------------------------------------------------------------------------------------------- read
 

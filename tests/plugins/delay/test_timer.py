@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import attrs
 import pytest
+import trio
+from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.delay.delivery import RETRY_MS
@@ -480,3 +485,61 @@ def test_a_disk_without_room_for_the_timer_s_files_is_waited_out() -> None:
     world.save()
     assert world.bodies() == [b"a"]
     assert world.timer.files.check.queue_offset == 1
+
+
+@pytest.mark.trio
+async def test_a_disk_that_takes_long_over_the_timer_s_files_makes_nothing_late(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    taken_up, released = threading.Event(), threading.Event()
+    saves: list[int] = []
+
+    def hold() -> None:
+        taken_up.set()
+        assert released.wait(30)
+
+    def save() -> Callable[[], None] | None:
+        if not world.timer.files.log.end:
+            return None
+        saves.append(env.wall_ms())
+        return hold
+
+    monkeypatch.setattr(world.timer, "save", save)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.timer.run)
+        world.send_in(b"a", 1000)
+        for _ in range(5):
+            await trio.sleep(1)
+            env.advance(1000)
+            world.commit()
+        assert world.bodies() == [b"a"]
+        assert len(saves) == 1, "one after the other"
+        assert await trio.to_thread.run_sync(taken_up.wait, 30)
+        released.set()
+        with trio.fail_after(1_000_000):
+            while len(saves) < 2:  # noqa: ASYNC110
+                await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+
+
+def test_files_are_not_opened_anew_while_they_are_written() -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    for number in range(3):
+        world.send_in(b"%d" % number, 3000)
+    world.settle()
+    world.save()
+    world.timer._is_saving = True
+    world.timer.files.wheel._kept.clear()
+    damage_log(env)
+    env.advance(4000)
+    for _ in range(5):
+        world.timer.turn()
+    assert world.timer.files.spoilt
+    world.timer._is_saving = False
+    world.settle()
+    env.advance(2000)
+    world.settle()
+    assert sorted(world.bodies()) == [b"0", b"1", b"2"]
