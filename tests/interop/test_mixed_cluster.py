@@ -117,7 +117,6 @@ def test_clients_outlive_the_loss_of_either_nameserver(
         stack.enter_context(our_broker(both, home, name)).wait_line(is_ready)
         words = (f"namesrv={both}", f"topic={topic}", "seed=37", "count=0", "orders=true")
         producer = Producer(stack.enter_context(java4_client.run("produce", *words)))
-        consumer = stack.enter_context(java4_client.consumer(both, topic, names("g")))
         client = stack.enter_context(gantrymq.sync.connect(both))
         ours_too = stack.enter_context(client.producer("p"))
 
@@ -127,6 +126,8 @@ def test_clients_outlive_the_loss_of_either_nameserver(
             java4_client.produce(both, f"{topic}-{part}-2", 5)
 
         assert {answer.status for answer in producer.send(50)} == {"SEND_OK"}
+        # a consumer that begins before its topic looks for it half a minute later
+        consumer = stack.enter_context(java4_client.consumer(both, topic, names("g")))
         ours.kill()
         go_on("without-ours")
         again = stack.enter_context(our_nameserver(our_address, home))
