@@ -217,8 +217,8 @@ class LiveSettings(Protocol):
     def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:
         """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).
 
-        A change is checked like one in the file; ``change`` then puts the section's new values in force, or refuses them
-        with a ``RemoteFault``.
+        A change is checked like one in the file; ``change`` then puts the section's new values in force, or refuses
+        them with a ``RemoteFault``.
         """
 
 
