@@ -17,9 +17,10 @@ GROUPS = {
     "growth": "Growth",
     "indexing": "The index",
     "nameserver": "The nameserver",
+    "replication": "Replication",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
-USUAL_GROUPS = tuple(name for name in GROUPS if name not in ("indexing", "nameserver"))
+USUAL_GROUPS = tuple(name for name in GROUPS if name not in ("indexing", "nameserver", "replication"))
 """What is run unless told otherwise; the rest takes minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000

@@ -21,10 +21,10 @@ class BadFrame(Exception):
 
 
 class Piece(NamedTuple):
-    """Bytes of the master's log, and where they lie; none: a heartbeat."""
+    """Bytes of the master's log, and where they lie; none: a heartbeat. They are views of what was fed."""
 
     offset: int
-    data: bytes
+    data: memoryview
 
 
 class Reports:
@@ -56,8 +56,9 @@ class Pieces:
         self._offset = 0
         self._left = 0
 
-    def feed(self, data: bytes) -> list[Piece]:
+    def feed(self, data: bytes | memoryview) -> list[Piece]:
         """What has come of the log, in order. :class:`BadFrame` for numbers that cannot be."""
+        data = memoryview(data)
         found: list[Piece] = []
         at = 0
         while at < len(data):
@@ -69,7 +70,7 @@ class Pieces:
                 at += len(part)
                 continue
             missing = HEADER.size - len(self._header)
-            self._header += data[at : at + missing]
+            self._header += bytes(data[at : at + missing])
             at += missing
             if len(self._header) < HEADER.size:
                 break
@@ -83,4 +84,4 @@ class Pieces:
             raise BadFrame(f"a master says that {size} bytes follow from the offset {offset}")
         self._offset, self._left = offset, size
         if not size:
-            found.append(Piece(offset, b""))
+            found.append(Piece(offset, memoryview(b"")))

@@ -33,6 +33,10 @@ ACCEPT_PAUSE_S: Final = 0.1
 PARTING_S: Final = 2.0
 """How long a master that ends goes on sending to slaves that have not got everything."""
 PARTING_PAUSE_S: Final = 0.01
+AT_ONCE_BYTES: Final = 512 * 1024
+"""What one call of the system is given to send, in as many batches as that are."""
+PARTS_MAX: Final = 512
+"""Linux takes 1,024 pieces of memory at once."""
 _RECEIVE_BYTES: Final = 4096
 _OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -153,14 +157,15 @@ class Master:
     async def _send(self, stream: trio.SocketStream, copy: Copy) -> None:
         commit_log = self._broker.log
         while True:
-            size = min(commit_log.written - copy.sent, self._config.transfer_batch)
+            size = commit_log.written - copy.sent
             if size > 0:
                 segment = commit_log.segments.at(copy.sent)
                 if segment is None:
                     raise OutOfLog(f"what follows at {copy.sent} was deleted before it was sent")
-                data = await self._read(copy.sent, min(size, segment.end - copy.sent))
+                batch = self._config.transfer_batch
+                data = await self._read(copy.sent, min(size, segment.end - copy.sent, max(batch, AT_ONCE_BYTES)))
                 start, copy.sent = copy.sent, copy.sent + len(data)
-                await _send_both(stream, HEADER.pack(start, len(data)), data)
+                await _send_all(stream, _in_batches(start, memoryview(data), batch))
             elif commit_log.written < commit_log.end:
                 await trio.sleep(UNWRITTEN_S)
             else:
@@ -178,14 +183,25 @@ class Master:
             return self._windows.window(offset, size, offset + size, wait=True)
 
 
-async def _send_both(stream: trio.SocketStream, header: bytes, data: memoryview | bytes) -> None:
-    """Header and data without a copy of the data."""
-    sent = await stream.socket.sendmsg([header, data])
-    if sent < len(header):
-        await stream.send_all(header[sent:])
-    rest = memoryview(data)[max(sent - len(header), 0) :]
-    if rest:
-        await stream.send_all(rest)
+def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | bytes]:
+    """Headers and what follows each, ``size`` bytes at most, without a copy of the data."""
+    parts: list[memoryview | bytes] = []
+    for at in range(0, len(data), size):
+        part = data[at : at + size]
+        parts += (HEADER.pack(offset + at, len(part)), part)
+    return parts
+
+
+async def _send_all(stream: trio.SocketStream, parts: list[memoryview | bytes]) -> None:
+    """All of them with as few calls of the system as it takes."""
+    first = 0
+    while first < len(parts):
+        sent = await stream.socket.sendmsg(parts[first : first + PARTS_MAX])
+        while first < len(parts) and sent >= len(parts[first]):
+            sent -= len(parts[first])
+            first += 1
+        if sent:
+            parts[first] = parts[first][sent:]
 
 
 def _listen(broker: Broker, wanted: str) -> tuple[trio.socket.SocketType, str]:

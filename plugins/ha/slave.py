@@ -129,15 +129,16 @@ class Slave:
             nursery.start_soon(self._report, stream)
             tail = Tail(broker)
             pieces = Pieces()
+            room = memoryview(bytearray(_RECEIVE_BYTES))  # one for all: fresh memory costs as much as what is received
             while True:
                 with trio.move_on_after(self._config.housekeeping) as patience:
-                    data = await stream.receive_some(_RECEIVE_BYTES)
+                    size = await stream.socket.recv_into(room)
                 if patience.cancelled_caught:
                     raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
-                if not data:
+                if not size:
                     break
                 self.heard_at = broker.env.monotonic()
-                for piece in pieces.feed(bytes(data)):
+                for piece in pieces.feed(room[:size]):
                     tail.add(piece.offset, piece.data)
                     self.master_end = max(self.master_end, piece.offset + len(piece.data))
                 while not tail.settle():  # noqa: ASYNC110 - the disk tells nobody when it has room
@@ -165,7 +166,7 @@ class Tail:
         self._at = broker.log.end
         self._full = False
 
-    def add(self, offset: int, data: bytes) -> None:
+    def add(self, offset: int, data: memoryview) -> None:
         """``data`` lies at ``offset`` of the master's log. :class:`BadFrame` when that is not what comes next."""
         expected = self._at + len(self._waiting)
         if offset != expected:

@@ -6,21 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES, HEADER, REPORT, BadFrame, Piece, Pieces, Reports
+from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES, HEADER, REPORT, BadFrame, Pieces, Reports
 
 OFFSETS = st.integers(0, 2**63 - 1)
 
 
-def joined(pieces: list[Piece]) -> list[Piece]:
+def joined(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     """Neighbours that continue each other as one; heartbeats stay as they are."""
-    found: list[Piece] = []
-    for piece in pieces:
-        last = found[-1] if found else None
-        if last and last.data and piece.data and last.offset + len(last.data) == piece.offset:
-            found[-1] = Piece(last.offset, last.data + piece.data)
+    found: list[tuple[int, bytes]] = []
+    for offset, data in pieces:
+        if found and data and found[-1][1] and found[-1][0] + len(found[-1][1]) == offset:
+            found[-1] = (found[-1][0], found[-1][1] + data)
         else:
-            found.append(piece)
+            found.append((offset, data))
     return found
+
+
+def fed(pieces: Pieces, data: bytes) -> list[tuple[int, bytes]]:
+    """What is given out, as it is before the next bytes come."""
+    return [(piece.offset, bytes(piece.data)) for piece in pieces.feed(data)]
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 100])
@@ -40,8 +44,8 @@ def test_an_offset_below_zero_is_no_report() -> None:
 def test_pieces_come_whole_and_in_pieces(size: int) -> None:
     data = HEADER.pack(0, 10) + b"0123456789" + HEADER.pack(10, 0) + HEADER.pack(10, 2) + b"ab"
     pieces = Pieces()
-    found = [piece for at in range(0, len(data), size) for piece in pieces.feed(data[at : at + size])]
-    assert joined(found) == [Piece(0, b"0123456789"), Piece(10, b""), Piece(10, b"ab")]
+    found = [piece for at in range(0, len(data), size) for piece in fed(pieces, data[at : at + size])]
+    assert joined(found) == [(0, b"0123456789"), (10, b""), (10, b"ab")]
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, CHUNK_MAX_BYTES + 1), (-(2**63), 2**31 - 1)])
@@ -53,12 +57,13 @@ def test_numbers_that_cannot_be_are_refused_before_anything_is_kept(offset: int,
 @given(st.lists(st.tuples(OFFSETS, st.binary(max_size=40)), max_size=6), st.lists(st.integers(1, 30), min_size=1))
 def test_any_cut_gives_the_same_bytes(chunks: list[tuple[int, bytes]], cuts: list[int]) -> None:
     data = b"".join(HEADER.pack(offset, len(body)) + body for offset, body in chunks)
-    pieces, found, at, turn = Pieces(), [], 0, 0
+    pieces, at, turn = Pieces(), 0, 0
+    found: list[tuple[int, bytes]] = []
     while at < len(data):
         size = cuts[turn % len(cuts)]
-        found += pieces.feed(data[at : at + size])
+        found += fed(pieces, data[at : at + size])
         at, turn = at + size, turn + 1
-    assert joined(found) == joined([Piece(offset, body) for offset, body in chunks])
+    assert joined(found) == joined(chunks)
 
 
 @given(st.lists(st.binary(max_size=64), max_size=20))

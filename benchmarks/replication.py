@@ -1,0 +1,152 @@
+"""The group ``replication``: how fast a new slave gets its master's log, ours and RocketMQ's, beside a plain copy.
+
+A master starts on a log of messages of 1 KiB, all in the page cache, then an empty slave starts; the clock runs from
+the slave's first bytes until it has all. The plain copy sends the same file over a loopback socket to a process that
+writes it: nothing is looked at on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from figures import Figures
+from systems import INTEROP, JAVA_VERSION, home_of, processor_seconds
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.store import Store
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
+from gantrymq.testing.hapair import HaPair
+
+if TYPE_CHECKING:
+    from living import Sizes
+    from measuring import Timing
+
+Tell = Callable[[str], None]
+MIB = 2**20
+LOG_BYTES = 512 * MIB
+FILE_BYTES = 1024 * MIB
+BODY = b"x" * 1024
+BATCH = 500
+POLL_S = 0.01
+PATIENCE_S = 120.0
+PIECE_BYTES = 256 * 1024
+
+
+def make_store(folder: Path, size: int) -> None:
+    """A store with so many bytes of log."""
+    store = Store(SystemEnv(), str(folder))
+    store.open()
+    store.recover(lambda batch: None)
+    while store.log.end < size:
+        batch = AppendBatch()
+        for number in range(BATCH):
+            batch.add("Replicated", number % 8, BODY, b"")
+        store.append(batch)
+        for _ in store.dispatch(store.flush()):
+            pass
+    store.close()
+
+
+def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+    """Let an empty slave of ``system`` follow a master with a full log."""
+    with home_of(f"replication-{system}") as home:
+        make_store(home / "made", LOG_BYTES)
+        (file,) = (home / "made" / "commitlog").iterdir()
+        copied = plain_copy(file, home / "copied", LOG_BYTES)
+        (home / "copied").unlink()
+        with (_ours if system == "gantrymq" else _java)(home) as (master, start_slave):
+            slave, pid = start_slave()
+            seconds, processor = _follow(master, slave, pid)
+    rate = LOG_BYTES / MIB / seconds
+    tell(f"{system:9} a slave takes {rate:,.0f} MiB/s, a plain copy {copied:,.0f} MiB/s")
+    of = f"of {LOG_BYTES // MIB} MiB with messages of 1 KiB"
+    figures.add("replication", f"a new slave's copy {of}", "MiB/s", system, rate, more_is_better=True)
+    figures.add("replication", "a plain copy over a socket at that time", "MiB/s", system, copied, more_is_better=True)
+    figures.add(
+        "replication", "the slave's processor time for each MiB", "ms", system, 1000 * processor / LOG_BYTES * MIB
+    )
+
+
+def plain_copy(source: Path, target: Path, size: int) -> float:
+    """MiB a second of ``size`` bytes out of one file, over a socket, into another one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        receiver = multiprocessing.get_context("spawn").Process(
+            target=_receive, args=(listener.getsockname()[1], str(target))
+        )
+        receiver.start()
+        link, _ = listener.accept()
+        with link, source.open("rb") as file:
+            began = time.perf_counter()
+            link.sendfile(file, 0, size)
+            link.shutdown(socket.SHUT_WR)
+            link.recv(1)
+            took = time.perf_counter() - began
+        receiver.join()
+    return size / MIB / took
+
+
+def _receive(port: int, target: str) -> None:
+    buffer = bytearray(PIECE_BYTES)
+    view = memoryview(buffer)
+    with socket.create_connection(("127.0.0.1", port)) as link, Path(target).open("wb", buffering=0) as file:
+        while count := link.recv_into(buffer):
+            file.write(view[:count])
+        link.sendall(b"!")
+
+
+def _follow(master: str, slave: str, pid: int) -> tuple[float, float]:
+    """Seconds from the slave's first bytes to its last, and its processor seconds meanwhile."""
+    end = _end(master)
+    deadline = time.perf_counter() + PATIENCE_S
+    began, used, first = time.perf_counter(), processor_seconds(pid), 0
+    while (reached := _end(slave)) < end:
+        now = time.perf_counter()
+        if not first:
+            began, used, first = now, processor_seconds(pid), reached
+        if now > deadline:
+            raise RuntimeError(f"the slave has {reached} of {end} bytes after {PATIENCE_S:g} s")
+        time.sleep(POLL_S)
+    share = (end - first) / end
+    return (time.perf_counter() - began) / share, (processor_seconds(pid) - used) / share
+
+
+def _end(address: str) -> int:
+    table = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    return int(table["commitLogMaxOffset"])
+
+
+@contextmanager
+def _ours(home: Path) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
+    with HaPair(home, file_bytes=FILE_BYTES) as pair:
+        shutil.move(home / "made", home / "data-0")
+        pair.start(0, "ASYNC_MASTER")
+        yield pair.addresses[0], lambda: (pair.addresses[1], pair.start(1, "SLAVE").pid)
+
+
+@contextmanager
+def _java(home: Path) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
+    java = find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache"))
+    with ExitStack() as stack:
+        names = start_nameserver(java, home / "names")
+        stack.callback(names.discard)
+        master = start_broker(java, home / "master", names.address, name="pair", store=home / "made")
+        stack.callback(master.discard)
+
+        def start_slave() -> tuple[str, int]:
+            roles = {"brokerRole": "SLAVE", "brokerId": "1"}
+            slave = start_broker(java, home / "slave", names.address, name="pair", **roles)
+            stack.callback(slave.discard)
+            return slave.address, slave.child.pid
+
+        yield master.address, start_slave
