@@ -3,6 +3,7 @@
 ``python benchmarks/delays.py`` starts GantryMQ on an empty store, lets a million messages wait over an hour, sends
 10,000 a second for a while, a tenth of them with times of a few seconds, then lets 100,000 be due at one moment. What
 was late is read from the store: the moment at which each message was stored for its own topic, less the one it named.
+What was due while the million came in, as fast as the broker takes them, is told apart: there the broker is overloaded.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Sizes:
 
 @attrs.frozen
 class Figures:
-    """What was measured: times in ms, rates in messages a second, memory in MiB; ``cores`` is the broker's share."""
+    """What was measured: times in ms, rates in messages a second, memory in MiB; ``cores`` is the broker's share.
+
+    ``late``: of what was due while 10,000 a second came in; ``filling``: before, while all that waits was sent.
+    """
 
     pending: int
     taken_a_second: float
@@ -58,6 +62,9 @@ class Figures:
     late_p50: int
     late_p99: int
     late_max: int
+    filling_messages: int
+    filling_p99: int
+    filling_max: int
     burst: int
     burst_seconds: float
     drained_a_second: float
@@ -127,7 +134,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         time.sleep(2)
         memory_pending = _memory(running.pid)
         cores = _processor(running.pid)
-        began = time.monotonic()
+        filled, began = _now(), time.monotonic()
         _live(sender, sizes, chance)
         cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
         time.sleep(11)
@@ -142,14 +149,17 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         worked = _processor(running.pid) - worked
         sender.close()
         running.stop()
-        late = sorted(_lateness(running.store, (PENDING, LIVE)))
+        delivered = [times for topic in (PENDING, LIVE) for times in _delivered(running.store, topic)]
         stored = sorted(moment for _, moment in _delivered(running.store, BURST))
     if len(stored) != sizes.burst:
         raise RuntimeError(f"{len(stored)} of the burst's {sizes.burst} messages came")
+    late = sorted(moment - wanted for wanted, moment in delivered if wanted >= filled)
+    filling = sorted(moment - wanted for wanted, moment in delivered if wanted < filled) or [0]
     drain = max(stored[-1] - due, 1) / 1000
     return Figures(
-        sizes.pending, taken, memory_before, memory_pending, cores, len(late), sum(each < 0 for each in late),
-        late[len(late) // 2], late[int(len(late) * 0.99)], late[-1], sizes.burst, drain, sizes.burst / drain,
+        sizes.pending, taken, memory_before, memory_pending, cores, len(late),
+        sum(each < 0 for each in (*late, *filling)), late[len(late) // 2], late[int(len(late) * 0.99)], late[-1],
+        len(filling), filling[int(len(filling) * 0.99)], filling[-1], sizes.burst, drain, sizes.burst / drain,
         worked / max(sizes.burst, 1) * 1e6,
     )  # fmt: skip
 
@@ -211,12 +221,6 @@ def _delivered(folder: Path, topic: str) -> Iterator[tuple[int, int]]:
                     yield int(due), store_timestamp_in(record)
     finally:
         store.close()
-
-
-def _lateness(folder: Path, topics: Iterable[str]) -> Iterator[int]:
-    for topic in topics:
-        for due, stored in _delivered(folder, topic):
-            yield stored - due
 
 
 def main() -> int:
