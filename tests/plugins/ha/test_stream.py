@@ -1,0 +1,126 @@
+"""The stream of the log without a network: cut at every byte, and every byte of it flipped; row 57 of the faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from gantrymq.kernel.commitlog import OutOfLog
+from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.store import Store
+from gantrymq.plugins.ha.frames import HEADER, BadFrame, Pieces
+from gantrymq.plugins.ha.slave import Tail
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.tinystore import batch_of, commit, open_store, read_all
+
+CHECKSUM_AT, BODY_SIZE_AT = 8, 84
+"""In a record of RocketMQ's with IPv4 addresses."""
+
+
+@pytest.fixture(scope="module")
+def master() -> Store:
+    """A store of several tiny files."""
+    store = open_store(MemoryEnv())[0]
+    for number in range(40):
+        store.append(batch_of([b"%d" % number * (number * 7 % 90 + 1)], queue_id=number % 3))
+    commit(store)
+    assert len(store.log.segments) > 1
+    return store
+
+
+class Slave:
+    """A store that takes what a stream brings; each connection begins at its log's end."""
+
+    def __init__(self) -> None:
+        self.store = open_store(MemoryEnv())[0]
+        config = SimpleNamespace(store=SimpleNamespace(max_message_bytes=4096))
+        self._broker: Any = SimpleNamespace(config=config, log=self.store.log, append_encoded=self.store.append_encoded)
+
+    def connect(self, stream: bytes) -> str:
+        """One connection that brings these bytes; what ended it, if it was not its end."""
+        tail, pieces = Tail(self._broker), Pieces()
+        try:
+            for at in range(0, len(stream), 97):
+                for piece in pieces.feed(stream[at : at + 97]):
+                    tail.add(piece.offset, piece.data)
+                assert tail.settle()
+        except (BadFrame, BadRecord, OutOfLog) as error:
+            return type(error).__name__
+        return ""
+
+
+def bytes_of(store: Store) -> bytes:
+    size = store.log.segments.file_bytes
+    bases = range(0, store.log.end, size)
+    return b"".join(store.log.segments.pread(base, min(size, store.log.end - base)) for base in bases)
+
+
+def stream_from(master: Store, offset: int, batch: int = 150) -> bytes:
+    """What the master sends to who has its log up to there: no batch goes over the end of a file."""
+    data, size, parts = bytes_of(master), master.log.segments.file_bytes, []
+    while offset < len(data):
+        part = data[offset : min(offset + batch, offset - offset % size + size)]
+        parts.append(HEADER.pack(offset, len(part)) + part)
+        offset += len(part)
+    return b"".join((*parts, HEADER.pack(offset, 0)))
+
+
+def around_the_end_of_a_file(master: Store, stream: bytes) -> range:
+    """Places in the stream: some records and batches, the blank that ends a file, and the next file's beginning."""
+    where = stream.index(HEADER.pack(master.log.segments.file_bytes, 150))
+    return range(where - 500, where + 400)
+
+
+def places_of_bodies(store: Store) -> list[range]:
+    """Where the log has checksums of bodies, and what these are of."""
+    found = []
+    for batch in store.log.scan(0, store.log.end):
+        for offset in batch.offsets:
+            size = int.from_bytes(store.log.view(offset + BODY_SIZE_AT, 4), "big")
+            start = offset + BODY_SIZE_AT + 4
+            found += [range(start, start + size), range(offset + CHECKSUM_AT, offset + CHECKSUM_AT + 4)]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of stores are opened here."""
+    with structlog.testing.capture_logs():
+        yield
+
+
+def test_row_57_cut_at_every_byte_the_next_connection_completes_the_same_log(master: Store) -> None:
+    whole = stream_from(master, 0)
+    for cut in around_the_end_of_a_file(master, whole):
+        slave = Slave()
+        assert slave.connect(whole[:cut]) == ""
+        assert bytes_of(master).startswith(bytes_of(slave.store))
+        assert slave.connect(stream_from(master, slave.store.log.end)) == ""
+        assert bytes_of(slave.store) == bytes_of(master)
+
+
+def test_row_57_with_any_byte_flipped_no_body_is_altered_and_nothing_is_out_of_place(master: Store) -> None:
+    """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
+    rng, whole, refused = random.Random(57), stream_from(master, 0), 0
+    messages, bodies_at = read_all(master), places_of_bodies(master)
+    places = around_the_end_of_a_file(master, whole)
+    for place in places:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.randrange(8)
+        slave = Slave()
+        refused += slave.connect(bytes(flipped)) != ""
+        again = slave.connect(stream_from(master, slave.store.log.end))
+        theirs, ours = bytes_of(master), bytes_of(slave.store)
+        differing = [at for at, (one, other) in enumerate(zip(theirs, ours, strict=False)) if one != other]
+        assert len(differing) <= 1, f"byte {place}"
+        assert not any(at in body for at in differing for body in bodies_at), f"byte {place}"
+        if not differing:
+            assert (again, ours) == ("", theirs), f"byte {place}"
+            commit(slave.store)
+            assert read_all(slave.store) == messages
+    assert refused > len(places) // 2
