@@ -48,6 +48,8 @@ class Link:
         self._news = trio.Event()
         self._leaving = trio.Event()
         self._delay = FIRST_RETRY_S
+        self._seek = FIRST_RETRY_S
+        """How soon a slave that knows no master asks again."""
         self._failure: str | None = None
         """Why it is away, once that was logged."""
 
@@ -96,9 +98,7 @@ class Link:
             self._news = trio.Event()
             answer = await self._call(channel, self._announcement.register())
             self._take_order(answer)
-            if self.master_is is not None:
-                told = read_header(RegisterBrokerResponse, answer.ext)
-                self.master_is(told.master_addr or "", told.ha_server_addr or "")
+            pause = self._take_master(answer)
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True
@@ -106,11 +106,11 @@ class Link:
             self._failure = None
             self._delay = FIRST_RETRY_S
             self.tried.set()
-            await self._wait(channel)
+            await self._wait(channel, pause)
 
-    async def _wait(self, channel: Channel) -> None:
-        """Until there is news, the connection has ended, or it is time again."""
-        with trio.move_on_after(self._interval):
+    async def _wait(self, channel: Channel, pause: float) -> None:
+        """Until there is news, the connection has ended, or ``pause`` seconds are over."""
+        with trio.move_on_after(pause):
             async with trio.open_nursery() as nursery:
 
                 async def watch() -> None:
@@ -127,6 +127,17 @@ class Link:
         if answer.code != ResponseCode.SUCCESS:
             raise RemoteFault(answer.code, answer.remark or "no remark")
         return answer
+
+    def _take_master(self, answer: Command) -> float:
+        """Tell who wants to know where the master is; returns when to register again. A slave that came before its
+        master asks soon, and then less and less often."""
+        if self.master_is is None:
+            return self._interval
+        told = read_header(RegisterBrokerResponse, answer.ext)
+        self.master_is(told.master_addr or "", told.ha_server_addr or "")
+        pause = self._interval if told.master_addr else self._seek
+        self._seek = FIRST_RETRY_S if told.master_addr else min(self._seek * 2, self._interval)
+        return pause
 
     def _take_order(self, answer: Command) -> None:
         """The nameserver knows which topics are ordered (KV namespace ORDER_TOPIC_CONFIG)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ class FakeNameserver:
         self.silent = False
         self.code = 0
         self.body = b""
+        self.ext: dict[str, str] = {}
         self.calls: list[tuple[float, Command]] = []
         self.attempts: list[float] = []
         self._lost = trio.Event()
@@ -82,7 +84,7 @@ class FakeChannel:
             return command.answer(0, body=b"{}")  # nobody is there, whom these tests do not ask about
         self._nameserver.calls.append((trio.current_time(), command))
         remark = "broken" if self._nameserver.code else None
-        return command.answer(self._nameserver.code, remark, body=self._nameserver.body)
+        return command.answer(self._nameserver.code, remark, self._nameserver.ext, self._nameserver.body)
 
 
 @pytest.fixture
@@ -434,3 +436,28 @@ async def test_of_three_real_ones_the_living_know_what_the_others_miss(make_brok
                     while not await known(topic):  # noqa: ASYNC110 - nobody tells
                         await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often(
+    make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
+) -> None:
+    broker = make(make_broker, **{"broker.id": "1"})
+    told: list[tuple[str, str]] = []
+    broker.services.get(Registration).tell_master(lambda *addresses: told.append(addresses))
+    nameserver = nameservers[FIRST]
+
+    def pauses() -> list[float]:
+        return [round(later - sooner, 2) for (sooner, _), (later, _) in pairwise(nameserver.calls)]
+
+    async with running(broker):
+        await trio.sleep(70)
+        assert pauses() == [0.25, 0.5, 1, 2, 4, 8, 16, 30]
+        nameserver.ext = {"masterAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912"}
+        await trio.sleep(61)
+        assert pauses()[-2:] == [30, 30]
+        assert told[-1] == ("10.0.0.1:10911", "10.0.0.1:10912")
+        nameserver.ext = {}
+        await trio.sleep(31.5)
+        assert pauses()[-6:] == [30, 0.25, 0.5, 1, 2, 4]
+        assert told[-1] == ("", "")
