@@ -10,7 +10,7 @@ Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` an
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
 ``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
-``role`` changes who is who, ``status`` tells of it all. ``docs/howto/cluster.md``.
+``role`` changes who is who, ``status`` and ``lag`` tell of it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gantrymq.kernel.services import LiveSettings, Replication, Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
+from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.role import change_number
 from gantrymq.plugins.ha.slave import Slave
@@ -92,7 +93,11 @@ class HaPlugin:
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
         if self.master is not None:
-            return [Service("ha master", self.master.run), Service("vip port", VipPort(broker).run)]
+            lag = LagWatch(broker, self.copies)
+            return [
+                Service("ha master", self.master.run), Service("ha lag", lag.run),
+                Service("vip port", VipPort(broker).run),
+            ]  # fmt: skip
         self.slave = Slave(broker, self._config, self._whereabouts)
         tables = Tables(broker, self._whereabouts, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]

@@ -29,7 +29,17 @@ class Copy:
     acknowledged: int = 0
     heard_at: float = 0.0
     level_at: float = 0.0
-    """When it last had all that there was."""
+    """Of what time all is there: it had then, or has now, what there was."""
+    _mark: tuple[int, float] = (0, 0.0)
+    """Where the log ended at some moment since, and that moment."""
+
+    def look(self, end: int, now: float) -> None:
+        """Bring :attr:`level_at` up to date; the log ends at ``end``. To be called whenever the slave was heard."""
+        if self.acknowledged >= self._mark[0]:
+            self.level_at = max(self.level_at, self._mark[1])
+            self._mark = (end, now)
+        if self.acknowledged >= end:
+            self.level_at = now
 
     @property
     def proven(self) -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.plugins.ha.copies import Copies, Copy
+from gantrymq.plugins.ha.copies import Copies
+from gantrymq.plugins.ha.lag import lag_seconds
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -21,7 +22,7 @@ def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict
     for number, copy in enumerate(copies):
         info[f"haSlave_{number}"] = (
             f"address={copy.address}, acknowledged={copy.acknowledged}, lagBytes={max(end - copy.acknowledged, 0)}, "
-            f"lagSeconds={_lag_seconds(copy, end, now):.1f}, sent={copy.sent}, start={copy.start}"
+            f"lagSeconds={lag_seconds(copy, end, now):.1f}, sent={copy.sent}, start={copy.start}"
         )
     return info
 
@@ -38,8 +39,3 @@ def slave_info(broker: Broker, slave: Slave) -> dict[str, str]:
         "haLagSeconds": f"{slave.lag_s():.1f}",
         "haMasterSilentSeconds": f"{silent:.1f}",
     }
-
-
-def _lag_seconds(copy: Copy, end: int, now: float) -> float:
-    """Since when the slave has not had everything."""
-    return 0.0 if copy.acknowledged >= end else now - max(copy.level_at, copy.since)

@@ -29,6 +29,17 @@ def make(*there: Copy, count: int = 1, fall_behind_max: int = 500) -> CopiedGate
     return gate
 
 
+def test_the_lag_in_time_is_of_what_was_confirmed_also_while_more_comes_all_the_time() -> None:
+    copy = Copy("slave:1", "slave", 0.0, start=0)
+    for second in range(100):  # 100 bytes a second, and what is confirmed is three seconds old
+        copy.acknowledged = max(100 * (second - 3), 0)
+        copy.look(100 * second, float(second))
+    assert 3 <= 99 - copy.level_at <= 7
+    copy.acknowledged = 9900
+    copy.look(9900, 120.0)
+    assert copy.level_at == 120.0
+
+
 def test_what_a_slave_was_sent_and_has_confirmed_counts() -> None:
     assert make(copy("a", 100, 700)).watermark == 700
 

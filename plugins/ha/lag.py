@@ -1,0 +1,52 @@
+"""The log tells when a slave falls behind and when it is level again, once each; runtime info has the numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.plugins.ha.copies import Copies, Copy
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.ha")
+
+LOOK_S: Final = 5.0
+BEHIND_S: Final = 10.0
+"""Since when a slave must not have had everything to be told of."""
+
+
+def lag_seconds(copy: Copy, end: int, now: float) -> float:
+    """Since when the slave has not had everything."""
+    return 0.0 if copy.acknowledged >= end else now - max(copy.level_at, copy.since)
+
+
+class LagWatch:
+    """Looks at a master's slaves every :data:`LOOK_S` seconds while :meth:`run` runs."""
+
+    def __init__(self, broker: Broker, copies: Copies) -> None:
+        self._broker = broker
+        self._copies = copies
+        self._behind: set[Copy] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Tell of those that have fallen behind, or have come back, since the last look."""
+        now, end = self._broker.env.monotonic(), self._broker.log.end
+        self._behind.intersection_update(self._copies)
+        for copy in self._copies:
+            seconds, missing = lag_seconds(copy, end, now), end - copy.acknowledged
+            if copy not in self._behind and seconds > BEHIND_S:
+                self._behind.add(copy)
+                log.warning("slave behind", peer=copy.address, lag_bytes=missing, lag_seconds=round(seconds, 1))
+            elif copy in self._behind and seconds == 0.0:
+                self._behind.discard(copy)
+                log.info("slave level again", peer=copy.address, offset=copy.acknowledged)
