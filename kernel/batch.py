@@ -19,6 +19,7 @@ from gantrymq.remoting.properties import find_property, replace_properties
 if TYPE_CHECKING:
     from gantrymq.kernel.filters import MessageFilter
     from gantrymq.kernel.processors import Request
+    from gantrymq.kernel.record import Record
 
 
 class Trait:
@@ -113,6 +114,33 @@ class AppendBatch:
         self.waits.append(wait)
         self.origins.append(origin)
         self.statuses.append(ResponseCode.SUCCESS)
+
+    def add_stored(
+        self,
+        record: Record,
+        topic: str,
+        queue_id: int,
+        *,
+        sys_flag: int,
+        prepared_offset: int = 0,
+        wait: bool = True,
+        origin: Any = None,
+    ) -> None:
+        """Append a stored message once more: a row with the body, properties, flag, birth and times of ``record``."""
+        self.add(
+            topic,
+            queue_id,
+            record.body,
+            record.properties,
+            flag=record.flag,
+            sys_flag=sys_flag,
+            born_timestamp=record.born_timestamp,
+            born_host=record.born_host,
+            reconsume_times=record.reconsume_times,
+            prepared_offset=prepared_offset,
+            wait=wait,
+            origin=origin,
+        )
 
     def follow(self, row: int) -> None:
         """The row that is added next stands or falls with ``row``: what refuses that one refuses it as well."""

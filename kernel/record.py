@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 from gantrymq.remoting.records import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
 BLANK_MAGIC: Final = 0xCBD43194
@@ -50,7 +50,10 @@ class BadRecord(Exception):
 
 @attrs.frozen
 class Record:
-    """One stored message. Hosts are as stored: 4 or 16 bytes of address, 4 of port. Times are ms since 1970."""
+    """One stored message. Hosts are as stored: 4 or 16 bytes of address, 4 of port. Times are ms since 1970.
+
+    There may be others with the same attributes, whose parts become objects when they are asked for.
+    """
 
     topic: str
     queue_id: int
@@ -71,6 +74,24 @@ class Record:
     def message_id(self) -> str:
         """RocketMQ's offset message id."""
         return offset_message_id(self.store_host, self.offset)
+
+    def unpacked(self) -> Record:
+        """This as an attrs object, with all its parts."""
+        return self
+
+    @property
+    def body_size(self) -> int:
+        """Bytes of the body."""
+        return len(self.body)
+
+    @property
+    def properties_size(self) -> int:
+        """Bytes of the encoded properties."""
+        return len(self.properties)
+
+    def property_of(self, name: bytes) -> bytes | None:
+        """See :func:`find_property`."""
+        return find_property(self.properties, name)
 
 
 def encode(record: Record) -> bytes:

@@ -7,6 +7,7 @@ from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, Suggest
 from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
 from gantrymq.kernel.processors import Request
+from gantrymq.kernel.record import Record
 from gantrymq.remoting.headers import PullMessageHeader
 
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]: ...
@@ -30,6 +31,7 @@ def gather(
     window: Window,
     damaged: Callable[[int, int], None],
 ) -> tuple[list[bytes | memoryview], int, bool, int]: ...
+def read_record(data: memoryview | bytes, offset: int) -> Record: ...
 def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch: ...
 def encode_rows(
     batch: AppendBatch,

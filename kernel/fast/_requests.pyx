@@ -26,6 +26,7 @@ from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain
 from gantrymq.kernel.fast.plain import QueueEntries, Stop
 from gantrymq.kernel.processors import Request
+from gantrymq.kernel.record import offset_message_id
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import HEADER_MAX_BYTES, Frame
@@ -175,6 +176,7 @@ include "_sends.pxi"
 include "_replies.pxi"
 include "_pulls.pxi"
 include "_answers.pxi"
+include "_stored.pxi"
 
 
 cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind):

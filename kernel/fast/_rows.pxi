@@ -292,6 +292,33 @@ cdef class AppendRows(Columns):
             (<list>self.made[number]).append(cells[number])
         (<list>self.made[STATUSES]).append(SUCCESS)
 
+    def add_stored(self, record, topic, queue_id, *, sys_flag, prepared_offset=0, wait=True, origin=None):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.add_stored`."""
+        cdef Row row
+        cdef int64_t number = 0
+        if (
+            type(record) is StoredRecord and not self.listed and not self.placed and not self.some_made(0, COLUMNS)
+            and self.read_cell(&row, TOPICS, topic) and self.read_cell(&row, QUEUE_IDS, queue_id)
+            and self.read_cell(&row, SYS_FLAGS, sys_flag) and self.read_cell(&row, PREPARED_OFFSETS, prepared_offset)
+        ):
+            (<StoredRecord>record).fill(&row)
+            row.group = self.groups.find(row.group, row.queue_id)
+            row.wait = bool(wait)
+            row.offset = row.queue_offset = -1
+            row.size = 0
+            row.record = NULL
+            row.sender = self.senders_count
+            self.kept.append(record)
+            self.new_sender(origin, 1, ITSELF)
+            self.new_row()[0] = row
+            self.waited = self.waited or row.wait
+            return
+        self.add(
+            topic, queue_id, record.body, record.properties, flag=record.flag, sys_flag=sys_flag,
+            born_timestamp=record.born_timestamp, born_host=record.born_host, reconsume_times=record.reconsume_times,
+            prepared_offset=prepared_offset, wait=wait, origin=origin,
+        )
+
     cdef bint read_cells(self, Row* row, tuple cells) except -1:
         """Take the first ten columns of a row from objects; False when the fields have no room for one."""
         cdef int number

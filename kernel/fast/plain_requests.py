@@ -16,7 +16,8 @@ from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entrie
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, is_intact
+from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, is_intact
+from gantrymq.kernel.record import decode as decode_record
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
@@ -35,7 +36,8 @@ Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
     "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "dispatch_batch",
-    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_requests", "reply_form", "scan",
+    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_record", "read_requests", "reply_form",
+    "scan",
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")
@@ -94,6 +96,17 @@ def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch:
 def read_pull_header(request: Request) -> PullMessageHeader:
     """The header of a pull request; ``RemoteFault`` as :func:`read_header`."""
     return read_header(PullMessageHeader, request.command.ext)
+
+
+def read_record(data: memoryview | bytes, offset: int) -> Record:
+    """The record that ``data`` begins with, which is the log from ``offset`` on; ``BadRecord`` for anything else.
+
+    What follows is not looked at.
+    """
+    record, _ = decode_record(data)
+    if record.offset != offset:
+        raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
+    return record
 
 
 def gather(

@@ -16,7 +16,6 @@ from gantrymq.kernel.record import BadRecord, Record
 from gantrymq.plugins.transaction.strategy import Ending, Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
 if TYPE_CHECKING:
@@ -62,8 +61,7 @@ class EndTransactions:
         if header.commit_or_rollback not in _ENDS:
             return None
         record = self._find(header.commit_log_offset)
-        group = find_property(record.properties, b"PGROUP")
-        if group != header.producer_group.encode():
+        if record.property_of(b"PGROUP") != header.producer_group.encode():
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != header.tran_state_table_offset:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")

@@ -36,7 +36,6 @@ from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.properties import find_property
 
 STORED = frozenset(
     {
@@ -58,11 +57,13 @@ _TOPICS = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
 _VERDICTS = {COMMITTED: True, ROLLED_BACK: False}
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _Ended:
-    """An end in a batch: the row of the message, of a commit, and the row of the note."""
+    """An end in a batch of the transaction that began at ``first``: the row of the message, of a commit, and the row of
+    the note."""
 
     ending: Ending
+    first: int
     real_row: int | None
     end_row: int
 
@@ -141,18 +142,17 @@ class HalfStrategy:
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
         batch = new_batch(_reply)
-        ended: dict[int, _Ended] = {}
+        table, ended = self._table, dict[int, _Ended]()
         for ending in endings:
             first = first_offset(ending.record)
             current = self._current(ending.record, first)
-            is_late = ending.is_commit and first in self._table.aside
             if current in ended:
                 self._again(batch, ending, current, ended[current].ending.is_commit)
-            elif (state := self._table.state(current)) != OPEN and not is_late:
+            elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
                 self._again(batch, ending, current, _VERDICTS.get(state))
             else:
                 try:
-                    ended[current] = self._add(batch, ending, current)
+                    ended[current] = self._add(batch, ending, first, current)
                 except RemoteFault as fault:
                     log.error("half_message_ends_nowhere", queue_offset=current, reason=fault.remark)
                     ending.request.answer(fault.code, fault.remark)
@@ -165,23 +165,21 @@ class HalfStrategy:
         table = self._table
         current = table.current(first)
         if table.copies and table.state(current) == GONE:
-            copy = table.copies.get(find_property(record.properties, UNIQUE_KEY) or b"")
+            copy = table.copies.get(record.property_of(UNIQUE_KEY) or b"")
             if copy is not None:
                 return table.current(copy)
         return current
 
-    def _add(self, batch: AppendBatch, ending: Ending, current: int) -> _Ended:
+    def _add(self, batch: AppendBatch, ending: Ending, first: int, current: int) -> _Ended:
         real_row = None
-        wait = not ending.request.is_oneway
         if ending.is_commit:
-            real_row = len(batch)
-            record = ending.record
-            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
-            add_real(batch, ending.record, ending.header.commit_log_offset, wait=wait, origin=ending.request)
+            real_row, record, request = len(batch), ending.record, ending.request
+            check_size(record.topic, record.body_size, record.properties_size, self._store.config)
+            add_real(batch, record, ending.header.commit_log_offset, wait=not request.is_oneway, origin=request)
             batch.follow(real_row)
         end_row = len(batch)
         self._add_note(batch, current, None if ending.is_commit else ending)
-        return _Ended(ending, real_row, end_row)
+        return _Ended(ending, first, real_row, end_row)
 
     def _add_note(self, batch: AppendBatch, offset: int, waiting: Ending | None) -> None:
         """``waiting`` is answered when the note is safe."""
@@ -207,16 +205,16 @@ class HalfStrategy:
         table = self._table
         self._ended_at = max(self._ended_at, batch.end)
         for current, one in ended.items():
-            is_noted = is_written(batch, one.end_row)
-            if is_noted:
-                table.noted(batch.place_of(one.end_row)[1], current)
+            place, op_offset = batch.place_of(one.end_row)
+            if place >= 0:
+                table.noted(op_offset, current)
             elif one.real_row is not None and is_written(batch, one.real_row):
                 self._walk.unnoted.append(current)
             else:
                 continue
             table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
-            table.moved.pop(first_offset(one.ending.record), None)
-            table.aside.pop(first_offset(one.ending.record), None)
+            table.moved.pop(one.first, None)
+            table.aside.pop(one.first, None)
 
     # ----------------------------------------------------------------------------------------------------- progress
 

@@ -12,7 +12,7 @@ from gantrymq.kernel.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.properties import find_property, java_hash, replace_properties
+from gantrymq.remoting.properties import java_hash, replace_properties
 from gantrymq.remoting.transaction_headers import TransactionState
 
 QUEUE_ID = 0
@@ -72,8 +72,8 @@ def hide(batch: AppendBatch, row: int) -> None:
 
 def real_place(record: Record) -> tuple[str, int]:
     """The topic and the queue that the message is meant for; :class:`RemoteFault` (code 1) when it does not say."""
-    topic = (find_property(record.properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
-    queue_id = find_property(record.properties, _REAL_QID) or b""
+    topic = (record.property_of(_REAL_TOPIC) or b"").decode("utf-8", "replace")
+    queue_id = record.property_of(_REAL_QID) or b""
     if not topic or topic == TRANS_HALF_TOPIC or not queue_id.isdigit() or len(queue_id) > 10:
         raise RemoteFault(
             ResponseCode.SYSTEM_ERROR, f"the half message belongs to queue {queue_id!r} of {topic!r}: nowhere"
@@ -83,7 +83,7 @@ def real_place(record: Record) -> tuple[str, int]:
 
 def number_in(record: Record, name: bytes) -> int | None:
     """A property that is a whole number of at most 18 digits; None when it is missing or something else."""
-    value = find_property(record.properties, name)
+    value = record.property_of(name)
     return int(value) if value is not None and value.isdigit() and len(value) <= 18 else None
 
 
@@ -99,16 +99,11 @@ def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: 
     ``prepared_offset``: the log offset of the half message that the producer named.
     """
     topic, queue_id = real_place(record)
-    batch.add(
+    batch.add_stored(
+        record,
         topic,
         queue_id,
-        record.body,
-        record.properties,
-        flag=record.flag,
         sys_flag=record.sys_flag & ~STATE_BITS | int(TransactionState.COMMIT),
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
         prepared_offset=prepared_offset,
         wait=wait,
         origin=origin,

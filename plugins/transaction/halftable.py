@@ -59,8 +59,9 @@ class HalfTable:
 
     def state(self, offset: int) -> int:
         """How a half message stands; GONE for one of which nothing is known any more."""
-        self.refresh()
         index = offset - self._origin
+        if index >= len(self._states):
+            self.refresh()
         return self._states[index] if 0 <= index < len(self._states) else GONE
 
     def current(self, first: int) -> int:

@@ -121,7 +121,7 @@ class HalfWalk:
             self._put_aside(part, record, "asked too often")
         else:
             real_place(record)
-            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
+            check_size(record.topic, record.body_size, record.properties_size, self._store.config)
             group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
             connection = self._questions.find(group)
             if connection is None:
@@ -146,7 +146,7 @@ class HalfWalk:
     def _leave(self, part: _Slice, record: Record) -> None:
         """Leave it where it is, unless it keeps too much behind it from being forgotten."""
         if self._table.end - record.queue_offset > FAR_HALVES:
-            check_size(record.topic, len(record.body), len(record.properties), self._store.config)
+            check_size(record.topic, record.body_size, record.properties_size, self._store.config)
             add_copy(part.batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
@@ -225,5 +225,7 @@ class HalfWalk:
         topic, queue_id = real_place(record)
         # As RocketMQ's questions have it, whose brokers write the copy without waiting.
         properties = replace_properties(record.properties, {b"WAIT": b"false"})
-        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
+        self._questions.ask(
+            connection, attrs.evolve(record.unpacked(), topic=topic, queue_id=queue_id, properties=properties)
+        )
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

@@ -38,7 +38,7 @@ class Means:
     append: Callable[[AppendBatch], None]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Ending:
     """A producer's word on its half message, checked: ``record`` is the one it means, of the right group."""
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
@@ -17,6 +18,8 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.fast import Layout, plain_requests, reply_form
 from gantrymq.kernel.fast.plain import encode_rows
 from gantrymq.kernel.processors import Request
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.record import encode as encode_record
 from gantrymq.plugins.produce.send import Origin, SendProcessor
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
@@ -541,6 +544,64 @@ def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
     batch.refuse(3, 14, "other")
     assert (batch.statuses, batch.live) == ([13, 13, 13, 14], [])
     assert batch.remarks == {0: "odd", 1: "odd", 2: "odd", 3: "other"}
+
+
+RECORD_PARTS = [name.name for name in attrs.fields(Record)] + ["message_id", "body_size", "properties_size"]
+
+
+def parts_of(record: Any) -> Any:
+    """What can be seen of a record."""
+    properties = [record.property_of(name) for name in (b"K", b"TAGS", b"", b"none")]
+    return [getattr(record, name) for name in RECORD_PARTS], properties, record.unpacked()
+
+
+@given(
+    st.sampled_from(["orders", "%RETRY%g", "x" * 127]), st.integers(-1, 5), st.binary(max_size=20),
+    st.sampled_from(PROPERTIES).map(str.encode), st.tuples(st.sampled_from(HOSTS), st.sampled_from(HOSTS)),
+    st.integers(0, 2**63 - 1), st.lists(st.tuples(st.integers(0, 250), st.integers(0, 255)), max_size=2),
+    st.integers(-3, 3), st.sampled_from([0, 0, 1]),
+)  # fmt: skip
+def test_one_record_is_read_alike(
+    topic: str, number: int, body: bytes, properties: bytes, hosts: tuple[bytes, bytes], large: int,
+    damage: list[tuple[int, int]], cut: int, elsewhere: int,
+) -> None:  # fmt: skip
+    record = Record(
+        topic, number, body, properties, number - 1, 8 + number, large, 500, large, hosts[0], large, hosts[1], number, 7
+    )
+    data = bytearray(encode_record(record))
+    for at, value in damage:
+        data[at % len(data)] = value
+    raw = bytes(data)[:cut] if cut < 0 else bytes(data) + bytes(cut)
+    results = [
+        outcome(lambda twin=twin, form=form: parts_of(twin.read_record(form, 500 + elsewhere)))  # type: ignore[misc]
+        for twin in (plain_requests, compiled)
+        for form in (raw, memoryview(raw))
+    ]
+    assert results[1:] == results[:1] * 3
+    if not damage and cut >= 0 and not elsewhere:
+        assert results[0][2] == attrs.evolve(record, sys_flag=results[0][2].sys_flag)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("large", [2**31 - 1, 2**31])
+def test_a_stored_message_becomes_a_row_again(host: bytes, large: int) -> None:
+    stored = encode_record(
+        Record("orders", 1, b"body", b"K\x01v", -5, 4, 3, 500, 1_700_000_000_000, host, 9, HOSTS[1], 2)
+    )
+    seen = []
+    twins: list[Any] = [plain_requests, compiled]
+    for twin in twins:
+        record = twin.read_record(stored, 500)
+        batch = twin.new_batch(None)
+        for topic, flag in (("elsewhere", 8), ("orders", large), ("elsewhere", 0)):
+            batch.add_stored(record, topic, 3, sys_flag=flag, prepared_offset=500, wait=flag == 8, origin=flag)
+        del record
+        batch.place(700, 1_700_000_000_001)
+        parts = outcome(
+            lambda b=batch, t=twin: t.encode_rows(b, b.live, 0, 700, 10**6, {}, Layout(HOSTS[0], 140, 1000))
+        )  # type: ignore[misc]
+        seen.append((b"".join(parts[0]), parts[1:], columns_of(batch), batch.waited_for, batch.remarks))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("code", [310, 10])
