@@ -52,7 +52,7 @@ class BadRecord(Exception):
 class Record:
     """One stored message. Hosts are as stored: 4 or 16 bytes of address, 4 of port. Times are ms since 1970.
 
-    There may be others with the same attributes, whose parts become objects when they are asked for.
+    There may be others that look the same, whose parts become objects when they are asked for; they are no attrs.
     """
 
     topic: str
@@ -74,10 +74,6 @@ class Record:
     def message_id(self) -> str:
         """RocketMQ's offset message id."""
         return offset_message_id(self.store_host, self.offset)
-
-    def unpacked(self) -> Record:
-        """This as an attrs object, with all its parts."""
-        return self
 
     @property
     def body_size(self) -> int:
@@ -191,6 +187,14 @@ def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: 
         stored, store_host, reconsume_times, prepared_offset,
     )  # fmt: skip
     return record, end
+
+
+def decode_at(data: bytes | memoryview, offset: int) -> Record:
+    """The record that ``data`` begins with, which is the log from ``offset`` on; :class:`BadRecord` for anything else."""
+    record, _ = decode(data)
+    if record.offset != offset:
+        raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
+    return record
 
 
 def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, int]:

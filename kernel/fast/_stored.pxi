@@ -76,10 +76,6 @@ cdef class StoredRecord:
     def message_id(self):
         return offset_message_id(self.store_host, self.offset)
 
-    def unpacked(self):
-        """See :meth:`gantrymq.kernel.record.Record.unpacked`."""
-        return plain.read_record(self.data, self.offset)
-
     def property_of(self, bytes name):
         """See :meth:`gantrymq.kernel.record.Record.property_of`."""
         cdef Part value

@@ -16,8 +16,7 @@ from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entrie
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, is_intact
-from gantrymq.kernel.record import decode as decode_record
+from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, Record, decode_at, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
@@ -99,14 +98,8 @@ def read_pull_header(request: Request) -> PullMessageHeader:
 
 
 def read_record(data: memoryview | bytes, offset: int) -> Record:
-    """The record that ``data`` begins with, which is the log from ``offset`` on; ``BadRecord`` for anything else.
-
-    What follows is not looked at.
-    """
-    record, _ = decode_record(data)
-    if record.offset != offset:
-        raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
-    return record
+    """As :func:`decode_at`, for one of which few parts are looked at: it may only look like a :class:`Record`."""
+    return decode_at(data, offset)
 
 
 def gather(

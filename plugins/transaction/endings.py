@@ -71,7 +71,7 @@ class EndTransactions:
         """The half message at ``offset``: anything else there is none."""
         try:
             if 0 <= offset < self._store.log.end:
-                record = self._store.log.read_record(offset)
+                record = self._store.log.look_at(offset)
                 if self._strategy.is_prepared(record):
                     return record
         except (OutOfLog, CorruptRange, BadRecord):

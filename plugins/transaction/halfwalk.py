@@ -225,7 +225,5 @@ class HalfWalk:
         topic, queue_id = real_place(record)
         # As RocketMQ's questions have it, whose brokers write the copy without waiting.
         properties = replace_properties(record.properties, {b"WAIT": b"false"})
-        self._questions.ask(
-            connection, attrs.evolve(record.unpacked(), topic=topic, queue_id=queue_id, properties=properties)
-        )
+        self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)
