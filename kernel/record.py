@@ -190,7 +190,7 @@ def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: 
 
 
 def decode_at(data: bytes | memoryview, offset: int) -> Record:
-    """The record that ``data`` begins with, which is the log from ``offset`` on; :class:`BadRecord` for anything else."""
+    """The record that ``data`` begins with, which is the log from ``offset`` on; :class:`BadRecord` for all else."""
     record, _ = decode(data)
     if record.offset != offset:
         raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")

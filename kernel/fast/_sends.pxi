@@ -128,10 +128,11 @@ cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? N
 cdef Py_ssize_t without_wait(
     uint8_t* to, const uint8_t* at, Py_ssize_t size, bint* waits, bint* prepared
 ) noexcept nogil:
-    """Write the properties without WAIT, and without separators at their end; returns their size.
+    """Write the properties without separators at their end, and without WAIT but where the message is ``prepared``.
 
-    -1 when a plugin may have to look at them for another reason than that the message is ``prepared``.
+    Returns their size; -1 when a plugin may have to look at them for another reason than that.
     """
+    cdef const uint8_t* begin = at
     cdef const uint8_t* end = at + size
     cdef const uint8_t* stop
     cdef uint8_t* start = to
@@ -160,6 +161,9 @@ cdef Py_ssize_t without_wait(
         if stop == end:
             break
         at = stop + 1
+    if prepared[0]:
+        memcpy(start, begin, end - begin)
+        to = start + (end - begin)
     return without_end(start, to - start)
 
 

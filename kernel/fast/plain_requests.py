@@ -35,8 +35,8 @@ Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
     "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "dispatch_batch",
-    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_record", "read_requests", "reply_form",
-    "scan",
+    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_record", "read_requests",
+    "reply_form", "scan",
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")

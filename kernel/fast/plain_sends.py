@@ -76,8 +76,8 @@ def add_sends(
     flag bits that its rows get) may become a row here: its properties without WAIT, ``mark`` behind them, the request
     itself as origin; or, if it is a batch, rows with the origin ``many(request, first row, rows, None)``, which have
     the batch's properties and ``mark`` behind their own. One that is prepared (TRAN_MSG is true) may as well: the trait
-    is set, and its origin is ``many(request, row, 1, queue id)``, for somebody will let it go to another queue. All
-    others go to ``other``.
+    is set, WAIT stays, and its origin is ``many(request, row, 1, queue id)``, for somebody will let it go to another
+    queue. All others go to ``other``.
     """
     int32, int64, known = _int32, _int64, dict[str, "Terms | None"]()
     connection: Connection | None = None
@@ -136,7 +136,7 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
 
 
 def _stored(text: str, mark: bytes) -> tuple[bytes, bool, bool]:
-    """The properties without WAIT and with ``mark``; whether it waits for the guarantees; whether it is prepared.
+    """The properties as they are stored, with ``mark``; whether it waits for the guarantees; whether it is prepared.
 
     Nothing where ``other`` has to look at them, or they are too long.
     """
@@ -154,12 +154,13 @@ def _stored(text: str, mark: bytes) -> tuple[bytes, bool, bool]:
         if not prepared:
             return b"", True, False
     if b"WAIT\x01" in given:
-        if given.endswith(b"\x02WAIT\x01true") and given.find(b"WAIT\x01") == len(given) - 9:
+        if not prepared and given.endswith(b"\x02WAIT\x01true") and given.find(b"WAIT\x01") == len(given) - 9:
             given = given[:-10]
         else:
             pieces = given.split(b"\x02")
             wait = b"WAIT\x01false" not in pieces
-            given = b"\x02".join([piece for piece in pieces if not piece.startswith(b"WAIT\x01")])
+            if not prepared:
+                given = b"\x02".join([piece for piece in pieces if not piece.startswith(b"WAIT\x01")])
     if given.endswith(b"\x02"):
         given = given.rstrip(b"\x02")
     return (given + b"\x02" + mark if given else mark), wait, prepared

@@ -637,7 +637,8 @@ def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int)
     batch = twin.new_batch(None)
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
-    assert (batch.properties, batch.traits, others) == ([f"K\x01v{more}\x02C\x01c".encode()], traits, [])
+    stored = f"{send['i']}\x02C\x01c" if traits else "K\x01v\x02C\x01c"
+    assert (batch.properties, batch.traits, others) == ([stored.encode()], traits, [])
 
 
 @given(st.dictionaries(st.sampled_from([*END]), VALUES, max_size=3), st.sampled_from([0, 1]))
