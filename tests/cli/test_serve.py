@@ -16,7 +16,10 @@ import pytest
 import trio
 
 from gantrymq.client import connect
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
+from gantrymq.testing.foreign import ask
 from gantrymq.testing.processes import Child, gantrymq_child
 
 # a server that starts where it should refuse would run for ever
@@ -295,3 +298,21 @@ def test_an_unforeseen_fault_is_one_line_too(cli: Cli, tmp_path: Path, monkeypat
         "gantrymq: a fault in GantryMQ, please report it (RuntimeError: never thought of); "
         "GANTRYMQ_TRACEBACK=1 shows where"
     )
+
+
+def test_a_nameservers_switches_are_set_at_its_start(serve: Serve, cli: Cli) -> None:
+    child = serve(
+        "--listen", "127.0.0.1:0", "--set", "enableAllTopicList=false", "--set", "supportActingMaster=true",
+        command="nameserver",
+    )  # fmt: skip
+    address = ready(child)["nameserver"]
+    told = ask(address, Command(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
+    assert {"supportActingMaster=true", "enableTopicList=true"} <= set(told.split())
+    outcome = cli("topic", "list", "--nameserver", address)
+    assert (outcome.code, "disable" in outcome.err) == (1, True)
+
+
+def test_a_switch_that_is_none_is_named(cli: Cli) -> None:
+    outcome = cli("nameserver", "--listen", "127.0.0.1:0", "--set", "supportActing=true")
+    assert outcome.code == 1
+    assert "nameserver: 'supportActing' cannot be changed; these can: orderMessageEnable, " in outcome.err
