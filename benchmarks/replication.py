@@ -122,8 +122,10 @@ def _follow(master: str, slave: str, pid: int) -> tuple[float, float]:
 
 
 def _end(address: str) -> int:
-    table = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
-    return int(table["commitLogMaxOffset"])
+    answer = ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+    if answer.code:
+        return 0  # RocketMQ's broker cannot tell while it has no file
+    return int(json.loads(answer.body)["table"]["commitLogMaxOffset"])
 
 
 @contextmanager
