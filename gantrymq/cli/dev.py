@@ -61,5 +61,7 @@ def up(
         folder = Path(data) if data else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantrymq-dev-")))
         stack.enter_context(held(folder))
         plan = make_plan(wish, folder)
+        if not as_json:
+            click.echo(f"starting {len(plan.members)} servers in {folder}")
         view = LiveTable() if sys.stdout.isatty() and not as_json else Lines(as_json)
         trio.run(run_cluster, plan, view)

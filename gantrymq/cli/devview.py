@@ -20,6 +20,9 @@ COLUMNS: Final = ("server", "id", "role", "address", "pid", "state", "offset", "
 LASTING: Final = ("server", "id", "role", "address", "pid", "state")
 """A change of one of these is told as a line; the others move all the time."""
 
+STYLES: Final = {"starting": "dim", "ready": "", "ended": "dim"}
+"""Of a row by its state; what ended otherwise than in order is red."""
+
 
 class View(Protocol):
     """Is told of the cluster's life."""
@@ -91,7 +94,7 @@ class LiveTable:
 
 
 def table_of(rows: Sequence[Row], caption: str) -> Table:
-    """The rows for human eyes; what does not serve is red."""
+    """The rows for human eyes."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -102,7 +105,7 @@ def table_of(rows: Sequence[Row], caption: str) -> Table:
         table.add_column(name, justify="right" if right else "left", no_wrap=name in ("server", "address"))
     for row in rows:
         cells = [row[name] for name in LASTING]
-        style = "" if row["state"] == "ready" else "red"
+        style = STYLES.get(row["state"], "red")
         table.add_row(*(Text(text, style) for text in (*map(_text, cells), _text(row["offset"]), _lag(row))))
     return table
 
