@@ -32,6 +32,8 @@ from gantrymq.remoting.properties import find_property, replace_properties
 
 _DELAY = b"DELAY"
 _NO_TIMES: dict[bytes, bytes | None] = {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: None}
+_ORDINARY: dict[bytes, bytes | None] = {b"WAIT": None}
+"""What goes straight to its topic is stored without WAIT, what waits with it, as in RocketMQ."""
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
 
@@ -85,7 +87,10 @@ def _move_to_level(batch: AppendBatch, row: int, level: int, levels: Levels) -> 
 
 def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
     properties, topic = batch.properties[row], batch.topics[row]
-    if topic in (TIMER_TOPIC, TRANS_HALF_TOPIC) or find_property(properties, OUT_MS) is not None:
+    if topic in (TIMER_TOPIC, TRANS_HALF_TOPIC):
+        return
+    if find_property(properties, OUT_MS) is not None:
+        batch.properties[row] = replace_properties(properties, _ORDINARY)
         return  # RocketMQ, too, takes a message that waited once for an ordinary one
     now = timer.now()
     try:
@@ -99,6 +104,8 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
     if due <= now:
         if recalls is not None:
             batch.refuse(row, _ILLEGAL, "timer message illegal: it is too late to recall what was due already")
+        else:
+            batch.properties[row] = replace_properties(properties, _ORDINARY)
         return
     if due - now > timer.longest_ms:
         batch.refuse(

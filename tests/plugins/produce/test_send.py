@@ -59,7 +59,14 @@ async def test_a_message_is_stored_as_sent_and_the_answer_says_where(tmp_path: P
 
 @pytest.mark.trio
 @pytest.mark.parametrize(
-    ("asks_for", "kept"), [("DELAY\x013", True), ("TIMER_DELAY_SEC\x019", True), ("DELAY\x010", False)]
+    ("asks_for", "kept"),
+    [
+        ("DELAY\x013", True),
+        ("TIMER_DELAY_SEC\x019", True),
+        ("DELAY\x010", False),
+        ("TIMER_DELIVER_MS\x019", False),
+        ("TIMER_DELAY_SEC\x019\x02TIMER_OUT_MS\x015", False),
+    ],
 )
 async def test_wait_stays_on_what_waits_elsewhere_first_as_in_rocketmq(
     tmp_path: Path, asks_for: str, kept: bool
