@@ -1,4 +1,8 @@
-"""A master and its slave as real processes under load: stopped and continued, killed, and one in the other's place."""
+"""A master and its slave as real processes under load: stopped and continued, killed, and one in the other's place.
+
+Broken on purpose: with a master that answers before its slave has the message, and sends it 0.1 s later, what had been
+acknowledged and read was missing after the first kill.
+"""
 
 from __future__ import annotations
 
