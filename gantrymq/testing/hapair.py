@@ -93,13 +93,12 @@ class Book(Protocol):
 
 
 def read_all(address: str, topic: str, queues: int, ledger: Book) -> dict[int, int]:
-    """Show the ledger everything that the broker gives to readers of the topic; where each queue ends."""
+    """Show the ledger everything that the broker gives to readers of the topic; how far each queue was read."""
     ends: dict[int, int] = {}
     for queue_id in range(queues):
         said = _ask(address, RequestCode.GET_MAX_OFFSET, topic, queue_id).ext or {}
-        ends[queue_id] = int(said["offset"])
-        offset = 0
-        while offset < ends[queue_id]:
+        end, offset = int(said["offset"]), 0
+        while offset < end:
             answer = _ask(
                 address, RequestCode.PULL_MESSAGE, topic, queue_id, queueOffset=offset, maxMsgNums=32, sysFlag=4,
                 commitOffset=0, suspendTimeoutMillis=0, subscription="*", subVersion=0,
@@ -109,6 +108,7 @@ def read_all(address: str, topic: str, queues: int, ledger: Book) -> dict[int, i
             for record in decode_records(answer.body):
                 ledger.observe(record.body, record.queue_id, record.queue_offset)
                 offset = record.queue_offset + 1
+        ends[queue_id] = offset  # it may have grown meanwhile
     return ends
 
 
