@@ -13,13 +13,14 @@ NO_MERIT = ("%", "times", "")
 @attrs.define
 class Figure:
     """What one line of a section tells. ``values`` by system, one for each round; ``goal`` is ours to stay at or below
-    (in ``unit``), or 0."""
+    (in ``unit``), or 0; ``ratio_goal`` how many times Java's value ours has to be, or 0."""
 
     group: str
     what: str
     unit: str
     less_is_better: bool = True
     goal: float = 0.0
+    ratio_goal: float = 0.0
     values: dict[str, list[float]] = attrs.field(factory=dict)
 
     def median(self, system: str) -> float | None:
@@ -40,6 +41,11 @@ class Figure:
         if ours is not None and theirs is not None and self.unit not in NO_MERIT and not self.what.startswith("bare "):
             better = ours < theirs if self.less_is_better else ours > theirs
             told.append("equal" if ours == theirs else "better" if better else "WORSE")
+        if ours is not None and theirs and self.ratio_goal:
+            reached = ours / theirs >= self.ratio_goal
+            told.append(
+                f"{ours / theirs:.2f} times, goal >= {self.ratio_goal:g} times: {'reached' if reached else 'MISSED'}"
+            )
         if ours is not None and self.goal:
             told.append(f"goal <= {self.goal:g} {self.unit}: {'reached' if ours <= self.goal else 'MISSED'}")
         return "; ".join(told)
@@ -53,14 +59,14 @@ class Figures:
 
     def add(
         self, group: str, what: str, unit: str, system: str, value: float, *, more_is_better: bool = False,
-        goal: float = 0.0,
+        goal: float = 0.0, ratio_goal: float = 0.0,
     ) -> None:  # fmt: skip
         """One system's value of one round."""
         for each in self.found:
             if (each.group, each.what) == (group, what):
                 break
         else:
-            each = Figure(group, what, unit, not more_is_better, goal)
+            each = Figure(group, what, unit, not more_is_better, goal, ratio_goal)
             self.found.append(each)
         each.values.setdefault(system, []).append(value)
 

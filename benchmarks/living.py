@@ -15,7 +15,7 @@ from indexing import index
 from measuring import MIB, Timing, beside, checked, load_of, warm_up
 from msgspec.structs import replace
 from nameserver import look_up
-from replication import replicate
+from replication import ROUNDS, answer, replicate
 from scenarios import Scenario
 from stores import GIB, cached_share, fill, free_bytes, leave_page_cache, log_files
 from systems import Running, Setup, home_of, resident_bytes, start
@@ -182,7 +182,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
-    "nameserver": (look_up,), "replication": (replicate,),
+    "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

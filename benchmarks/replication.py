@@ -1,8 +1,10 @@
-"""The group ``replication``: how fast a new slave gets its master's log, ours and RocketMQ's, beside a plain copy.
+"""The group ``replication``: how fast a new slave gets its master's log, ours and RocketMQ's, beside a plain copy; and
+how fast a synchronous master answers senders, which it does when its slave has the message.
 
 A master starts on a log of messages of 1 KiB, all in the page cache, then an empty slave starts; the clock runs from
 the slave's first bytes until it has all. The plain copy sends the same file over a loopback socket to a process that
-writes it: nothing is looked at on the way.
+writes it: nothing is looked at on the way. The senders are many and have many messages in flight, with the master and
+its slave on the same machine.
 """
 
 from __future__ import annotations
@@ -14,12 +16,21 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+import trio
 from figures import Figures
-from systems import INTEROP, JAVA_VERSION, home_of, processor_seconds
+from measuring import checked
+from scenarios import QUEUES, Scenario
+from systems import INTEROP, JAVA_VERSION, PRE_TOUCH, home_of, java_memory, processor_seconds, send_first
 
+from gantrymq.bench.cluster import prepare_topic, targets_of
+from gantrymq.bench.plan import Load, Plan
+from gantrymq.bench.running import default_processes, run
+from gantrymq.client import connect
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.store import Store
@@ -27,6 +38,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
 from gantrymq.testing.hapair import HaPair
+from gantrymq.testing.processes import wait_for
 
 if TYPE_CHECKING:
     from living import Sizes
@@ -41,6 +53,9 @@ BATCH = 500
 POLL_S = 0.01
 PATIENCE_S = 120.0
 PIECE_BYTES = 256 * 1024
+SENDERS = [Scenario(f"SYNC_MASTER send 64x16 {flush}", flush, 64, 16, goal=2.0) for flush in ("async", "sync")]
+ROUNDS = 3
+"""How often :func:`answer` is to be called for each system, in turn: a machine's speed drifts."""
 
 
 def make_store(folder: Path, size: int) -> None:
@@ -126,6 +141,74 @@ def _end(address: str) -> int:
     if answer.code:
         return 0  # RocketMQ's broker cannot tell while it has no file
     return int(json.loads(answer.body)["table"]["commitLogMaxOffset"])
+
+
+def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+    """One round of many senders at a synchronous master and its slave of ``system``, with either flush on both."""
+    for scenario in SENDERS:
+        with home_of(f"answer-{system}") as home, PAIRS[system](home, scenario.flush) as pair:
+            wait_for(lambda pair=pair: send_first(pair.master).code == 0, PATIENCE_S)  # the slave is there
+            load = trio.run(_load, pair.nameserver, scenario)
+            for seconds in (timing.warm, timing.settle):
+                checked(system, "warm-up", run(Plan(loads=[load], seconds=seconds), default_processes()))
+            before = [processor_seconds(pid) for pid in pair.pids]
+            found = checked(system, scenario.name, run(Plan(loads=[load], seconds=timing.seconds), default_processes()))
+            used = [processor_seconds(pid) - then for pid, then in zip(pair.pids, before, strict=True)]
+        rate, p99 = found.rate, found.latencies["p99"]
+        each = [1e6 * seconds / found.messages for seconds in used]
+        told = f"{rate:,.0f}/s, p99 {p99} us, processor {each[0]:.1f} + {each[1]:.1f} us"
+        tell(f"{system:9} {scenario.name}: {told}, generator {found.cpu:.2f} of a core")
+        add = partial(figures.add, "replication")
+        add(scenario.name, "/s", system, rate, more_is_better=True, ratio_goal=scenario.goal or 0.0)
+        add(f"{scenario.name}, p99", "us", system, p99)
+        for what, value in zip(("master", "slave"), each, strict=True):
+            add(f"{scenario.name}, processor time of the {what} for a message", "us", system, value)
+
+
+@attrs.frozen
+class Pair:
+    """A synchronous master and its slave that run: where to find them, and their processes, the master's first."""
+
+    nameserver: str
+    master: str
+    pids: tuple[int, int]
+
+
+async def _load(nameserver: str, scenario: Scenario) -> Load:
+    async with connect(nameserver) as client:
+        await prepare_topic(client, scenario.topic, QUEUES)
+        return Load(
+            kind=scenario.kind, topic=scenario.topic, targets=await targets_of(client, scenario.topic),
+            connections=scenario.connections, in_flight=scenario.in_flight, body_bytes=scenario.size,
+        )  # fmt: skip
+
+
+@contextmanager
+def _our_pair(home: Path, flush: str) -> Iterator[Pair]:
+    with HaPair(home, {"plugin.flush.mode": flush}, file_bytes=FILE_BYTES) as pair:
+        master, slave = pair.start(0, "SYNC_MASTER"), pair.start(1, "SLAVE")
+        yield Pair(pair.nameserver, pair.addresses[0], (master.pid, slave.pid))
+
+
+@contextmanager
+def _java_pair(home: Path, flush: str) -> Iterator[Pair]:
+    """With the memory and the compilers that RocketMQ recommends; the slave does not touch its heap beforehand."""
+    java = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
+    memory = java_memory()
+    less = [option for option in memory if option != PRE_TOUCH]
+    roles = {"flushDiskType": f"{flush.upper()}_FLUSH", "brokerRole": "SYNC_MASTER"}
+    with ExitStack() as stack:
+        names = start_nameserver(java, home / "names")
+        stack.callback(names.discard)
+        master = start_broker(java, home / "master", names.address, name="pair", memory=memory, **roles)
+        stack.callback(master.discard)
+        roles |= {"brokerRole": "SLAVE", "brokerId": "1"}
+        slave = start_broker(java, home / "slave", names.address, name="pair", memory=less, **roles)
+        stack.callback(slave.discard)
+        yield Pair(names.address, master.address, (master.child.pid, slave.child.pid))
+
+
+PAIRS = {"gantrymq": _our_pair, "java": _java_pair}
 
 
 @contextmanager

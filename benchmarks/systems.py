@@ -167,10 +167,15 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _first_message(address: str, began: float) -> float:
+def send_first(address: str) -> Command:
+    """A broker's answer to a message that anybody may send it."""
     ext = {"a": "bench", "b": "bench-first", "c": "TBW102", "d": "4", "e": "0", "f": "0"}
     ext |= {"g": "0", "h": "0", "i": "", "j": "0", "k": "false", "m": "false"}
-    answer = ask(address, Command(RequestCode.SEND_MESSAGE_V2, ext, b"first", language="JAVA"))
+    return ask(address, Command(RequestCode.SEND_MESSAGE_V2, ext, b"first", language="JAVA"))
+
+
+def _first_message(address: str, began: float) -> float:
+    answer = send_first(address)
     if answer.code:
         raise RuntimeError(f"the first message was not taken: {answer.code} {answer.remark}")
     return time.perf_counter() - began
