@@ -1,7 +1,9 @@
-"""A master and its slave as real processes under load: stopped and continued, killed, and one in the other's place.
+"""A master and its slave as real processes under load: stopped and continued, killed, and one in the other's place;
+and cut off from each other for a while.
 
 Broken on purpose: with a master that answers before its slave has the message, and sends it 0.1 s later, what had been
-acknowledged and read was missing after the first kill.
+acknowledged and read was missing after the first kill. Without the partition the slave never lagged, without its end it
+never caught up.
 """
 
 from __future__ import annotations
@@ -19,19 +21,27 @@ import pytest
 import trio
 
 import gantrymq
-from gantrymq import SendStatus
+from gantrymq import Message, SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import ask
 from gantrymq.testing.hapair import HaPair, read_all
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import Child, wait_for
+from gantrymq.testing.processes import Child, free_ports, wait_for
+from gantrymq.testing.relay import Relay
 
 TOPIC, QUEUES, SENDERS = "LedgerTopic", 4, 8
 ROUNDS = int(os.environ.get("GANTRYMQ_FAILOVER_ROUNDS", "1"))
 """How often master and slave change places by kill -9."""
 CONSUMERS_S = 5.0
 """How soon after the master's kill a consumer must read from the slave."""
+PARTITION_S = float(os.environ.get("GANTRYMQ_PARTITION_SECONDS", "3"))
+"""How long master and slave do not hear each other."""
+RATE = int(os.environ.get("GANTRYMQ_PARTITION_RATE", "20000"))
+"""Messages a second meanwhile."""
+BODY_BYTES, BATCH, PIPES = 100, 50, 4
+LEVEL_S = 10.0
+"""What a slave has to catch up after a short partition; after a longer one half of its time."""
 PATIENCE = {
     "plugin.ha.heartbeat": "200ms",
     "plugin.ha.housekeeping": "1s",
@@ -157,6 +167,88 @@ def test_row_5_a_master_that_is_stopped_and_continued_goes_on_with_its_slave(pai
     assert pair.log(0) == pair.log(1)
     for address in pair.addresses:
         ledger.check(read_all(address, TOPIC, QUEUES, ledger))
+
+
+class Paced:
+    """Batches at :data:`RATE`, for as long as the broker keeps up; ``sent`` counts acknowledged messages."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.stopped = trio.Event()
+        self._due = 0
+
+    async def run(self, nameserver: str) -> None:
+        """Until it is stopped; then all that was sent has been acknowledged."""
+        began = trio.current_time()
+        async with (
+            gantrymq.connect(nameserver) as client,
+            client.producer("paced", retries=0) as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(PIPES):
+                nursery.start_soon(self._send, producer, began)
+
+    async def _send(self, producer: Any, began: float) -> None:
+        messages = [Message(TOPIC, b"x" * BODY_BYTES) for _ in range(BATCH)]
+        while not self.stopped.is_set():
+            self._due += BATCH
+            await trio.sleep_until(began + self._due / RATE)
+            results = await producer.send_batch(messages)
+            assert all(result.status is SendStatus.OK for result in results)
+            self.sent += BATCH
+
+
+def is_level_under_load(pair: HaPair) -> bool:
+    """Whether the slave has what the master had a moment ago."""
+    end = pair.end(0)
+    return pair.end(1) >= end
+
+
+def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_that_time(tmp_path: Path) -> None:
+    """Either side gives the other up after a third of the partition, as it does of a minute with the defaults."""
+    ports = free_ports(2)
+    settings = {
+        "plugin.ha.master": f"127.0.0.1:{ports[0]}",
+        "plugin.ha.master_broker": f"127.0.0.1:{ports[1]}",
+        "plugin.ha.housekeeping": f"{round(PARTITION_S * 1000 / 3)}ms",
+        "plugin.ha.heartbeat": f"{round(PARTITION_S * 1000 / 12)}ms",
+    }
+    with HaPair(tmp_path, settings) as pair:
+        pair.start(0, "ASYNC_MASTER")
+        host, _, port = pair.addresses[0].rpartition(":")
+        relays = [Relay(ports[0], f"{host}:{int(port) + 1}"), Relay(ports[1], pair.addresses[0])]
+        create_topic(pair)
+        load = Paced()
+
+        async def soon(true: Callable[[HaPair], bool], within: float) -> float:
+            began = trio.current_time()
+            await trio.to_thread.run_sync(wait_for, lambda: true(pair), within)
+            return trio.current_time() - began
+
+        async def script() -> None:
+            async with trio.open_nursery() as nursery:
+                for relay in relays:
+                    await nursery.start(relay.serve)
+                await trio.to_thread.run_sync(pair.start, 1, "SLAVE")
+                nursery.start_soon(load.run, pair.nameserver)
+                await soon(lambda pair: pair.end(0) > BODY_BYTES * RATE / 4 and is_level_under_load(pair), LEVEL_S)
+                for relay in relays:
+                    relay.block("to", "from")
+                before = load.sent
+                await trio.sleep(PARTITION_S)
+                missed = load.sent - before
+                behind = await trio.to_thread.run_sync(pair.end, 0) - await trio.to_thread.run_sync(pair.end, 1)
+                assert behind > missed * BODY_BYTES > 0
+                for relay in relays:
+                    relay.heal()
+                took = await soon(is_level_under_load, max(PARTITION_S / 2, LEVEL_S))
+                print(f"{PARTITION_S:g} s, {missed / PARTITION_S:,.0f}/s, {behind / 2**20:.0f} MiB: {took:.2f} s")
+                load.stopped.set()
+                await soon(HaPair.level, LEVEL_S)
+                nursery.cancel_scope.cancel()
+
+        trio.run(script)
+        assert pair.log(0) == pair.log(1)
 
 
 class Follower:
