@@ -13,6 +13,7 @@ import json
 import random
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +51,7 @@ class Figures:
     """What was measured: times in ms, rates in messages a second, memory in MiB; ``cores`` is the broker's share.
 
     ``late``: of what was due while 10,000 a second came in; ``filling``: before, while all that waits was sent.
+    ``sleeper``: how late in the same time a process woke up that only sleeps, which is the machine's own share.
     """
 
     pending: int
@@ -62,6 +64,8 @@ class Figures:
     late_p50: int
     late_p99: int
     late_max: int
+    sleeper_p99: int
+    sleeper_max: int
     filling_messages: int
     filling_p99: int
     filling_max: int
@@ -70,6 +74,32 @@ class Figures:
     drained_a_second: float
     burst_processor_us: float
     """Of the broker, a message of the burst: what the rate would be with a processor of its own."""
+
+
+class Sleeper:
+    """A process that sleeps for 5 ms again and again, and knows how late it woke up."""
+
+    _PROGRAM = """
+import select, sys, time
+late = []
+while not select.select([sys.stdin], [], [], 0)[0]:
+    began = time.perf_counter()
+    time.sleep(0.005)
+    late.append(time.perf_counter() - began - 0.005)
+late.sort()
+print(int(late[int(len(late) * 0.99)] * 1000), int(late[-1] * 1000))
+"""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self._PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def stop(self) -> tuple[int, int]:
+        """The 99th of 100 lags, and the longest, in ms."""
+        told, _ = self._process.communicate(timeout=60)
+        p99, longest = told.split()
+        return int(p99), int(longest)
 
 
 class Sender:
@@ -135,9 +165,11 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         memory_pending = _memory(running.pid)
         cores = _processor(running.pid)
         filled, began = _now(), time.monotonic()
+        sleeper = Sleeper()
         _live(sender, sizes, chance)
         cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
         time.sleep(11)
+        slept = sleeper.stop()
         due = _now() + 10_000 + int(1500 * sizes.burst / max(taken, 1000))
         for _ in _paced(0, sizes.burst, sender, BURST, lambda: due):
             pass
@@ -159,7 +191,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
     return Figures(
         sizes.pending, taken, memory_before, memory_pending, cores, len(late),
         sum(each < 0 for each in (*late, *filling)), late[len(late) // 2], late[int(len(late) * 0.99)], late[-1],
-        len(filling), filling[int(len(filling) * 0.99)], filling[-1], sizes.burst, drain, sizes.burst / drain,
+        *slept, len(filling), filling[int(len(filling) * 0.99)], filling[-1], sizes.burst, drain, sizes.burst / drain,
         worked / max(sizes.burst, 1) * 1e6,
     )  # fmt: skip
 
