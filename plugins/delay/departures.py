@@ -46,7 +46,7 @@ LEAD_MS: Final = 300
 UNITS_A_TURN: Final = 4096
 SLOTS_A_TURN: Final = 4096
 OPEN_MAX: Final = 4
-"""Slots open at once, when the broker was down and many are overdue."""
+"""Slots at once that have something to deliver, when the broker was down and many are overdue."""
 _NOWHERE: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TIMER_TOPIC})
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
@@ -122,7 +122,7 @@ class Departures:
         if backlog > BACKLOG_BYTES:
             return POLL_MS
         waits = [slot.next_due() - now for slot in self._open if slot.has_more]
-        waits.append(self._next - LEAD_MS - now if len(self._open) < OPEN_MAX else POLL_MS)
+        waits.append(POLL_MS if self._is_full() else self._next - LEAD_MS - now)
         if self._flights or len(self._open) > 1:
             waits.append(POLL_MS)
         return min(max(min(waits), 0), IDLE_MS)
@@ -130,7 +130,7 @@ class Departures:
     def _open_slots(self, now: int) -> bool:
         """Open what begins soon or has begun. Whether there is more to open at once."""
         for _ in range(SLOTS_A_TURN):
-            if self._next > now + LEAD_MS or len(self._open) >= OPEN_MAX:
+            if self._next > now + LEAD_MS or self._is_full():
                 return False
             time = self._next
             slot = self._files.wheel.get(time)
@@ -142,6 +142,11 @@ class Departures:
             elif not self._open:
                 self._files.read_ms = self._next
         return True
+
+    def _is_full(self) -> bool:
+        """Whether no further slot is to be opened. Those that only wait for the disk do not count: it may take long."""
+        open_ = self._open
+        return len(open_) >= OPEN_MAX and sum(slot.has_more or slot.reading is not None for slot in open_) >= OPEN_MAX
 
     def _read_units(self) -> None:
         """Read the units of slots that were opened, the newest first."""

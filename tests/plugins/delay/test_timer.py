@@ -543,3 +543,26 @@ def test_files_are_not_opened_anew_while_they_are_written() -> None:
     env.advance(2000)
     world.settle()
     assert sorted(world.bodies()) == [b"0", b"1", b"2"]
+
+
+def test_a_disk_that_takes_seconds_over_the_log_makes_nothing_late() -> None:
+    env = MemoryEnv()
+    world = TimedStore(env)
+    for second in range(1, 13):
+        world.send_in(b"%d" % second, 1000 * second)
+    world.settle()
+    durable = world.store.log.durable
+    for second in range(1, 13):
+        env.advance(1000)
+        for _ in range(5):
+            world.timer.turn()
+        for _ in world.store.dispatch(world.store.log.end):
+            pass
+        assert world.bodies() == [b"%d" % number for number in range(1, second + 1)]
+    assert world.store.log.durable == durable, "of what was delivered the disk has nothing yet"
+    first = world.timer.files.read_ms
+    world.settle()
+    env.advance(1000)
+    world.settle()
+    assert world.timer.files.read_ms >= first + 11_000
+    assert len(world.bodies()) == 12
