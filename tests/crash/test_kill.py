@@ -160,7 +160,7 @@ class Load:
         await message.ack()
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(600 + 6 * ROUNDS)
 @pytest.mark.parametrize(("flush", "rounds"), [("sync", ROUNDS), ("buffered", min(ROUNDS, 8))])
 def test_no_acknowledged_message_is_lost_or_altered_by_kill_9(tmp_path: Path, flush: str, rounds: int):
     seed = int(os.environ.get("GANTRYMQ_KILL_SEED", random.SystemRandom().randrange(2**32)))
