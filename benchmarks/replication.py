@@ -87,7 +87,7 @@ def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell:
     tell(f"{system:9} a slave takes {rate:,.0f} MiB/s, a plain copy {copied:,.0f} MiB/s")
     of = f"of {LOG_BYTES // MIB} MiB with messages of 1 KiB"
     figures.add("replication", f"a new slave's copy {of}", "MiB/s", system, rate, more_is_better=True)
-    figures.add("replication", "a plain copy over a socket at that time", "MiB/s", system, copied, more_is_better=True)
+    figures.add("replication", "bare copy over a socket at that time", "MiB/s", system, copied, more_is_better=True)
     figures.add(
         "replication", "the slave's processor time for each MiB", "ms", system, 1000 * processor / LOG_BYTES * MIB
     )
