@@ -50,7 +50,8 @@ class Sizes:
 class Figures:
     """What was measured: times in ms, rates in messages a second, memory in MiB; ``cores`` is the broker's share.
 
-    ``late``: of what was due while 10,000 a second came in; ``filling``: before, while all that waits was sent.
+    ``late``: of what was due while 10,000 a second came in; ``filling``: before, while all that waits was sent. What is
+    due behind the burst comes when the burst has left, and is in neither.
     ``sleeper``: how late in the same time a process woke up that only sleeps, which is the machine's own share.
     """
 
@@ -169,7 +170,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         _live(sender, sizes, chance)
         cores = (_processor(running.pid) - cores) / (time.monotonic() - began)
         time.sleep(11)
-        slept = sleeper.stop()
+        slept, quiet = sleeper.stop(), _now()
         due = _now() + 10_000 + int(1500 * sizes.burst / max(taken, 1000))
         for _ in _paced(0, sizes.burst, sender, BURST, lambda: due):
             pass
@@ -185,7 +186,7 @@ def measure(sizes: Sizes, home: Path) -> Figures:
         stored = sorted(moment for _, moment in _delivered(running.store, BURST))
     if len(stored) != sizes.burst:
         raise RuntimeError(f"{len(stored)} of the burst's {sizes.burst} messages came")
-    late = sorted(moment - wanted for wanted, moment in delivered if wanted >= filled)
+    late = sorted(moment - wanted for wanted, moment in delivered if filled <= wanted < quiet)
     filling = sorted(moment - wanted for wanted, moment in delivered if wanted < filled) or [0]
     drain = max(stored[-1] - due, 1) / 1000
     return Figures(
