@@ -37,14 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks whole folders and what is tried twice; lets several workers begin with the files that take minutes."""
+    """Marks whole folders and what is tried again; lets several workers begin with the files that take minutes."""
     for item in items:
         if item.path.parent.name in ONCE_FOLDERS:
             item.add_marker("once")
         if item.get_closest_marker("interop") and not item.get_closest_marker("flaky"):
-            # Foreign clients have races of their own. Who fails once is named in the summary, who fails twice fails.
+            # Foreign clients have races of their own. Who fails once is named in the summary; three times is a failure.
             # Not where all share one long preparation (`flaky(reruns=0)`): that would be made again for each.
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if hasattr(config, "workerinput"):
         # one that began last would keep the other workers waiting
         long = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}

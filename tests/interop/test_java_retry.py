@@ -128,9 +128,12 @@ def test_what_could_not_be_consumed_comes_again_until_it_can(java_client: Foreig
     make_retry_topic(java_client, pair, topic, group)
     (sent,) = java_client.produce(pair.nameserver, topic, 1)
     with retrying(java_client, pair, topic, group, fail=3) as consumer:
-        consumer.wait(4)
+        wait_until(lambda: any(message.reconsume_times == 3 for message in consumer.messages), [consumer])
         consumer.poll(2)
         messages = consumer.close()
+    if pair.kind == "java":
+        # with RocketMQ's broker, RocketMQ's client may take its queues twice at the start
+        messages = list({message.reconsume_times: message for message in reversed(messages)}.values())[::-1]
     assert [message.reconsume_times for message in messages] == [0, 1, 2, 3]
     assert {message.topic for message in messages} == {topic}, "the client shows the topic where it began"
     for gap, delay_ms in zip(gaps(messages), (3000, 1000, 1000), strict=True):
