@@ -95,7 +95,8 @@ bench-all:
 	@$(MAKE) --no-print-directory bench GROUP=all
 
 bench-delays: $(VENV)/.test
-	$(BIN)/python benchmarks/delays.py $(if $(PENDING),--pending '$(PENDING)') $(if $(BURST),--burst '$(BURST)')
+	$(BIN)/python benchmarks/delays.py $(if $(PENDING),--pending '$(PENDING)') $(if $(BURST),--burst '$(BURST)') \
+		$(if $(ALONE),--alone)
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

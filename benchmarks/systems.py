@@ -33,12 +33,15 @@ is left out: that is off by default since Java 15, and an unknown word to later 
 @attrs.frozen
 class Setup:
     """How a system is started, its defaults apart. ``log_file_bytes``: of a file of the commit log; 0: the default.
-    ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours."""
+    ``pre_touch``: whether Java takes all of its heap at once, which its start then waits for. ``log_level``: ours.
+    ``java_settings``: more of the broker's configuration."""
 
     flush: str = "async"
     log_file_bytes: int = 0
     pre_touch: bool = True
     log_level: str = "warning"
+    java_version: str = JAVA_VERSION
+    java_settings: dict[str, str] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -95,9 +98,9 @@ def _gantrymq(setup: Setup, home: Path) -> Iterator[Running]:
 @contextmanager
 def _java(setup: Setup, home: Path) -> Iterator[Running]:
     """RocketMQ's broker at its defaults, with :func:`java_memory`."""
-    found = attrs.evolve(find_java(JAVA_VERSION, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
+    found = attrs.evolve(find_java(setup.java_version, INTEROP / "java", cache_folder(INTEROP / ".cache")), common=())
     memory = [option for option in java_memory() if setup.pre_touch or option != PRE_TOUCH]
-    settings = {"flushDiskType": f"{setup.flush.upper()}_FLUSH"}
+    settings = {"flushDiskType": f"{setup.flush.upper()}_FLUSH", **setup.java_settings}
     if setup.log_file_bytes:
         settings["mappedFileSizeCommitLog"] = str(setup.log_file_bytes)
     nameserver = start_nameserver(found, home / "nameserver")
