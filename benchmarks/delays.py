@@ -1,10 +1,10 @@
 """Messages with a time of their own: how late they come with many waiting, and how fast a burst leaves.
 
-``python benchmarks/delays.py`` starts GantryMQ on an empty store, then RocketMQ 5.3.3 (4.9.7 has no such messages), lets
-a million messages wait over an hour, sends 10,000 a second for a while, a tenth of them with times of a few seconds,
-then lets 100,000 be due at one moment. What was late is read from the store: the moment at which each message was
-stored for its own topic, less the one it named. What was due while the million came in, as fast as the broker takes
-them, is told apart: there the broker is overloaded.
+``python benchmarks/delays.py`` starts GantryMQ on an empty store, then RocketMQ 5.3.3 (4.9.7 has no such messages),
+lets a million messages wait over an hour, sends 10,000 a second for a while, a tenth of them with times of a few
+seconds, then lets 100,000 be due at one moment. What was late is read from the store: the moment at which each message
+was stored for its own topic, less the one it named. What was due while the million came in, as fast as the broker
+takes them, is told apart: there the broker is overloaded.
 """
 
 from __future__ import annotations
