@@ -30,6 +30,7 @@ __all__ = [
 
 _VIEWED_MAX_BYTES = 32 * 1024 * 1024
 """How much of a file may be looked at through its map before the pages are given back."""
+_MAPPING = threading.Lock()
 _LOOK_BYTES = 32 * 1024
 """Pages come into memory, and leave it, in runs: one byte in so many tells of them."""
 
@@ -156,17 +157,17 @@ class SystemFile:
 
     def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
         if self._map is None or offset + size > len(self._mapped):
-            length = self.size()
-            if length == 0:
-                return b""
-            # The old map lives on as long as someone has a view of it.
-            self._map = mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
-            self._mapped = memoryview(self._map)
+            with _MAPPING:  # whoever deletes the file closes it in another thread
+                length = self.size()
+                if length == 0:
+                    return b""
+                # The old map lives on as long as someone has a view of it.
+                self._map = mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
+                self._mapped = memoryview(self._map)
         self._viewed += size if touched is None else touched
-        if self._viewed > _VIEWED_MAX_BYTES:
-            # Else all of a file that is read through counts as this process's memory. The views stay valid, the page
-            # cache keeps the pages.
-            self._map.madvise(mmap.MADV_DONTNEED)
+        if self._viewed > _VIEWED_MAX_BYTES and (mapped := self._map) is not None:
+            # Else all of a file that is read through counts as this process's memory. The views stay valid.
+            mapped.madvise(mmap.MADV_DONTNEED)
             self._viewed = 0
         return self._mapped[offset : offset + size]
 
@@ -219,10 +220,11 @@ class SystemFile:
         os.posix_fallocate(self._descriptor, 0, size)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._forget_map()
+        with _MAPPING:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                self._forget_map()
+                os.close(descriptor)
 
     def _forget_map(self) -> None:
         self._map = None

@@ -130,21 +130,38 @@ class Segments:
         segment = self.at(offset)
         if segment is None:
             return b""
-        return segment.file.view(offset - segment.base, min(size, segment.end - offset))
+        try:
+            return segment.file.view(offset - segment.base, min(size, segment.end - offset))
+        except OSError:
+            self._raise_if_there(segment, offset)
+            return b""
 
     def pread(self, offset: int, size: int) -> bytes:
         """As :meth:`view`, copied."""
         segment = self.at(offset)
         if segment is None:
             return b""
-        return segment.file.pread(min(size, segment.end - offset), offset - segment.base)
+        try:
+            return segment.file.pread(min(size, segment.end - offset), offset - segment.base)
+        except OSError:
+            self._raise_if_there(segment, offset)
+            return b""
 
     def peek(self, offset: int, size: int) -> bytes | None:
         """As :meth:`pread`; None instead of waiting for the disk."""
         segment = self.at(offset)
         if segment is None:
             return b""
-        return segment.file.peek(min(size, segment.end - offset), offset - segment.base)
+        try:
+            return segment.file.peek(min(size, segment.end - offset), offset - segment.base)
+        except OSError:
+            self._raise_if_there(segment, offset)
+            return b""
+
+    def _raise_if_there(self, segment: Segment, offset: int) -> None:
+        """Raise what is being handled, unless another thread has deleted the file meanwhile."""
+        if self.at(offset) is segment:
+            raise
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write ``data``, which must lie within one existing file."""

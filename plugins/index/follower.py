@@ -131,6 +131,8 @@ class Follower:
         enough = index.position + self._config.catch_up_bytes // STEPS_A_SECOND
         if self._put_until(target, enough, _SCAN_ROWS):
             return
+        if index.position < commit_log.min_offset:
+            return  # deleted meanwhile: the next step goes on behind it
         # Damage: one by one the records before it, then on from the next that is whole.
         self._put_until(target, target, 1)
         found = find_record(commit_log.segments, index.position + 1)

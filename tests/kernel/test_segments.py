@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+from pathlib import Path
 
 import pytest
 
-from gantrymq.kernel.env import NoRoom
+from gantrymq.kernel.env import NoRoom, SystemEnv, SystemFile
 from gantrymq.kernel.segments import Segments, StoreDamaged
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 
@@ -164,6 +165,29 @@ def test_files_are_deleted_from_the_front_but_never_the_last() -> None:
     assert segments.delete_before(200) == 2
     assert (segments.start, segments.delete_before(1000)) == (200, 0)
     assert env.power_cut().listdir("log") == [f"{200:020d}"]
+
+
+@pytest.mark.parametrize("read", ["view", "pread", "peek"])
+def test_who_reads_a_file_that_is_deleted_meanwhile_finds_nothing(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments(SystemEnv(), str(tmp_path), 4096, str(tmp_path))
+    for base in (0, 4096):
+        segments.ensure(base)
+    method = getattr(SystemFile, read)
+
+    def late(file: SystemFile, *arguments: int) -> object:
+        for segment in segments.detach_before(4096):
+            segment.close()
+        return method(file, *arguments)
+
+    monkeypatch.setattr(SystemFile, read, late)
+    assert not getattr(segments, read)(0, 100)
+    held = segments.at(4096)
+    assert held is not None
+    held.file.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        getattr(segments, read)(4096, 100)
 
 
 def test_files_of_derived_data_reserve_no_room_and_sync_their_names_late() -> None:
