@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import H, read_header
 
 if TYPE_CHECKING:
@@ -56,6 +57,15 @@ class BatchProcessor(Protocol):
 
     def handle(self, requests: list[Request]) -> None:
         """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row."""
+
+
+def take_each(requests: list[Request], take: Callable[[Request], None]) -> None:
+    """``take`` each request; one at which it raises ``RemoteFault`` is answered with that, and harms no other."""
+    for request in requests:
+        try:
+            take(request)
+        except RemoteFault as fault:
+            request.answer(fault.code, fault.remark)
 
 
 Handler = Callable[[Request], Command | None] | Callable[[Request], Awaitable[Command | None]]

@@ -8,12 +8,13 @@ anything to recall.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.processors import Request
+from gantrymq.kernel.processors import Request, take_each
 from gantrymq.kernel.services import TopicTable
 from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
 from gantrymq.plugins.delay.times import DELETE_KEY, DELIVER_MS, UNIQUE_KEY
@@ -43,11 +44,7 @@ class Recalls:
     def handle(self, requests: list[Request]) -> None:
         """One batch for all requests."""
         batch = AppendBatch(done=self._answer, traits=Trait.DELAY)
-        for request in requests:
-            try:
-                self._add(batch, request)
-            except RemoteFault as fault:
-                request.answer(fault.code, fault.remark)
+        take_each(requests, partial(self._add, batch))
         if len(batch):
             self.broker.append(batch)
 

@@ -6,11 +6,12 @@ The request names a place in the log, and nothing of the message itself. Source:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.processors import Request
+from gantrymq.kernel.processors import Request, take_each
 from gantrymq.kernel.record import BadRecord, Record
 from gantrymq.kernel.services import GroupTable, Statistics, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
@@ -47,11 +48,7 @@ class SendBackProcessor:
         """Store each message again and answer when that is safe; a bad request is answered at once."""
         # Without the trait RETRY: whether these attempts were the last is judged here.
         batch = AppendBatch(done=self._reply)
-        for request in requests:
-            try:
-                self._add(batch, request)
-            except RemoteFault as fault:
-                request.answer(fault.code, fault.remark)
+        take_each(requests, partial(self._add, batch))
         if len(batch):
             self._broker.append(batch)
 

@@ -6,12 +6,14 @@ message of its log, one that has ended too, which is then delivered twice; here 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
 from gantrymq.plugins.transaction.half import STORED
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
@@ -47,11 +49,7 @@ class ResumeHalves:
     def handle(self, requests: list[Request]) -> None:
         """One batch for all requests; each is answered when its message is safe."""
         batch = AppendBatch(done=_answer, traits=Trait.PREPARED)
-        for request in requests:
-            try:
-                self._add(batch, request)
-            except RemoteFault as fault:
-                request.answer(fault.code, fault.remark)
+        take_each(requests, partial(self._add, batch))
         if len(batch):
             self._append(batch)
 
