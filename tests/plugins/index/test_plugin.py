@@ -11,6 +11,8 @@ import trio
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import File, SystemEnv
+from gantrymq.kernel.record import Record
+from gantrymq.kernel.segments import Segments
 from gantrymq.kernel.services import MessageIndex
 from gantrymq.plugins.index import follower
 from gantrymq.remoting.channel import open_channel
@@ -128,6 +130,37 @@ async def test_the_index_steps_over_damaged_records(tmp_path: Path) -> None:
         assert find(broker, "all") == [4, 3, 1, 0]
         await put(broker, 5, 6)
         assert find(broker, "k5") == [5]
+
+
+async def test_what_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
+        async with open_channel(broker.address) as channel:
+            for number in range(20):
+                await channel.call(send("T", b"%d" % number + b" " * 9000, properties="KEYS\x01all"))
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    put_until = follower.Follower._put_until
+    searched: list[int] = []
+
+    def late(self: follower.Follower, target: int, enough: int, rows: int) -> bool:
+        monkeypatch.setattr(follower.Follower, "_put_until", put_until)
+        segments = self._broker.log.segments
+        segments.delete_before(segments.end - 64 * 1024)
+        return False
+
+    find_record = follower.find_record
+
+    def search(segments: Segments, start: int) -> tuple[int, Record] | None:
+        searched.append(start)
+        return find_record(segments, start)
+
+    monkeypatch.setattr(follower, "find_record", search)
+    monkeypatch.setattr(follower.Follower, "_put_until", late)
+    async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
+        await level(broker)
+        assert broker.log.min_offset > 0
+        assert next(broker.services.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
+    assert searched == []
 
 
 class FullEnv(SystemEnv):
