@@ -1,8 +1,8 @@
-"""The group ``replication``: how fast a new slave gets its master's log, ours and RocketMQ's, beside a plain copy; and
+"""The group ``replication``: how fast a new slave gets its master's log, ours and RocketMQ's, beside a bare copy; and
 how fast a synchronous master answers senders, which it does when its slave has the message.
 
 A master starts on a log of messages of 1 KiB, all in the page cache, then an empty slave starts; the clock runs from
-the slave's first bytes until it has all. The plain copy sends the same file over a loopback socket to a process that
+the slave's first bytes until it has all. The bare copy sends the same file over a loopback socket to a process that
 writes it: nothing is looked at on the way. The senders are many and have many messages in flight, with the master and
 its slave on the same machine.
 """
@@ -84,7 +84,7 @@ def replicate(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell:
             slave, pid = start_slave()
             seconds, processor = _follow(master, slave, pid)
     rate = LOG_BYTES / MIB / seconds
-    tell(f"{system:9} a slave takes {rate:,.0f} MiB/s, a plain copy {copied:,.0f} MiB/s")
+    tell(f"{system:9} a slave takes {rate:,.0f} MiB/s, a bare copy {copied:,.0f} MiB/s")
     of = f"of {LOG_BYTES // MIB} MiB with messages of 1 KiB"
     figures.add("replication", f"a new slave's copy {of}", "MiB/s", system, rate, more_is_better=True)
     figures.add("replication", "bare copy over a socket at that time", "MiB/s", system, copied, more_is_better=True)

@@ -2,8 +2,8 @@
 """Compiled twin of :mod:`gantrymq.kernel.fast.plain_requests`: requests, rows of sends, replies, pull bodies.
 
 It reads frames, JSON and binary headers in the forms that clients write, without an object for each field, and what a
-hot request says as well. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers out of range, errors)
-is decoded by :mod:`gantrymq.remoting`, so that both twins refuse alike.
+hot request says as well. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers
+out of range, errors) is decoded by :mod:`gantrymq.remoting`, so that both twins refuse alike.
 
 One module in parts, a noun each, so that they call one another without a way through Python: headers, sends, replies,
 pulls; here are the requests themselves.
