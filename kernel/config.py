@@ -72,8 +72,8 @@ class BrokerConfig:
     data: str = filled("./gantrymq-data")
     nameservers: list[str] = attrs.field(factory=lambda: ["127.0.0.1:9876"], validator=_check_nameservers)
     persist_interval: float = duration("5s", minimum="10ms", maximum="1h")
-    watchdog: float = duration("2s", minimum="10ms", maximum="1h")
-    """How long the loop may stand still before the log says who holds it."""
+    watchdog: float = duration("2s", minimum="0s", maximum="1h")
+    """How long the loop may stand still before the log says who holds it; 0: nobody looks."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""The one seam to the operating system: files, folders, the lock, the clock, chance, and a wake-up across threads.
+"""The one seam to the operating system: files, folders, lock, clock, chance, addresses, a wake-up across threads.
 
 Nothing else in ``kernel/`` and ``plugins/`` calls ``open``, ``os``, ``time`` or ``random``, so that a test may put a
 disk that forgets, or a clock of its own, under the whole broker (``gantrymq.testing.envs``). Paths are strings.
@@ -15,13 +15,14 @@ import random
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gantrymq.kernel.diskerrors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StoreInUse, StoreNotWritable, blame
 
 if TYPE_CHECKING:
     from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.kernel.files import File
+from gantrymq.kernel.files import DiskUsage, File, Lock
+from gantrymq.kernel.listening import Listener, SystemListener
 
 __all__ = [
     "NO_DESCRIPTORS", "NO_ROOM", "DiskUsage", "Env", "EventWaker", "File", "Lock", "NoRoom", "StoreInUse",
@@ -33,13 +34,6 @@ _VIEWED_MAX_BYTES = 32 * 1024 * 1024
 _MAPPING = threading.Lock()
 _LOOK_BYTES = 32 * 1024
 """Pages come into memory, and leave it, in runs: one byte in so many tells of them."""
-
-
-class DiskUsage(NamedTuple):
-    """Sizes in bytes of the file system that a path lies on."""
-
-    total: int
-    free: int
 
 
 class Waker(Protocol):
@@ -56,13 +50,6 @@ class Waker(Protocol):
 
     def close(self) -> None:
         """Give the descriptor back."""
-
-
-class Lock(Protocol):
-    """A lock that is held; released by :meth:`close` or by the end of the process."""
-
-    def close(self) -> None:
-        """Let it go."""
 
 
 class Env(Protocol):
@@ -115,6 +102,9 @@ class Env(Protocol):
         """A number from 0 to ``bound`` - 1."""
 
     def waker(self) -> Waker: ...
+
+    def bind(self, host: str, port: int) -> Listener:
+        """Take a TCP address (port 0: any) without listening yet. ``OSError`` or OverflowError when it is not free."""
 
     def flusher(self) -> Flusher:
         """What brings files of this environment onto the disk."""
@@ -387,6 +377,9 @@ class SystemEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
+
+    def bind(self, host: str, port: int) -> Listener:
+        return SystemListener(host, port)
 
     def flusher(self) -> Flusher:
         from gantrymq.kernel.fast import Flusher as SystemFlusher  # which asks this module which of its twins to use

@@ -1,8 +1,22 @@
-"""What the kernel asks of one open file. ``gantrymq.kernel.env`` has the one of the system."""
+"""What the kernel asks of open files and of a store's lock. ``gantrymq.kernel.env`` has those of the system."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class DiskUsage(NamedTuple):
+    """Sizes in bytes of the file system that a path lies on."""
+
+    total: int
+    free: int
+
+
+class Lock(Protocol):
+    """A lock that is held; released by :meth:`close` or by the end of the process."""
+
+    def close(self) -> None:
+        """Let it go."""
 
 
 class File(Protocol):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import select
-import socket
 from collections.abc import Callable
 
 import structlog
@@ -22,6 +21,7 @@ from gantrymq.kernel.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import read_requests
+from gantrymq.kernel.listening import Listener
 from gantrymq.kernel.patience import Patience
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.descriptors import descriptors_allowed
@@ -67,7 +67,7 @@ class Sweep:
         self._epoll = select.epoll()
         self.waker = env.waker()
         self._epoll.register(self.waker.fileno(), select.EPOLLIN)
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._accepting = False
         self._short = False
         self._connections_max = min(limits.connections, descriptors_allowed(DESCRIPTOR_SHARE))
@@ -90,21 +90,14 @@ class Sweep:
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
         """Take the address (port 0: any) without accepting yet; returns what was taken."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
+            self._listener = self._env.bind(host, port)
         except (OSError, OverflowError) as error:
-            listener.close()
             reason = getattr(error, "strerror", None) or error
             raise StartError(
                 f"cannot listen on {host}:{port}: {reason}; choose another address with --listen HOST:PORT"
             ) from None
-        listener.setblocking(False)
-        self._listener = listener
-        name = listener.getsockname()
-        return str(name[0]), int(name[1])
+        return self._listener.address
 
     def listen(self) -> None:
         """Accept connections from now on."""
@@ -308,10 +301,8 @@ class Sweep:
                 log.warning("connection refused", peer=peer[0], limit=self._connections_max)
                 sock.close()
                 continue
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._numbers += 1
-            connection = Connection(self, sock, self._numbers, (str(peer[0]), int(peer[1])), now)
+            connection = Connection(self, sock, self._numbers, peer, now)
             self._connections[sock.fileno()] = connection
             self._epoll.register(sock.fileno(), select.EPOLLIN)
             self._changes.opened.append(connection)

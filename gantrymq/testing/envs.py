@@ -12,6 +12,7 @@ from typing import Any
 
 from gantrymq.kernel.env import DiskUsage, EventWaker, File, Lock, StoreInUse, Waker
 from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.listening import Listener, SystemListener
 from gantrymq.testing.faultenv import FaultEnv, FaultFile
 
 __all__ = ["FaultEnv", "FaultFile", "MemoryEnv", "MemoryFile"]
@@ -198,11 +199,19 @@ class MemoryEnv:
 
     def _restart(self, files: dict[str, _Inode], synced: dict[str, _Inode], unsynced: list[Any]) -> MemoryEnv:
         self._alive = False
-        env = MemoryEnv(self._random.randrange(1 << 30), self.wall)
+        env = self._successor(self._random.randrange(1 << 30))
         env.files, env._synced_names, env._unsynced = dict(files), dict(synced), list(unsynced)
         env.folders = set(self.folders)
         env.free_bytes = self.free_bytes
         return env
+
+    def _successor(self, seed: int) -> MemoryEnv:
+        return MemoryEnv(seed, self.wall)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this machine has not been switched off."""
+        return self._alive
 
     def check(self) -> None:
         """Raise when this machine has been switched off."""
@@ -330,6 +339,9 @@ class MemoryEnv:
 
     def waker(self) -> Waker:
         return EventWaker()
+
+    def bind(self, host: str, port: int) -> Listener:
+        return SystemListener(host, port)
 
     def flusher(self) -> Flusher:
         return Flusher()

@@ -6,8 +6,8 @@ it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import socket
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.listening import Listener
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -60,7 +61,7 @@ class Master:
     async def run(self) -> None:
         """Until cancelled; then slaves are sent what they have not got yet, and the address is free again."""
         log.info("waiting for slaves", address=self.address)
-        with self._listener:
+        with contextlib.closing(self._listener):
             self._listener.listen(64)
             async with trio.open_nursery() as nursery:
                 serving = trio.CancelScope(shield=True)
@@ -81,17 +82,19 @@ class Master:
     async def _accept(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
+                await trio.lowlevel.wait_readable(self._listener.fileno())
                 try:
-                    sock, peer = await self._listener.accept()
+                    sock, peer = self._listener.accept()
                 except OSError as error:
                     if error.errno in _OUT_OF_DESCRIPTORS:
                         log.warning("cannot accept a slave, pausing", error=str(error))
                         await trio.sleep(ACCEPT_PAUSE_S)
                     continue
-                if self._admits(str(peer[0])):
-                    copy = Copy(format_address(str(peer[0]), int(peer[1])), str(peer[0]), self._broker.env.monotonic())
+                if self._admits(peer[0]):
+                    copy = Copy(format_address(*peer), peer[0], self._broker.env.monotonic())
                     self._copies.add(copy)
-                    nursery.start_soon(self._serve, trio.SocketStream(sock), copy)
+                    stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+                    nursery.start_soon(self._serve, stream, copy)
                 else:
                     sock.close()
 
@@ -205,19 +208,16 @@ async def _send_all(stream: trio.SocketStream, parts: list[memoryview | bytes]) 
             parts[first] = parts[first][sent:]
 
 
-def _listen(broker: Broker, wanted: str) -> tuple[trio.socket.SocketType, str]:
-    """A bound socket and the address to be told to slaves."""
+def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:
+    """Where slaves connect, and the address to be told to them."""
     host, port = parse_address(wanted or broker.listening, any_port=True)
     port = port if wanted else port + 1
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener = broker.env.bind(host, port)
     except (OSError, OverflowError) as error:
-        listener.close()
         reason = getattr(error, "strerror", None) or error
         raise StartError(
             f"cannot wait for slaves on {host}:{port}: {reason}; set plugin.ha.listen to another address"
         ) from None
     told = host if host not in ("0.0.0.0", "::") else parse_address(broker.address)[0]  # noqa: S104 - compared
-    return trio.socket.from_stdlib_socket(listener), format_address(told, int(listener.getsockname()[1]))
+    return listener, format_address(told, listener.address[1])

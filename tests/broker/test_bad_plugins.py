@@ -286,3 +286,17 @@ async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callabl
         assert await trio.to_thread.run_sync(seen.wait, 10)
     assert told[0]["plugin"] == "bad"
     assert any("test_bad_plugins" in place for place in told[0]["where"])
+
+
+@pytest.mark.trio
+async def test_nobody_looks_whether_the_loop_stands_still_where_that_is_switched_off(tmp_path: Path) -> None:
+    def watched() -> bool:
+        return any(thread.name == "gantrymq-watchdog" for thread in threading.enumerate())
+
+    async with run_broker(make_broker(tmp_path / "on")):
+        assert watched()
+    with trio.fail_after(10):
+        while watched():  # noqa: ASYNC110 - a thread ends without a word
+            await trio.sleep(0.01)
+    async with run_broker(make_broker(tmp_path / "off", settings={"broker.watchdog": "0s"})):
+        assert not watched()
