@@ -13,7 +13,7 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
-from gantrymq.kernel.fast import Layout, Stop, encode_rows, read_record, scan
+from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
 from gantrymq.kernel.roomahead import RoomAhead
 from gantrymq.kernel.segments import Segment, Segments
@@ -24,8 +24,6 @@ from gantrymq.remoting.codes import ResponseCode
 log = structlog.get_logger("gantrymq.commitlog")
 
 SCAN_ROWS = 4096
-_USUAL_BYTES = 1024
-"""Most records are no longer: one look finds a whole one."""
 
 
 class LogPoisoned(Exception):
@@ -339,18 +337,8 @@ class CommitLog:
 
     def read_record(self, offset: int) -> Record:
         """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
-        return decode_at(self._record(offset), offset)
-
-    def look_at(self, offset: int) -> Record:
-        """As :meth:`read_record`, for few parts of it: cheaper, and it may only look like a :class:`Record`."""
-        return read_record(self._record(offset), offset)
-
-    def _record(self, offset: int) -> memoryview | bytes:
-        usual = 0 if self.quarantine else max(0, min(_USUAL_BYTES, self.written - offset))
-        data = self.segments.view(offset, usual)
-        if len(data) >= 4 and 4 <= int.from_bytes(data[:4], "big") <= len(data):
-            return data
-        return self.view(offset, max(int.from_bytes(self.view(offset, 4), "big", signed=True), 0))
+        size = int.from_bytes(self.view(offset, 4), "big", signed=True)
+        return decode_at(self.view(offset, max(size, 0)), offset)
 
     def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
         """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``, without a gap.

@@ -1,10 +1,37 @@
-"""What plugins ask of a queue and the log together: when the message at a place was stored."""
+"""What plugins ask of the log beside the records themselves: a look at many, when the message at a place was stored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
-from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.fast import read_records
+from gantrymq.kernel.record import BadRecord, Record
+
+USUAL_BYTES: Final = 1024
+"""Most records are no longer."""
+NEAR_BYTES: Final = 256 * 1024
+"""No further apart lies what is looked at in one piece of the log."""
+
+
+def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
+    """The records at ``offsets`` (one at least), checked; None where none can be read.
+
+    They are made for few parts of each to be looked at, cheapest where they lie close together, and may only look like
+    a :class:`Record`.
+    """
+    first, last = min(offsets), max(offsets)
+    near = first >= 0 and last < log.written and last - first <= NEAR_BYTES and not log.quarantine
+    data = log.segments.view(first, min(last + USUAL_BYTES, log.written) - first) if near else b""
+    records = read_records(data, first, offsets)
+    for row, record in enumerate(records):
+        if record is None:
+            with suppress(OutOfLog, CorruptRange, BadRecord):
+                records[row] = log.read_record(offsets[row])
+    return records
 
 
 def stored_at(log: CommitLog, offset: int) -> int | None:

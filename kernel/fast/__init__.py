@@ -55,7 +55,7 @@ try:
     answer_sends = requests.answer_sends
     gather = requests.gather
     read_pull_header = requests.read_pull_header
-    read_record = requests.read_record
+    read_records = requests.read_records
     read_requests = requests.read_requests
 except AttributeError as error:
     raise ImportError(_STALE.format(error)) from error
@@ -64,5 +64,5 @@ __all__ = [
     "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullTerms", "QueueEntries", "Stop", "Suggest",
     "add_sends",
     "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "pull_form", "queue_entries",
-    "read_pull_header", "read_record", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
+    "read_pull_header", "read_records", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

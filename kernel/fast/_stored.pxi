@@ -95,16 +95,22 @@ cdef class StoredRecord:
         return 0
 
 
-def read_record(data, int64_t offset):
-    """See :func:`gantrymq.kernel.fast.plain_requests.read_record`."""
+def read_records(data, int64_t start, offsets):
+    """See :func:`gantrymq.kernel.fast.plain_requests.read_records`."""
     cdef Py_buffer buffer
+    cdef int64_t offset
+    cdef list records = []
     cdef StoredRecord record
     PyObject_GetBuffer(data, &buffer, PyBUF_SIMPLE)
     try:
-        record = find_record(<const uint8_t*>buffer.buf, buffer.len, offset)
+        for offset in offsets:
+            record = None
+            if start <= offset <= start + buffer.len:
+                record = find_record(<const uint8_t*>buffer.buf + (offset - start), start + buffer.len - offset, offset)
+            records.append(plain.read_records(data, start, (offset,))[0] if record is None else record)
     finally:
         PyBuffer_Release(&buffer)
-    return plain.read_record(data, offset) if record is None else record
+    return records
 
 
 cdef StoredRecord find_record(const uint8_t* at, Py_ssize_t length, int64_t offset):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gantrymq.kernel.batch import AppendBatch
@@ -16,7 +16,7 @@ from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entrie
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, Record, decode_at, is_intact
+from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, decode_at, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
@@ -35,7 +35,7 @@ Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
     "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "dispatch_batch",
-    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_record", "read_requests",
+    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_records", "read_requests",
     "reply_form", "scan",
 ]  # fmt: skip
 
@@ -97,9 +97,21 @@ def read_pull_header(request: Request) -> PullMessageHeader:
     return read_header(PullMessageHeader, request.command.ext)
 
 
-def read_record(data: memoryview | bytes, offset: int) -> Record:
-    """As :func:`decode_at`, for one of which few parts are looked at: it may only look like a :class:`Record`."""
-    return decode_at(data, offset)
+def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -> list[Record | None]:
+    """The records at these offsets of the log, of which ``data`` is what lies from ``start`` on, checked.
+
+    None for one that is no record, or not all of it in ``data``. They are made for few parts of each to be looked at,
+    and may only look like a :class:`Record`.
+    """
+    records: list[Record | None] = []
+    for offset in offsets:
+        at = offset - start
+        size = int.from_bytes(data[at : at + 4], "big") if 0 <= at <= len(data) - 4 else 0
+        try:
+            records.append(decode_at(data[at : at + size], offset) if 0 < size <= len(data) - at else None)
+        except BadRecord:
+            records.append(None)
+    return records
 
 
 def gather(

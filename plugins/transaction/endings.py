@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.reading import look_at
 from gantrymq.plugins.transaction.strategy import Ending, Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.record import Record
     from gantrymq.kernel.store import Store
 
 log = structlog.get_logger("gantrymq.transaction")
@@ -39,41 +39,40 @@ class EndTransactions:
 
         One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ.
         """
-        endings = []
+        asked: list[tuple[Request, EndTransactionHeader]] = []
         for request in requests:
             try:
-                ending = self._read(request)
+                header = request.header(EndTransactionHeader)
+                if self._is_slave:
+                    raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
             except RemoteFault as fault:
-                log.warning(
-                    "transaction_not_ended", peer=request.connection.address, code=fault.code, reason=fault.remark
-                )
-                request.answer(fault.code, fault.remark)
+                _refuse(request, fault)
             else:
-                if ending is not None:
-                    endings.append(ending)
+                if header.commit_or_rollback in _ENDS:
+                    asked.append((request, header))
+        if not asked:
+            return
+        endings = []
+        records = look_at(self._store.log, [header.commit_log_offset for _, header in asked])
+        for (request, header), record in zip(asked, records, strict=True):
+            try:
+                endings.append(self._check(request, header, record))
+            except RemoteFault as fault:
+                _refuse(request, fault)
         if endings:
             self._strategy.end(endings)
 
-    def _read(self, request: Request) -> Ending | None:
-        header = request.header(EndTransactionHeader)
-        if self._is_slave:
-            raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
-        if header.commit_or_rollback not in _ENDS:
-            return None
-        record = self._find(header.commit_log_offset)
+    def _check(self, request: Request, header: EndTransactionHeader, record: Record | None) -> Ending:
+        """``record`` lies where the header says. Unless it is a half message there is none."""
+        if record is None or not self._strategy.is_prepared(record):
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         if record.property_of(b"PGROUP") != header.producer_group.encode():
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != header.tran_state_table_offset:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return Ending(request, header, record, header.commit_or_rollback == TransactionState.COMMIT)
 
-    def _find(self, offset: int) -> Record:
-        """The half message at ``offset``: anything else there is none."""
-        try:
-            if 0 <= offset < self._store.log.end:
-                record = self._store.log.look_at(offset)
-                if self._strategy.is_prepared(record):
-                    return record
-        except (OutOfLog, CorruptRange, BadRecord):
-            pass
-        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
+
+def _refuse(request: Request, fault: RemoteFault) -> None:
+    log.warning("transaction_not_ended", peer=request.connection.address, code=fault.code, reason=fault.remark)
+    request.answer(fault.code, fault.remark)

@@ -26,6 +26,7 @@ from gantrymq.plugins.transaction.halfrows import (
     add_real,
     check_size,
     first_offset,
+    fitting_size,
     hide,
     is_written,
 )
@@ -77,6 +78,7 @@ class HalfStrategy:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._store = means.store
+        self._fitting = fitting_size(means.store.config)
         self._ended_at = 0
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._saved: tuple[int, int] | None = None
@@ -100,8 +102,11 @@ class HalfStrategy:
         """See :class:`Strategy`. What could not be written again later is refused now."""
         for row in rows:
             hide(batch, row)
+            body, properties = batch.sizes_of(row)
+            if body + properties <= self._fitting:
+                continue
             try:
-                check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
+                check_size(TRANS_HALF_TOPIC, body, properties, self._store.config)
             except RemoteFault as fault:
                 batch.refuse(row, fault.code, fault.remark)
 
@@ -142,17 +147,17 @@ class HalfStrategy:
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
         batch = new_batch(_reply)
-        table, ended = self._table, dict[int, _Ended]()
+        table, ended, now = self._table, dict[int, _Ended](), self._store.log.clock.now_ms()
         for ending in endings:
             first = first_offset(ending.record)
             current = self._current(ending.record, first)
             if current in ended:
-                self._again(batch, ending, current, ended[current].ending.is_commit)
+                self._again(batch, ending, current, ended[current].ending.is_commit, now)
             elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
-                self._again(batch, ending, current, _VERDICTS.get(state))
+                self._again(batch, ending, current, _VERDICTS.get(state), now)
             else:
                 try:
-                    ended[current] = self._add(batch, ending, first, current)
+                    ended[current] = self._add(batch, ending, first, current, now)
                 except RemoteFault as fault:
                     log.error("half_message_ends_nowhere", queue_offset=current, reason=fault.remark)
                     ending.request.answer(fault.code, fault.remark)
@@ -170,25 +175,26 @@ class HalfStrategy:
                 return table.current(copy)
         return current
 
-    def _add(self, batch: AppendBatch, ending: Ending, first: int, current: int) -> _Ended:
+    def _add(self, batch: AppendBatch, ending: Ending, first: int, current: int, now: int) -> _Ended:
         real_row = None
         if ending.is_commit:
             real_row, record, request = len(batch), ending.record, ending.request
-            check_size(record.topic, record.body_size, record.properties_size, self._store.config)
+            body, properties = record.body_size, record.properties_size
+            if body + properties > self._fitting:
+                check_size(record.topic, body, properties, self._store.config)
             add_real(batch, record, ending.header.commit_log_offset, wait=not request.is_oneway, origin=request)
             batch.follow(real_row)
         end_row = len(batch)
-        self._add_note(batch, current, None if ending.is_commit else ending)
+        self._add_note(batch, current, None if ending.is_commit else ending, now)
         return _Ended(ending, first, real_row, end_row)
 
-    def _add_note(self, batch: AppendBatch, offset: int, waiting: Ending | None) -> None:
+    def _add_note(self, batch: AppendBatch, offset: int, waiting: Ending | None, now: int) -> None:
         """``waiting`` is answered when the note is safe."""
-        now = self._store.log.clock.now_ms()
         request = None if waiting is None else waiting.request
         wait = request is not None and not request.is_oneway
         add_end(batch, offset, now, self._store.config.store_host, wait=wait, origin=request)
 
-    def _again(self, batch: AppendBatch, ending: Ending, current: int, first_is_commit: bool | None) -> None:
+    def _again(self, batch: AppendBatch, ending: Ending, current: int, first_is_commit: bool | None, now: int) -> None:
         """The transaction has ended before: the first word counts, the same word again is no error."""
         if first_is_commit is not None and first_is_commit != ending.is_commit:
             done = "committed" if first_is_commit else "rolled back"
@@ -198,23 +204,28 @@ class HalfStrategy:
             ending.request.answer(ResponseCode.SUCCESS)
         elif not ending.request.is_oneway:
             # Safe when the first one is: a second note, which nobody minds, waits for the same.
-            self._add_note(batch, current, ending)
+            self._add_note(batch, current, ending, now)
 
     def _close(self, batch: AppendBatch, ended: dict[int, _Ended]) -> None:
         """Take in which of the ends are written."""
-        table = self._table
+        table, noted = self._table, dict[int, int]()
         self._ended_at = max(self._ended_at, batch.end)
         for current, one in ended.items():
             place, op_offset = batch.place_of(one.end_row)
             if place >= 0:
-                table.noted(op_offset, current)
+                noted[op_offset] = current
             elif one.real_row is not None and is_written(batch, one.real_row):
                 self._walk.unnoted.append(current)
             else:
                 continue
             table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
-            table.moved.pop(one.first, None)
-            table.aside.pop(one.first, None)
+            if table.moved:
+                table.moved.pop(one.first, None)
+            if table.aside:
+                table.aside.pop(one.first, None)
+        if noted:
+            first = min(noted)
+            table.noted(first, max(noted.values()), max(noted) + 1 - first)
 
     # ----------------------------------------------------------------------------------------------------- progress
 

@@ -23,6 +23,7 @@ END_TAG = "d"
 END_CODE = java_hash(END_TAG)
 
 STATE_BITS = int(TransactionState.ROLLBACK)
+_COMMIT_BIT = int(TransactionState.COMMIT)
 CHECK_TIMES = b"TRANSACTION_CHECK_TIMES"
 FIRST_OFFSET = b"TRAN_PREPARED_QUEUE_OFFSET"
 UNIQUE_KEY = b"UNIQ_KEY"
@@ -34,6 +35,8 @@ _OPS_SEPARATOR = b","
 
 
 LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
+TOPIC_LIMIT = 0xFFFF
+"""A record cannot have a longer topic."""
 MORE_PROPERTIES = 160
 """At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
 
@@ -53,6 +56,12 @@ def check_size(topic: str, body: int, properties: int, config: StoreConfig) -> N
         or properties > PROPERTIES_LIMIT
     ):
         raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the half message is too large to be stored again")
+
+
+def fitting_size(config: StoreConfig) -> int:
+    """With no more bytes of body and properties together, :func:`check_size` has nothing against any message."""
+    room = config.commit_log_file_bytes - BLANK_BYTES - LONGEST_HEAD - TOPIC_LIMIT - MORE_PROPERTIES
+    return min(config.max_message_bytes, room, PROPERTIES_LIMIT - MORE_PROPERTIES)
 
 
 def hide(batch: AppendBatch, row: int) -> None:
@@ -103,7 +112,7 @@ def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: 
         record,
         topic,
         queue_id,
-        sys_flag=record.sys_flag & ~STATE_BITS | int(TransactionState.COMMIT),
+        sys_flag=record.sys_flag & ~STATE_BITS | _COMMIT_BIT,
         prepared_offset=prepared_offset,
         wait=wait,
         origin=origin,

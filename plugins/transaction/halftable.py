@@ -100,14 +100,15 @@ class HalfTable:
 
     # ------------------------------------------------------------------------------------------- the queue of ends
 
-    def noted(self, op_offset: int, half_offset: int) -> None:
-        """The end of ``half_offset`` stands at ``op_offset`` of the queue of ends, behind all noted before."""
-        ops = self._ops
-        if ops and op_offset - ops[-1][0] < CHUNK_OPS:
+    def noted(self, op_offset: int, half_offset: int, count: int = 1) -> None:
+        """``count`` ends, of half messages up to ``half_offset``, stand from ``op_offset`` of the queue of ends on,
+        behind all noted before."""
+        ops, after = self._ops, op_offset + count
+        if ops and after - ops[-1][0] <= CHUNK_OPS:
             first, _, highest = ops.pop()
-            ops.append((first, op_offset + 1, max(highest, half_offset)))
+            ops.append((first, after, max(highest, half_offset)))
         else:
-            ops.append((op_offset, op_offset + 1, half_offset))
+            ops.append((op_offset, after, half_offset))
 
     def ops_done(self) -> int | None:
         """All ends before this offset are of half messages before :attr:`base`; None when nothing was noted."""
