@@ -121,19 +121,21 @@ class AppendBatch:
         topic: str,
         queue_id: int,
         *,
-        sys_flag: int,
+        properties: bytes | None = None,
+        sys_flag: int | None = None,
         prepared_offset: int = 0,
         wait: bool = True,
         origin: Any = None,
     ) -> None:
-        """Append a stored message once more: a row with the body, properties, flag, birth and times of ``record``."""
+        """Append a stored message once more: a row with the body, flag, birth and times of ``record``, and with its
+        properties and sys flag unless others are given."""
         self.add(
             topic,
             queue_id,
             record.body,
-            record.properties,
+            record.properties if properties is None else properties,
             flag=record.flag,
-            sys_flag=sys_flag,
+            sys_flag=record.sys_flag if sys_flag is None else sys_flag,
             born_timestamp=record.born_timestamp,
             born_host=record.born_host,
             reconsume_times=record.reconsume_times,

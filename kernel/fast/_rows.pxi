@@ -292,12 +292,16 @@ cdef class AppendRows(Columns):
             (<list>self.made[number]).append(cells[number])
         (<list>self.made[STATUSES]).append(SUCCESS)
 
-    def add_stored(self, record, topic, queue_id, *, sys_flag, prepared_offset=0, wait=True, origin=None):
+    def add_stored(
+        self, record, topic, queue_id, *, properties=None, sys_flag=None, prepared_offset=0, wait=True, origin=None
+    ):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.add_stored`."""
         cdef Row row
         cdef int64_t number = 0
+        if sys_flag is None:
+            sys_flag = record.sys_flag
         if (
-            type(record) is StoredRecord and not self.listed and not self.placed and not self.some_made(0, COLUMNS)
+            type(record) is StoredRecord and properties is None and not self.listed and not self.placed and not self.some_made(0, COLUMNS)
             and self.read_cell(&row, TOPICS, topic) and self.read_cell(&row, QUEUE_IDS, queue_id)
             and self.read_cell(&row, SYS_FLAGS, sys_flag) and self.read_cell(&row, PREPARED_OFFSETS, prepared_offset)
         ):
@@ -314,9 +318,9 @@ cdef class AppendRows(Columns):
             self.waited = self.waited or row.wait
             return
         self.add(
-            topic, queue_id, record.body, record.properties, flag=record.flag, sys_flag=sys_flag,
-            born_timestamp=record.born_timestamp, born_host=record.born_host, reconsume_times=record.reconsume_times,
-            prepared_offset=prepared_offset, wait=wait, origin=origin,
+            topic, queue_id, record.body, record.properties if properties is None else properties, flag=record.flag,
+            sys_flag=sys_flag, born_timestamp=record.born_timestamp, born_host=record.born_host,
+            reconsume_times=record.reconsume_times, prepared_offset=prepared_offset, wait=wait, origin=origin,
         )
 
     cdef bint read_cells(self, Row* row, tuple cells) except -1:

@@ -200,17 +200,7 @@ class Delivery:
         if not topic or topic in _NOWHERE or not queue_id.isdigit() or len(queue_id) > 10:
             log.error("delayed_message_lost", at=record.offset, reason=f"it belongs to queue {queue_id!r} of {topic!r}")
             return False
-        batch.add(
-            topic,
-            int(queue_id),
-            record.body,
-            record.properties,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-        )
+        batch.add_stored(record, topic, int(queue_id))
         return True
 
     def _put(self, state: Level, batch: AppendBatch, units: list[int], now: int) -> None:

@@ -247,18 +247,7 @@ class Departures:
                 properties = replace_properties(properties, {ENQUEUE_MS: enqueued, DEQUEUE_MS: None})
             else:
                 properties = properties.rstrip(b"\x02") + b"\x02" + ENQUEUE_MS + b"\x01" + enqueued
-        batch.add(
-            topic,
-            queue_id,
-            record.body,
-            properties + dequeued,
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-            wait=False,
-        )
+        batch.add_stored(record, topic, queue_id, properties=properties + dequeued, wait=False)
         return True
 
     def _put(self, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> None:

@@ -140,27 +140,13 @@ def add_copy(batch: AppendBatch, record: Record, checks: int, *, wait: bool) -> 
     changes: dict[bytes, bytes | None] = {FIRST_OFFSET: b"%d" % first_offset(record)}
     if checks:
         changes[CHECK_TIMES] = b"%d" % checks
-    _add_again(batch, record, TRANS_HALF_TOPIC, replace_properties(record.properties, changes), wait=wait)
+    properties = replace_properties(record.properties, changes)
+    batch.add_stored(record, TRANS_HALF_TOPIC, QUEUE_ID, properties=properties, wait=wait)
 
 
 def add_aside(batch: AppendBatch, record: Record) -> None:
     """Add the half message to the topic of those that nobody ended."""
-    _add_again(batch, record, TRANS_CHECK_MAX_TIME_TOPIC, record.properties, wait=False)
-
-
-def _add_again(batch: AppendBatch, record: Record, topic: str, properties: bytes, *, wait: bool) -> None:
-    batch.add(
-        topic,
-        QUEUE_ID,
-        record.body,
-        properties,
-        flag=record.flag,
-        sys_flag=record.sys_flag,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-        wait=wait,
-    )
+    batch.add_stored(record, TRANS_CHECK_MAX_TIME_TOPIC, QUEUE_ID, wait=False)
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:

@@ -19,7 +19,6 @@ from gantrymq.plugins.transaction.half import STORED
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.transaction_headers import ResumeCheckHeader
@@ -54,23 +53,13 @@ class ResumeHalves:
             self._append(batch)
 
     def _add(self, batch: AppendBatch, request: Request) -> None:
-        header = read_header(ResumeCheckHeader, request.command.ext)
+        header = request.header(ResumeCheckHeader)
         if self._is_slave:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, NOT_PUT)
         record = self._find(header.msg_id or "")
         topic, queue_id = real_place(record)
-        batch.add(
-            topic,
-            queue_id,
-            record.body,
-            replace_properties(record.properties, _OWN),
-            flag=record.flag,
-            sys_flag=record.sys_flag,
-            born_timestamp=record.born_timestamp,
-            born_host=record.born_host,
-            reconsume_times=record.reconsume_times,
-            origin=request,
-        )
+        properties = replace_properties(record.properties, _OWN)
+        batch.add_stored(record, topic, queue_id, properties=properties, origin=request)
         log.info("transaction_resumed", at=record.offset, topic=topic)
 
     def _find(self, message_id: str) -> Record:

@@ -40,18 +40,9 @@ def add_aside(batch: AppendBatch, record: Record) -> None:
         b"REAL_TOPIC": record.topic.encode(),
         b"REAL_QID": b"%d" % record.queue_id,
     }
-    batch.add(
-        TRANS_CHECK_MAX_TIME_TOPIC,
-        0,
-        record.body,
-        replace_properties(record.properties, place),
-        flag=record.flag,
-        sys_flag=record.sys_flag & ~STATE_BITS,
-        born_timestamp=record.born_timestamp,
-        born_host=record.born_host,
-        reconsume_times=record.reconsume_times,
-        wait=False,
-    )
+    properties = replace_properties(record.properties, place)
+    sys_flag = record.sys_flag & ~STATE_BITS
+    batch.add_stored(record, TRANS_CHECK_MAX_TIME_TOPIC, 0, properties=properties, sys_flag=sys_flag, wait=False)
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:

@@ -587,7 +587,8 @@ def test_one_record_is_read_alike(
 
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("large", [2**31 - 1, 2**31])
-def test_a_stored_message_becomes_a_row_again(host: bytes, large: int) -> None:
+@pytest.mark.parametrize("others", [False, True])
+def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: bool) -> None:
     stored = encode_record(
         Record("orders", 1, b"body", b"K\x01v", -5, 4, 3, 500, 1_700_000_000_000, host, 9, HOSTS[1], 2)
     )
@@ -598,6 +599,9 @@ def test_a_stored_message_becomes_a_row_again(host: bytes, large: int) -> None:
         batch = twin.new_batch(None)
         for topic, flag in (("elsewhere", 8), ("orders", large), ("elsewhere", 0)):
             batch.add_stored(record, topic, 3, sys_flag=flag, prepared_offset=500, wait=flag == 8, origin=flag)
+        batch.add_stored(record, "orders", 4)
+        if others:
+            batch.add_stored(record, "orders", 5, properties=b"other\x01one")
         del record
         batch.place(700, 1_700_000_000_001)
         parts = outcome(
