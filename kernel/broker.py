@@ -111,6 +111,11 @@ class Broker:
             self.wake()
         return taken
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many batches of messages wait for the gates."""
+        return len(self._acks)
+
     def unacknowledged_for(self) -> float:
         """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
         oldest = self._acks.oldest()

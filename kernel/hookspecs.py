@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.connection import ConnectionsBatch
     from gantrymq.kernel.filters import FilterCompiler
     from gantrymq.kernel.flushing import FlushStrategy
+    from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
     from gantrymq.kernel.services import Service
 
@@ -141,6 +142,17 @@ def runtime_info(broker: Broker) -> dict[str, str] | None:
 
     When: rare, when ``mqadmin brokerStatus`` or its like asks. Returns texts by name; all plugins' are merged, the
     later plugin's value of equal names stays. Errors: are logged, the part is missing. First user: stats.
+    """
+
+
+@hookspec
+def collect_metrics(broker: Broker, metrics: Metrics) -> None:
+    """Tell the plugin's numbers to whoever watches the broker.
+
+    When: rare, each time somebody asks (every 15 seconds, say). May: call ``metrics.gauge``, ``counter``, ``histogram``
+    with what is counted anyway, and put off to ``metrics.later`` what needs the disk. Nothing is counted for this alone
+    on the way of a message. Names begin with ``rocketmq_`` where RocketMQ 5 has them, with that meaning and those
+    labels, else with ``gantrymq_``. Errors: are logged, the part is missing. First user: stats.
     """
 
 

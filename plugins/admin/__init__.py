@@ -1,6 +1,6 @@
 """Requests of administrators that need several tables: what topics hold, how far groups are, what clients say.
 
-Slot: none. Hooks: config_section, configure, register_processors.
+Slot: none. Hooks: collect_metrics, config_section, configure, register_processors.
 Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries. Files: ``config/overrides.toml``.
 Services: LiveSettings. Answers for RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the
 table: codes 25, 26, 28, 202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309
@@ -19,11 +19,13 @@ from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.admin.told import tell
 from gantrymq.plugins.admin.topics import TopicAdmin
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 
 class AdminPlugin:
@@ -46,6 +48,11 @@ class AdminPlugin:
         self._config = config.section(AdminConfig)
         self._settings = ChangeableSettings(broker)
         broker.services.provide(LiveSettings, self._settings)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """The broker itself: store, connections, what waits."""
+        tell(metrics, broker)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:

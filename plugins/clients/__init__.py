@@ -1,6 +1,7 @@
 """Who is connected: producers and consumers by their heartbeats, and the groups that they form.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, connections_changed.
+Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, collect_metrics,
+connections_changed.
 Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
 max_subscriptions, max_kept_bytes. Files: none.
 Services: ConsumerGroups, ProducerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager,
@@ -21,11 +22,13 @@ from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
 from gantrymq.plugins.clients.heartbeat import Heartbeats
+from gantrymq.plugins.clients.told import tell
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
     from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.metrics import Metrics
 
 
 class ClientsPlugin:
@@ -74,6 +77,11 @@ class ClientsPlugin:
         if batch.closed:
             self._clients.drop(batch.closed)
             self._wake()
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Who is connected."""
+        tell(metrics, self._clients)
 
     def _wake(self) -> None:
         self._changed.set()

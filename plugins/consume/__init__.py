@@ -1,7 +1,7 @@
 """Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
 Slot: none; essential.
-Hooks: config_section, configure, register_processors, register_services, stopping.
+Hooks: collect_metrics, config_section, configure, register_processors, register_services, stopping.
 Config ``[plugin.consume]``: ``max_messages`` and ``max_bytes`` of one answer, ``scan_entries`` (queue entries looked at
 for one answer when a filter drops most), ``slave_read_enable`` and ``memory_percent`` (who is sent to which broker).
 Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
@@ -28,6 +28,7 @@ from gantrymq.remoting.codes import RequestCode
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
 
 
@@ -77,6 +78,14 @@ class ConsumePlugin:
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
         return [Service("consume", self._processor.postponed.run)]
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """The pulls that were not answered in the sweep in which they came."""
+        metrics.gauge(
+            "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",
+            len(self._processor.postponed), processor="pull",
+        )  # fmt: skip
 
     @hookimpl
     def stopping(self) -> None:

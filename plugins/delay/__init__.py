@@ -1,8 +1,8 @@
 """Deliver messages later: after the delay of a level (property DELAY), or at a time of their own (TIMER_DELIVER_MS).
 
 Slot: none.
-Hooks: before_append, configure, config_section, persist, register_processors, register_services, retention_floor,
-runtime_info, stopping.
+Hooks: before_append, collect_metrics, configure, config_section, persist, register_processors, register_services,
+retention_floor, runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
 ``max_delay`` (of messages with a time of their own).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
@@ -33,6 +33,7 @@ from gantrymq.plugins.delay.positions import Positions, encode_positions
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer import Timer
+from gantrymq.plugins.delay.told import tell_levels, tell_timer
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -41,6 +42,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
 
 QUEUES = 18
@@ -150,6 +152,14 @@ class DelayPlugin:
         if broker.broker_id:  # a slave delivers nothing: it keeps what its master keeps
             return self._delivery.floor()
         return min(self._delivery.floor(), self._timer.floor())
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """What waits, and how late it is."""
+        if self._delivery is not None:
+            tell_levels(metrics, broker, self._delivery.safe())
+        if self._timer is not None and self._timer.is_open:
+            tell_timer(metrics, broker, self._timer.files)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

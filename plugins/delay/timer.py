@@ -64,6 +64,11 @@ class Timer:
         self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
         self._woken.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the files are open: not before the first message with a time came."""
+        return self._departures is not None
+
     def stop(self) -> None:
         """Deliver nothing more."""
         self._stopping = True

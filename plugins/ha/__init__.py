@@ -1,7 +1,8 @@
 """Keep copies of the log on slaves, or be one; RocketMQ's brokers may be at the other end.
 
 Slot: none.
-Hooks: before_append, config_section, configure, dispatch, register_ack_gates, register_services, runtime_info.
+Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_services,
+runtime_info.
 Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``; a slave's: ``master``,
 ``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
@@ -10,7 +11,7 @@ Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` an
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
 ``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
-``role`` changes who is who, ``status`` and ``lag`` tell of it all. ``docs/howto/cluster.md``.
+``role`` changes who is who, ``status``, ``lag`` and ``told`` tell of it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gantrymq.plugins.ha.role import change_number
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
+from gantrymq.plugins.ha.told import tell_master, tell_slave
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import BrokerConfig, Config
+    from gantrymq.kernel.metrics import Metrics
 
 
 class HaPlugin:
@@ -123,3 +126,11 @@ class HaPlugin:
         if self.slave is not None:
             return slave_info(broker, self.slave)
         return master_info(broker, self.copies, self.ha_address, self._config.role)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Who is how far behind."""
+        if self.slave is not None:
+            tell_slave(metrics, broker, self.slave)
+        else:
+            tell_master(metrics, broker, self.copies)

@@ -1,7 +1,8 @@
 """Hold pulls that found nothing, and answer them when something arrives or their time is up.
 
 Slot: none.
-Hooks: config_section, configure, connections_changed, dispatch, hold_pulls, register_services, stopping.
+Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_services,
+stopping.
 Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once),
 ``max_wait`` (the longest a pull is held, whatever it asks for).
 Files: none. Answers for RocketMQ's ``PullRequestHoldService``.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config, number
     from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.metrics import Metrics
 
 SCAN_S = 0.2
 """How late a pull's time-out may be answered; RocketMQ looks each 5 s."""
@@ -75,6 +77,11 @@ class LongPollPlugin:
     def connections_changed(self, batch: ConnectionsBatch) -> None:
         if len(self._held) and batch.closed:
             self._held.forget(batch.closed)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """How many wait."""
+        metrics.gauge("gantrymq_held_pulls", "Pulls that wait for messages", len(self._held))
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:

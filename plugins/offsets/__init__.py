@@ -1,6 +1,6 @@
 """How far consumer groups have come, and the bounds of queues.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, persist.
+Slot: none; essential. Hooks: config_section, configure, register_processors, collect_metrics, persist.
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
 Services: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
@@ -17,12 +17,14 @@ from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.services import ConsumerOffsets
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.config import OffsetsConfig
+from gantrymq.plugins.offsets.lag import tell_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 
 class OffsetsPlugin:
@@ -56,6 +58,12 @@ class OffsetsPlugin:
         assert self._offsets is not None  # configure has run
         requests = OffsetRequests(broker, self._offsets, self._config)
         return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """How far groups are behind."""
+        if self._offsets is not None:
+            tell_lag(broker, self._offsets, metrics)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

@@ -84,6 +84,10 @@ class Offsets:
         """The groups that have committed in ``topic``."""
         return [group for other, group in self._table if other == topic]
 
+    def pairs(self) -> list[Key]:
+        """Every topic and group of which an offset is known."""
+        return list(self._table)
+
     def is_full(self, group: str, topic: str) -> bool:
         """Whether there is no room for this pair, which is new."""
         return (topic, group) not in self._table and len(self._table) >= self._max_entries

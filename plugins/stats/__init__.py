@@ -1,7 +1,8 @@
 """Statistics: what topics, queues and groups put and got, how fast, and how long it took.
 
 Slot: none.
-Hooks: before_append, config_section, configure, register_processors, register_services, runtime_info, started.
+Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_services, runtime_info,
+started.
 Config ``[plugin.stats]``: by_queue, max_items. Files: none: everything counts from the start, as in RocketMQ.
 Services: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
 part of code 28.
@@ -24,6 +25,7 @@ from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import PERIODS
 from gantrymq.plugins.stats.measuring import Measuring
 from gantrymq.plugins.stats.table import Table
+from gantrymq.plugins.stats.told import tell
 from gantrymq.remoting.admin_headers import StatsHeader
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -33,6 +35,7 @@ from gantrymq.remoting.headers import read_header
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 SECONDS = 1.0
 LOOK_TICKS = PERIODS[0].every // 1000
@@ -86,6 +89,11 @@ class StatsPlugin:
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """Totals, rates and times."""
         return self._measuring.told()
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Messages and bytes, in and out, by topic and group, and latencies."""
+        tell(metrics, self._table, self._measuring)
 
     def _view(self, request: Request) -> Command:
         header = read_header(StatsHeader, request.command.ext)

@@ -37,6 +37,9 @@ class Latency:
 
     def __init__(self) -> None:
         self.longest = 0
+        self.seconds = 0.0
+        """Of all messages ever, together."""
+        self._past = [0] * len(_NAMES)
         self._classes = [0] * len(_NAMES)
         self._told: list[int] | None = None
         self._counts = [0] * (len(BUCKETS) + 1)
@@ -48,11 +51,17 @@ class Latency:
         self._classes[bisect_left(_HIGHEST, milliseconds)] += messages
         self._counts[bisect_left(BUCKETS, milliseconds)] += messages
         self.longest = max(self.longest, milliseconds)
+        self.seconds += seconds * messages
 
     def turn(self) -> None:
         """A minute is over."""
+        self._past = self.counts()
         self._told, self._classes = self._classes, [0] * len(_NAMES)
         self._told_counts, self._counts = self._counts, [0] * (len(BUCKETS) + 1)
+
+    def counts(self) -> list[int]:
+        """How many messages ever were in each class of :data:`CLASSES`, and in the last one."""
+        return [past + now for past, now in zip(self._past, self._classes, strict=True)]
 
     def distribution(self) -> str:
         """How many messages in each class, as RocketMQ writes it; ``null`` before the first minute is over."""

@@ -19,7 +19,8 @@ class Measuring:
     def __init__(self, broker: Broker, table: Table) -> None:
         self._broker = broker
         self._table = table
-        self._failed = 0
+        self.failed = 0
+        """Messages that were refused."""
         self._booted = self.now()
         self._rates = Rates(Totals(self._booted, 0, 0, 0, 0))
         self.latency = Latency()
@@ -34,7 +35,7 @@ class Measuring:
 
         def measured(finished: AppendBatch) -> None:
             self.latency.add(self._broker.env.monotonic() - begun, len(finished) - finished.refused)
-            self._failed += finished.refused
+            self.failed += finished.refused
             if done is not None:
                 done(finished)
 
@@ -57,7 +58,7 @@ class Measuring:
             "runtime": _duration(self.now() - self._booted),
             "putMessageEntireTimeMax": str(latency.longest),
             "putMessageTimesTotal": str(max(table.messages_put, 1)),  # RocketMQ says 1 for none
-            "putMessageFailedTimes": str(self._failed),
+            "putMessageFailedTimes": str(self.failed),
             "putMessageSizeTotal": str(table.bytes_put),
             "putMessageDistributeTime": latency.distribution(),
             "putMessageAverageSize": str(table.bytes_put / max(table.messages_put, 1)),

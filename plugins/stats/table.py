@@ -8,8 +8,6 @@ Source of names and keys: RocketMQ 4.9.7 ``Stats``, ``BrokerStatsManager``.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,9 +16,12 @@ import structlog
 from gantrymq.kernel.consumequeue import FILLER_SIZE, ConsumeQueue
 from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import Item
+from gantrymq.plugins.stats.sizes import WORDS, Sizes, sizes_of
 from gantrymq.remoting.names import is_retry_topic
 
 if TYPE_CHECKING:
+    from array import array
+
     from gantrymq.kernel.broker import Broker
 
 TOPIC_PUT_NUMS, TOPIC_PUT_SIZE = "TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"
@@ -37,8 +38,6 @@ STATISTICS = (
 (how far groups have fallen behind)."""
 
 ENTRIES_AT_ONCE = 16_384
-WORDS = 5
-"""32-bit words of a queue entry; the third one is the size."""
 
 log = structlog.get_logger("gantrymq.stats")
 
@@ -69,6 +68,8 @@ class Table:
         self.messages_pulled = 0
         self.bytes_put = 0
         self.messages_put = 0
+        self.sizes: Sizes | None = None
+        """How large messages are, once somebody wants to know."""
 
     # ---------------------------------------------------------------------------------------------------- service
 
@@ -122,6 +123,10 @@ class Table:
     def find(self, name: str, key: str) -> Item | None:
         """The counter, or None when nothing was counted under this key, or the statistic is unknown."""
         return self._items.get(name, {}).get(key)
+
+    def items(self, name: str) -> list[tuple[str, Item]]:
+        """All counters of a statistic, by key."""
+        return list(self._items[name].items())
 
     def begin(self) -> None:
         """What is in the queues now was put before: count from here."""
@@ -186,7 +191,10 @@ class Table:
             data = queue.entries(start, min(ENTRIES_AT_ONCE, end - start))
             if not data:
                 break
-            count, total = measure(data)
+            sizes = sizes_of(data)
+            count, total = measure(sizes)
+            if self.sizes is not None:
+                self.sizes.add(topic, sizes)
             messages += count
             size += total
             start += len(data) // (4 * WORDS)
@@ -201,10 +209,7 @@ class Table:
             self.add(QUEUE_PUT_SIZE, f"{topic}@{queue.queue_id}", size, messages)
 
 
-def measure(entries: bytes) -> tuple[int, int]:
-    """How many messages these consume queue entries stand for, and their bytes, without looking at each in turn."""
-    words = array("i", entries)[2::WORDS]
-    if sys.byteorder == "little":
-        words.byteswap()
-    fillers = words.count(FILLER_SIZE)
-    return len(words) - fillers, sum(words) - fillers * FILLER_SIZE
+def measure(sizes: array[int]) -> tuple[int, int]:
+    """How many messages have these ``sizes``, and their bytes, without looking at each in turn."""
+    fillers = sizes.count(FILLER_SIZE)
+    return len(sizes) - fillers, sum(sizes) - fillers * FILLER_SIZE

@@ -1,6 +1,7 @@
 """Topics and consumer groups: which there are, how many queues, who may do what.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, before_append, advertise, persist.
+Slot: none; essential. Hooks: config_section, configure, register_processors, before_append, advertise,
+collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
@@ -30,6 +31,7 @@ from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 LIVE_KEYS = (
     "auto_create", "auto_create_groups", "broker_permission", "default_queues", "max_groups", "max_queues",
@@ -103,6 +105,16 @@ class TopicsPlugin:
         assert self._topics is not None
         topics = self._topics.advertised()
         return {"topic_config_serialize_wrapper": TopicConfigSerializeWrapper(topics, self._topics.table.version)}
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """How many topics and groups there are, and what clients may do (``BrokerMetricsManager.initStatsMetrics``)."""
+        if self._topics is not None and self._groups is not None:
+            metrics.gauge("rocketmq_topic_number", "Topics that there are", len(self._topics.table.entries))
+            metrics.gauge("rocketmq_consumer_group_number", "Consumer groups that there are", len(self._groups.names()))
+            metrics.gauge(
+                "rocketmq_broker_permission", "What clients may do: 4 read, 2 write, 6 both", self._topics.broker_perm
+            )
 
     @hookimpl
     def persist(self, broker: Broker) -> None:

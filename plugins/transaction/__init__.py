@@ -1,8 +1,8 @@
 """Transactions: a half message is kept from consumers until its producer commits it, or never reaches them.
 
 Slot: transaction.
-Hooks: before_append, config_section, configure, dispatch, persist, register_processors, register_services,
-retention_floor, runtime_info, stopping.
+Hooks: before_append, collect_metrics, config_section, configure, dispatch, persist, register_processors,
+register_services, retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
 ``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
 Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
@@ -36,6 +36,7 @@ from gantrymq.remoting.codes import RequestCode
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 
 class TransactionPlugin:
@@ -46,6 +47,7 @@ class TransactionPlugin:
     _config: TransactionConfig  # these three are set by configure
     _means: Means
     strategy: Strategy
+    _endings: EndTransactions  # from register_processors on
 
     def __init__(self) -> None:
         self._check: CheckBack | None = None
@@ -79,8 +81,9 @@ class TransactionPlugin:
         self.strategy.open()
         self._is_open = True
         is_slave = broker.broker_id != 0
+        self._endings = EndTransactions(broker.store, self.strategy, is_slave=is_slave)
         return {
-            RequestCode.END_TRANSACTION: EndTransactions(broker.store, self.strategy, is_slave=is_slave),
+            RequestCode.END_TRANSACTION: self._endings,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeHalves(broker.store, self._means.append, is_slave=is_slave),
         }
 
@@ -130,6 +133,17 @@ class TransactionPlugin:
             "openTransactions": str(self.strategy.open_count),
             "transactionStrategy": self._config.strategy,
         }
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """How many are open, and what producers said; RocketMQ tells it by topic."""
+        metrics.gauge("rocketmq_half_messages", "Transactions that are open", self.strategy.open_count)
+        metrics.counter(
+            "rocketmq_commit_messages_total", "Transactions that their producers committed", self._endings.commits
+        )
+        metrics.counter(
+            "rocketmq_rollback_messages_total", "Transactions that their producers rolled back", self._endings.rollbacks
+        )
 
     def _refuse_strangers(self) -> None:
         """:class:`StartError` when another strategy's transactions are open in this store: nobody would end them."""

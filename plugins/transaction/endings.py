@@ -33,6 +33,10 @@ class EndTransactions:
         self._store = store
         self._strategy = strategy
         self._is_slave = is_slave
+        self.commits = 0
+        """How often a producer said "commit" of a transaction that there is; a word that was repeated counts again."""
+        self.rollbacks = 0
+        """And "roll back"."""
 
     def handle(self, requests: list[Request]) -> None:
         """End each transaction; a bad request is answered at once and harms no other.
@@ -60,6 +64,9 @@ class EndTransactions:
             except RemoteFault as fault:
                 _refuse(request, fault)
         if endings:
+            commits = sum(ending.is_commit for ending in endings)
+            self.commits += commits
+            self.rollbacks += len(endings) - commits
             self._strategy.end(endings)
 
     def _check(self, request: Request, header: EndTransactionHeader, record: Record | None) -> Ending:

@@ -12,6 +12,7 @@ import trio.testing
 
 from gantrymq.kernel.consumequeue import ENTRY, FILLER
 from gantrymq.kernel.services import Statistics
+from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
 from gantrymq.remoting.admin_bodies import StatsData
 from gantrymq.remoting.bodies import KVTable
@@ -184,5 +185,5 @@ async def test_the_clock_brings_samples(tmp_path: Path, autojump_clock: trio.tes
 async def test_entries_are_measured_in_bulk(count: int) -> None:
     entries = b"".join(ENTRY.pack(1 << 40, 100 + number, -number) for number in range(count))
     expected = sum(100 + number for number in range(count))
-    assert measure(entries) == (count, expected)
-    assert measure(entries + FILLER * 3) == (count, expected)
+    assert measure(sizes_of(entries)) == (count, expected)
+    assert measure(sizes_of(entries + FILLER * 3)) == (count, expected)

@@ -1,0 +1,42 @@
+"""What waits to be delivered, as metrics.
+
+``rocketmq_timer_*`` have the names and labels of RocketMQ 5.3.3's ``DefaultStoreMetricsManager``; like there they are
+told once a message has named a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.metrics import Metrics
+    from gantrymq.plugins.delay.timerfiles import TimerFiles
+
+_STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}
+
+
+def tell_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]) -> None:
+    """``delivered``: the queue offset before which everything is delivered, by level."""
+    for level, offset in delivered.items():
+        queue = broker.queues.get(SCHEDULE_TOPIC, level - 1)
+        if queue is not None:
+            metrics.gauge(
+                "gantrymq_delayed_messages", "Messages that wait, by their delay level",
+                max(queue.max_offset - offset, 0), level=str(level),
+            )  # fmt: skip
+
+
+def tell_timer(metrics: Metrics, broker: Broker, files: TimerFiles) -> None:
+    """How far the timing wheel is behind what came, and behind the clock."""
+    queue = broker.queues.get(TIMER_TOPIC, 0)
+    behind = 0 if queue is None else max(queue.max_offset - files.queue_offset, 0)
+    metrics.gauge("rocketmq_timer_enqueue_lag", "Messages with a time that are not in the wheel yet", behind, **_STORE)
+    late = max(broker.log.clock.now_ms() - files.read_ms, 0) if files.read_ms else 0
+    metrics.gauge(
+        "rocketmq_timer_dequeue_latency_milliseconds", "How long ago the wheel's next second was due", late, **_STORE
+    )

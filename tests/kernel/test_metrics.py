@@ -1,0 +1,62 @@
+"""What plugins may tell, and what is left out when it is too much."""
+
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.kernel.metrics import Distribution, Metrics
+
+
+def test_series_of_one_name_are_one_family() -> None:
+    metrics = Metrics(100)
+    metrics.gauge("gantrymq_rooms", "Rooms", 3, house="a", dry=True)
+    metrics.gauge("gantrymq_rooms", "Rooms", 4, house="b", dry=False)
+    metrics.gauge("gantrymq_rooms", "Rooms", 5, house="a", dry=True)
+    (family,) = metrics.families.values()
+    assert (family.kind, family.text, family.label_names) == ("gauge", "Rooms", ("house", "dry"))
+    assert family.series == {("a", "true"): 5, ("b", "false"): 4}
+
+
+def test_a_histogram_counts_up_to_each_bound() -> None:
+    metrics = Metrics(100)
+    metrics.histogram("gantrymq_sizes", "Sizes", (1, 10), (2, 0, 3), 77.0)
+    assert metrics.families["gantrymq_sizes"].series == {
+        (): Distribution([(1, 2), (10, 2), (float("inf"), 5)], 77.0),
+    }
+    with pytest.raises(ValueError, match="2 bounds part 3 counts, not 2"):
+        metrics.histogram("gantrymq_sizes", "Sizes", (1, 10), (2, 0), 77.0)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    metrics = Metrics(100)
+    metrics.gauge("gantrymq_rooms", "Rooms", 3, house="a")
+    with pytest.raises(ValueError, match="a gauge with the labels"):
+        metrics.gauge("gantrymq_rooms", "Rooms", 3, street="a")
+    with pytest.raises(ValueError, match="ends in _total"):
+        metrics.counter("gantrymq_rooms", "Rooms", 3)
+    with pytest.raises(ValueError, match="not the name of a metric"):
+        metrics.gauge("Rooms here", "Rooms", 3)
+
+
+def test_the_largest_families_lose_what_is_too_much() -> None:
+    metrics = Metrics(10)
+    metrics.gauge("gantrymq_one", "One", 1)
+    for number in range(30):
+        metrics.gauge("gantrymq_many", "Many", number, number=str(number))
+    for number in range(4):
+        metrics.gauge("gantrymq_some", "Some", number, number=str(number))
+    assert (len(metrics.families["gantrymq_many"].series), metrics.dropped) == (10, 20)
+    metrics.cut()
+    sizes = {name: len(family.series) for name, family in metrics.families.items()}
+    assert sizes == {"gantrymq_one": 1, "gantrymq_many": 5, "gantrymq_some": 4}
+    assert metrics.dropped == 25
+    assert list(metrics.families["gantrymq_many"].series) == [(str(number),) for number in range(5)]
+
+
+def test_what_is_put_off_can_tell_more() -> None:
+    metrics = Metrics(10)
+    metrics.later(lambda: metrics.gauge("gantrymq_late", "Late", 1))
+    assert not metrics.families
+    for work in metrics.work():
+        work()
+    assert list(metrics.families) == ["gantrymq_late"]
