@@ -44,12 +44,12 @@ $(BIN)/python:
 
 $(VENV)/.base: $(BUILD_INPUTS) | $(BIN)/python
 	@echo 'Installing GantryMQ and Spark (once, some minutes)'
-	@$(PIP) install -e '.[spark,compression]'
+	@$(PIP) install -e '.[spark,metrics,compression]'
 	@touch $@
 
 $(VENV)/.test: $(BUILD_INPUTS) | $(BIN)/python
 	@echo 'Installing GantryMQ, Spark and the test tools (once, some minutes)'
-	@$(PIP) install -e '.[spark,compression,test,bench]'
+	@$(PIP) install -e '.[spark,metrics,compression,test,bench]'
 	@touch $(VENV)/.base $@
 
 $(VENV)/.docs: $(BUILD_INPUTS) | $(BIN)/python

@@ -1,11 +1,13 @@
 """What the pages tell a reader to run is run, as they have it, beside a real `gantrymq serve`.
 
 ``<!-- run -->`` before a fenced block (sh or python) runs it, in the order of the page; ``<!-- serve -->`` marks the
-command that is kept running meanwhile. Where the page says 127.0.0.1:9876 the test's own nameserver is meant.
+command that is kept running meanwhile, with the plugins that it enables. Where the page says 127.0.0.1:9876 the test's
+own nameserver is meant, where it says 127.0.0.1:5557 its broker's metrics.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -20,7 +22,10 @@ from gantrymq.cli.group import COMMANDS
 from gantrymq.kernel.config import build_config, read_settings, show
 from gantrymq.kernel.manager import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
-from gantrymq.testing.processes import Child, gantrymq_child
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask
+from gantrymq.testing.processes import gantrymq_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -54,26 +59,34 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def server(place: Path) -> Iterator[tuple[Child, str]]:
-    """A broker and a nameserver on free ports, as `gantrymq serve` on the pages starts them."""
+def server(place: Path, page: Path) -> Iterator[dict[str, str]]:
+    """A broker and a nameserver on free ports, started as on the page; who is at which address."""
     environ = {"GANTRYMQ_BROKER__LISTEN": "127.0.0.1:0", "GANTRYMQ_NAMESERVER_LISTEN": "127.0.0.1:0"}
     arguments = ["serve", "--data", str(place / "gantrymq-data"), "--set", "store.commit_log_file_bytes=4 MiB"]
+    enabled = re.findall(r" --enable (\w+)", "".join(block.text for block in blocks(page) if block.mark == "serve"))
+    for plugin in enabled:
+        arguments += ["--enable", plugin, "--set", f"plugin.{plugin}.listen=127.0.0.1:0"]
     with gantrymq_child(arguments, place / "log", env=environ) as child:
         line = child.wait_line(lambda text: text.startswith("ready"))
-        yield child, line.partition("nameserver=")[2]
+        addresses = dict(part.split("=") for part in line.split() if "=" in part)
+        if "metrics" in enabled:
+            told = ask(addresses["broker"], Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+            addresses["metrics"] = json.loads(told.body)["table"]["metricsAddress"]
+        yield addresses
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
-def test_what_a_page_says_works(page: Path, place: Path, server: tuple[Child, str]) -> None:
-    _, nameserver = server
+def test_what_a_page_says_works(page: Path, place: Path, server: dict[str, str]) -> None:
+    nameserver = server["nameserver"]
     environ = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "GANTRYMQ_NAMESERVER": nameserver}
     for block in blocks(page):
         if block.mark == "serve":
             assert block.text.split()[:2] == ["gantrymq", "serve"]
             continue
         text = block.text.replace("127.0.0.1:9876", nameserver)
+        text = text.replace("127.0.0.1:5557", server.get("metrics", "127.0.0.1:5557"))
         command = [sys.executable, "-W", "error", "-c", text] if block.language == "python" else ["bash", "-ec", text]
         done = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{block.text}\n{done.stdout}\n{done.stderr}"

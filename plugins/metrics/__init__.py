@@ -1,0 +1,112 @@
+"""Tell what all plugins count to Prometheus, over HTTP, with RocketMQ 5's names where it has them.
+
+Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
+Hooks: config_section, configure, register_services, runtime_info.
+Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``. Files: none.
+Answers for RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
+
+Nothing is counted here: who asks makes each plugin tell its numbers (hook ``collect_metrics``). ``server`` is the web
+server, ``exposition`` the text. ``docs/howto/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.services import Service
+from gantrymq.plugins.metrics.config import MetricsConfig
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.plugins.metrics.exposition import Text
+    from gantrymq.plugins.metrics.server import MetricsServer
+
+log = structlog.get_logger("gantrymq.metrics")
+
+
+class MetricsPlugin:
+    """Asks the plugins, one reader at a time, and serves what they say."""
+
+    name = "metrics"
+    _broker: Broker  # these three from configure on
+    _config: MetricsConfig
+    _server: MetricsServer
+
+    def __init__(self) -> None:
+        self._turn = trio.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where the numbers are told, ``host:port``."""
+        return self._server.address
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.metrics]``."""
+        return "metrics", MetricsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Take the address."""
+        try:
+            from gantrymq.plugins.metrics.server import MetricsServer
+        except ImportError as error:
+            raise StartError(f"plugin 'metrics': {error}; install it with `pip install 'gantrymq[metrics]'`") from None
+        self._broker = broker
+        self._config = config.section(MetricsConfig)
+        self._server = MetricsServer(self._config, self.render)
+
+    @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """The web server."""
+        return [Service("metrics", self._server.run)]
+
+    @hookimpl
+    def runtime_info(self, broker: Broker) -> dict[str, str]:
+        """Where it is."""
+        return {"metricsAddress": self.address}
+
+    async def render(self, accept: str) -> Text:
+        """What all plugins say now, in the format of the header ``accept``."""
+        from gantrymq.plugins.metrics.exposition import expose
+
+        async with self._turn:
+            broker, metrics = self._broker, Metrics(self._config.series_max)
+            failed = 0
+            for info, call in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
+                try:
+                    call()
+                except Exception:  # a plugin's failure costs its part, not the page
+                    failed += 1
+                    log.exception("plugin failed", plugin=info.name, hook="collect_metrics")
+                await trio.lowlevel.checkpoint()
+            common = {"cluster": broker.cluster, "node_type": "broker", "node_id": broker.name}
+            return await trio.to_thread.run_sync(partial(self._finish, metrics, failed, common, expose, accept))
+
+    def _finish(self, metrics: Metrics, failed: int, common: dict[str, str], expose: Any, accept: str) -> Text:
+        for work in metrics.work():
+            try:
+                work()
+            except Exception:
+                failed += 1
+                log.exception("plugin failed", hook="collect_metrics")
+        metrics.cut()
+        version = next(info.version for info in self._broker.manager.plugins if info.plugin is self)
+        metrics.gauge(
+            "gantrymq_broker_info", "The broker's version and number; the number of a master is 0", 1,
+            version=version, broker_id=str(self._broker.broker_id),
+        )  # fmt: skip
+        metrics.gauge("gantrymq_metrics_failed_plugins", "Plugins that could not tell their numbers this time", failed)
+        metrics.gauge(
+            "gantrymq_metrics_dropped_series", "Series left out this time (plugin.metrics.series_max)", metrics.dropped
+        )
+        text: Text = expose(metrics, common, accept)
+        return text

@@ -1,0 +1,62 @@
+"""What plugins tell, as text for Prometheus: its classic format, or OpenMetrics for who asks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gantrymq.kernel.metrics import Distribution, Family, Metrics
+
+
+@attrs.frozen
+class Text:
+    """An answer's body and its media type."""
+
+    content_type: str
+    body: bytes
+
+
+def expose(metrics: Metrics, common: Mapping[str, str], accept: str) -> Text:
+    """All of ``metrics`` in the format that ``accept`` (a request's header) wants; ``common`` labels go before each."""
+    encode, content_type = choose_encoder(accept)
+    return Text(content_type, encode(_Collected(metrics, common)))
+
+
+class _Collected(Collector):
+    """Families in the library's form; the library asks for nothing but :meth:`collect`."""
+
+    def __init__(self, metrics: Metrics, common: Mapping[str, str]) -> None:
+        self._metrics = metrics
+        self._names = tuple(common)
+        self._values = tuple(common.values())
+
+    def collect(self) -> Iterator[Metric]:
+        for family in sorted(self._metrics.families.values(), key=lambda each: each.name):
+            yield self._family(family)
+
+    def _family(self, family: Family) -> Metric:
+        labels = (*self._names, *family.label_names)
+        series = [((*self._values, *values), value) for values, value in family.series.items()]
+        if family.kind == "histogram":
+            histogram = HistogramMetricFamily(family.name, family.text, labels=labels)
+            for values, value in series:
+                if isinstance(value, Distribution):
+                    buckets = [(_bound(bound), float(count)) for bound, count in value.buckets]
+                    histogram.add_metric(values, buckets, value.total)
+            return histogram
+        made = (GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily)(
+            family.name, family.text, labels=labels
+        )
+        for values, value in series:
+            if not isinstance(value, Distribution):
+                made.add_metric(values, value)
+        return made
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else repr(float(bound))

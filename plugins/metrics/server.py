@@ -1,0 +1,170 @@
+"""A web server of one page: GET or HEAD of ``/metrics``, HTTP/1.1 by h11, for few and patient readers.
+
+The head of a request has at most 16 KiB, its body is not read; who is slow, silent or one too many is cut off.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import h11
+import structlog
+import trio
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.address import format_address, parse_address
+
+if TYPE_CHECKING:
+    from gantrymq.plugins.metrics.config import MetricsConfig
+    from gantrymq.plugins.metrics.exposition import Text
+
+log = structlog.get_logger("gantrymq.metrics")
+
+PATH: Final = "/metrics"
+HEAD_MAX_BYTES: Final = 16 * 1024
+BACKLOG: Final = 64
+ACCEPT_PAUSE_S: Final = 0.1
+_RECEIVE_BYTES: Final = 16 * 1024
+_OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PLAIN: Final = "text/plain; charset=utf-8"
+
+Render = Callable[[str], Awaitable["Text"]]
+"""Makes the page, given what the reader accepts."""
+
+
+@attrs.frozen
+class _Answer:
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class MetricsServer:
+    """Listens on ``address`` from the beginning, and answers while :meth:`run` runs."""
+
+    def __init__(self, config: MetricsConfig, render: Render) -> None:
+        """:class:`StartError` when the address is taken."""
+        self._config = config
+        self._render = render
+        self._open = 0
+        self._listener, self.address = _listen(config.listen)
+
+    async def run(self) -> None:
+        """Until cancelled; then the address is free again."""
+        log.info("metrics are served", url=f"http://{self.address}{PATH}")
+        with self._listener:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    try:
+                        sock, _ = await self._listener.accept()
+                    except OSError as error:
+                        if error.errno in _OUT_OF_DESCRIPTORS:
+                            log.warning("cannot accept a reader, pausing", error=str(error))
+                            await trio.sleep(ACCEPT_PAUSE_S)
+                        continue
+                    if self._open >= self._config.connections_max:
+                        sock.close()
+                        continue
+                    self._open += 1
+                    nursery.start_soon(self._serve, trio.SocketStream(sock))
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            async with stream:
+                reader = _Reader(stream, self._render, self._config.timeout)
+                while await reader.answer_one():
+                    pass
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            log.debug("reader gone", reason=str(error) or "too slow")
+        finally:
+            self._open -= 1
+
+
+class _Reader:
+    """One connection: what it asks for, and what it gets."""
+
+    def __init__(self, stream: trio.SocketStream, render: Render, timeout: float) -> None:
+        self._stream = stream
+        self._render = render
+        self._timeout = timeout
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX_BYTES)
+
+    async def answer_one(self) -> bool:
+        """Answer the next request; whether there may be another one on this connection."""
+        try:
+            with trio.fail_after(self._timeout):
+                event = await self._next_event()
+            if not isinstance(event, h11.Request):
+                return False
+            # who sends a body as well is not listened to: the answer is the last one here
+            has_body = not isinstance(self._http.next_event(), h11.EndOfMessage)
+        except h11.RemoteProtocolError as error:
+            await self._send(_text(error.error_status_hint, "This is no HTTP request that can be read."), last=True)
+            return False
+        with trio.fail_after(self._timeout):
+            answer = await self._answer(event)
+        await self._send(answer, last=has_body, head_only=event.method == b"HEAD")
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _next_event(self) -> object:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            self._http.receive_data(await self._stream.receive_some(_RECEIVE_BYTES))
+
+    async def _answer(self, request: h11.Request) -> _Answer:
+        path, method = request.target.partition(b"?")[0], request.method
+        if path != PATH.encode():
+            return _text(404, f"There is nothing but {PATH}.")
+        if method not in (b"GET", b"HEAD"):
+            answer = _text(405, f"{PATH} can be read, with GET or HEAD, and nothing else.")
+            return attrs.evolve(answer, headers=(("Allow", "GET, HEAD"),))
+        accept = ", ".join(value.decode("latin-1") for name, value in request.headers if name == b"accept")
+        text = await self._render(accept)
+        return _Answer(200, text.content_type, text.body)
+
+    async def _send(self, answer: _Answer, *, last: bool, head_only: bool = False) -> None:
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        headers = [
+            ("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), *answer.headers,
+            *([("Connection", "close")] if last else []),
+        ]  # fmt: skip
+        reason = HTTPStatus(answer.status).phrase
+        head = self._http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason))
+        body = b"" if head_only else self._http.send(h11.Data(data=answer.body))
+        end = self._http.send(h11.EndOfMessage())
+        with trio.fail_after(self._timeout):
+            await self._stream.send_all(b"".join(part or b"" for part in (head, body, end)))
+
+
+def _text(status: int, text: str) -> _Answer:
+    return _Answer(status, _PLAIN, f"{text}\n".encode())
+
+
+def _listen(wanted: str) -> tuple[trio.socket.SocketType, str]:
+    host, port = parse_address(wanted, any_port=True)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise StartError(
+            f"metrics cannot be served on {host}:{port}: {reason}; set plugin.metrics.listen to another address"
+        ) from None
+    listener.setblocking(False)
+    return trio.socket.from_stdlib_socket(listener), format_address(host, int(listener.getsockname()[1]))

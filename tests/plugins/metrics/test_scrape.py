@@ -1,0 +1,237 @@
+"""What a broker tells, read by Prometheus's own parser from a real connection."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+
+import gantrymq
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.config import build_config
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.services import ConsumerOffsets, Replication
+from gantrymq.kernel.settings import read_settings
+from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins.metrics import MetricsPlugin
+from gantrymq.testing.harness import make_broker, run_broker, run_cluster
+
+pytestmark = pytest.mark.trio
+
+PLUGIN = "gantrymq.plugins.metrics:MetricsPlugin"
+HA = "gantrymq.plugins.ha:HaPlugin"
+ANYWHERE = {"plugin.metrics.listen": "127.0.0.1:0"}
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "metrics.json"
+"""The metrics of RocketMQ 5.3.3, made from its constants and builders: kind, and the name that a reader is shown."""
+COMMON = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+
+
+def address_of(broker: Broker) -> str:
+    return next(info.plugin.address for info in broker.manager.plugins if isinstance(info.plugin, MetricsPlugin))
+
+
+async def get(broker: Broker, accept: str = "text/plain") -> tuple[str, str]:
+    """The body of the page and its media type."""
+    request = urllib.request.Request(f"http://{address_of(broker)}/metrics", headers={"Accept": accept})
+
+    def read() -> tuple[str, str]:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.read().decode(), answer.headers["Content-Type"]
+
+    return await trio.to_thread.run_sync(read)
+
+
+async def scrape(broker: Broker) -> dict[str, Metric]:
+    body, _ = await get(broker)
+    return {family.name: family for family in parse_classic(body)}
+
+
+def value(families: dict[str, Metric], name: str, **labels: str) -> float:
+    """The one sample of that name with these labels, the common ones aside."""
+    found = [
+        sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.name == name and {**sample.labels, **labels} == sample.labels
+    ]
+    assert len(found) == 1, f"{name} {labels}: {found}"
+    return found[0]
+
+
+async def test_what_went_in_and_out_is_told(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, settings=ANYWHERE, enable=[PLUGIN]) as cluster:
+        await scrape(cluster.broker)  # from now on sizes are counted
+        async with gantrymq.connect(cluster.nameserver) as client, client.producer("P") as producer:
+            for size in (10, 10, 2000):
+                await producer.send("T", b"x" * size)
+            await producer.send(gantrymq.Message("T", b"later", delay_level=18))
+            offsets = cluster.broker.services.get(ConsumerOffsets)
+            for queue in cluster.broker.queues:
+                if queue.topic == "T":
+                    offsets.commit("G", "T", queue.queue_id, 0)
+            async with client.consumer("T", group="G", start="first") as consumer:
+                messages = [await anext(consumer) for _ in range(3)]
+                families = await scrape(cluster.broker)
+    assert value(families, "rocketmq_messages_in_total", topic="T", is_system="false") == 3
+    assert value(families, "rocketmq_messages_in_total", topic="SCHEDULE_TOPIC_XXXX", is_system="true") == 1
+    assert value(families, "gantrymq_delayed_messages", level="18") == 1
+    stored = value(families, "rocketmq_throughput_in_total", topic="T")
+    assert 2020 < stored < 3000
+    assert value(families, "rocketmq_messages_out_total", topic="T", consumer_group="G") == len(messages)
+    assert value(families, "rocketmq_throughput_out_total", topic="T", consumer_group="G") == stored
+    assert value(families, "rocketmq_message_size_bucket", topic="T", le="1024.0") == 2
+    assert value(families, "rocketmq_message_size_bucket", topic="T", le="4096.0") == 3
+    assert value(families, "rocketmq_message_size_bucket", topic="T", le="+Inf") == 3
+    assert value(families, "rocketmq_message_size_sum", topic="T") == stored
+    assert value(families, "gantrymq_put_latency_seconds_count") == 4
+    assert value(families, "rocketmq_consumer_lag_messages", topic="T", consumer_group="G", is_retry="false") == 3
+    age = value(families, "rocketmq_consumer_lag_latency_milliseconds", topic="T", consumer_group="G")
+    assert 0 <= age < 60_000
+    assert value(families, "rocketmq_consumer_connections", consumer_group="G", consume_mode="push") == 1
+    assert value(families, "rocketmq_producer_connections", language="python", version="v4_9_7") >= 1
+    assert value(families, "gantrymq_metrics_failed_plugins") == 0
+    for family in families.values():
+        for sample in family.samples:
+            assert {**sample.labels, **COMMON} == sample.labels, sample
+
+
+async def test_a_group_that_has_consumed_everything_is_not_behind(tmp_path: Path) -> None:
+    async with run_cluster(tmp_path, settings=ANYWHERE, enable=[PLUGIN]) as cluster:
+        async with gantrymq.connect(cluster.nameserver) as client, client.producer("P") as producer:
+            result = await producer.send("T", b"x")
+        offsets = cluster.broker.services.get(ConsumerOffsets)
+        offsets.commit("G", "T", result.queue.queue_id, result.queue_offset + 1)
+        families = await scrape(cluster.broker)
+    assert value(families, "rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 0
+    assert value(families, "rocketmq_consumer_lag_latency_milliseconds", topic="T", consumer_group="G") == 0
+
+
+async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
+    golden = {row["shown"]: row["kind"] for row in json.loads(GOLDEN.read_text()).values()}
+    async with run_cluster(tmp_path, settings=ANYWHERE, enable=[PLUGIN]) as cluster:
+        await scrape(cluster.broker)
+        async with gantrymq.connect(cluster.nameserver) as client, client.producer("P") as producer:
+            await producer.send("T", b"x")
+            async with client.consumer("T", group="G", start="first") as consumer:
+                message = await anext(consumer)
+                batch = AppendBatch()
+                batch.add("%DLQ%G", 0, b"dead", b"")
+                cluster.broker.append(batch)
+                cluster.broker.services.get(ConsumerOffsets).commit("G", "T", message.queue_id, 0)
+                cluster.broker.log.flush()
+                cluster.broker.progress()
+                families = await scrape(cluster.broker)
+    ours = {name: family for name, family in families.items() if name.startswith("rocketmq_")}
+    assert len(ours) == 21, sorted(ours)
+    for name, family in ours.items():
+        shown = f"{name}_total" if family.type == "counter" else name
+        assert golden.get(shown) == family.type, f"{shown}: RocketMQ has it as {golden.get(shown)}, not {family.type}"
+    assert all(name.startswith(("rocketmq_", "gantrymq_")) for name in families)
+
+
+async def test_the_page_says_of_each_of_rocketmqs_metrics_whether_it_is_told() -> None:
+    text = (ROOT / "docs" / "howto" / "metrics.md").read_text()
+    told, _, others = text.partition("| not told |")
+    for row in json.loads(GOLDEN.read_text()).values():
+        name = row["shown"]
+        if not name.startswith("rocketmq_pop_"):
+            assert (f"`{name}`" in told) != (f"`{name}`" in others.partition("| ours |")[0]), name
+
+
+async def test_openmetrics_for_who_asks_for_it(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])) as broker:
+        body, media = await get(broker, "application/openmetrics-text; version=1.0.0")
+        assert media.startswith("application/openmetrics-text")
+        families = {family.name: family for family in parse_openmetrics(body)}
+        assert "rocketmq_topic_number" in families
+        assert "gantrymq_pulls_found" in families
+        _, media = await get(broker)
+        assert media.startswith("text/plain")
+
+
+async def test_master_and_slave_tell_of_the_copy(tmp_path: Path) -> None:
+    settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
+    async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
+        follow = {
+            "broker.id": "1", "plugin.ha.master": master.services.get(Replication).ha_address,
+            "plugin.ha.master_broker": master.address, **ANYWHERE,
+        }  # fmt: skip
+        assert value(await scrape(master), "gantrymq_replicas") == 0
+        async with run_broker(make_broker(tmp_path / "slave", settings=follow, enable=[HA, PLUGIN])) as slave:
+            with trio.fail_after(20):
+                while value(families := await scrape(master), "gantrymq_replicas") == 0:
+                    pass
+                (sample,) = families["gantrymq_replica_lag_bytes"].samples
+                assert sample.labels["replica"].startswith("127.0.0.1:")
+                (seconds,) = families["gantrymq_replica_lag_seconds"].samples
+                assert seconds.labels["replica"] == sample.labels["replica"]
+                while value(families := await scrape(slave), "gantrymq_replica_connected") == 0:
+                    pass
+            assert value(families, "gantrymq_replica_lag_bytes", replica=slave.address) == 0
+            assert value(families, "gantrymq_replica_lag_seconds", replica=slave.address) >= 0
+            assert value(families, "gantrymq_broker_info", broker_id="1") == 1
+
+
+class Loud:
+    """Tells a great deal, and then fails."""
+
+    name = "loud"
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        for number in range(5000):
+            metrics.gauge("loud_rooms", "Rooms", number, room=f'no. {number} "a\\b"\n')
+        metrics.later(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        raise RuntimeError("no more")
+
+
+def with_loud(path: Path, **settings: str) -> Broker:
+    given = {"broker.data": str(path), "broker.listen": "127.0.0.1:0", "store.commit_log_file_bytes": "1 MiB"}
+    sets = [f"{key}={text}" for key, text in {**given, **ANYWHERE, **settings}.items()]
+    read = read_settings(sets=sets, enable=[PLUGIN, f"{__name__}:Loud"], disable=["register"])
+    manager: Any = load_plugins(DEFAULT_PLUGINS, [PLUGIN], ["register"])
+    manager = type(manager)([*((info.origin, info.plugin) for info in manager.plugins), ("loud", Loud())])
+    return Broker(build_config(read, manager), manager, SystemEnv())
+
+
+async def test_a_plugin_that_fails_costs_its_part_and_one_that_tells_too_much_is_cut(tmp_path: Path) -> None:
+    async with run_broker(with_loud(tmp_path, **{"plugin.metrics.series_max": "200"})) as broker:
+        families = await scrape(broker)
+    assert value(families, "gantrymq_metrics_failed_plugins") == 2
+    assert value(families, "rocketmq_topic_number") > 0, "what has one series keeps it"
+    told = len(families["loud_rooms"].samples)
+    assert 100 < told < 200
+    assert value(families, "gantrymq_metrics_dropped_series") == 5000 - told
+    assert families["loud_rooms"].samples[0].labels["room"] == 'no. 0 "a\\b"\n'
+
+
+async def test_where_the_numbers_are_is_told_to_administrators(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])) as broker:
+        told = {key: text for part in broker.manager.hook.runtime_info(broker=broker) for key, text in part.items()}
+        assert told["metricsAddress"] == address_of(broker)
+        taken = make_broker(tmp_path / "two", settings={"plugin.metrics.listen": address_of(broker)}, enable=[PLUGIN])
+        with pytest.raises(StartError, match="metrics cannot be served on"):
+            await taken.run()
+
+
+async def test_without_the_extra_the_start_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gantrymq.plugins.metrics.server", None)
+    broker = make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])
+    with pytest.raises(StartError, match=r"gantrymq\[metrics\]"):
+        await broker.run()

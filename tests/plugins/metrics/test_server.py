@@ -1,0 +1,158 @@
+"""The web server: one page, asked for as HTTP wants it; everything else has a clear end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.metrics.config import MetricsConfig
+from gantrymq.plugins.metrics.exposition import Text
+from gantrymq.plugins.metrics.server import HEAD_MAX_BYTES, MetricsServer
+from gantrymq.remoting.address import parse_address
+
+pytestmark = pytest.mark.trio
+
+
+async def page(accept: str) -> Text:
+    return Text("text/plain; version=0.0.4", f"accepts [{accept}]\n".encode())
+
+
+@asynccontextmanager
+async def running(**settings: float) -> AsyncIterator[str]:
+    config = MetricsConfig(listen="127.0.0.1:0", **settings)  # type: ignore[arg-type]
+    server = MetricsServer(config, page)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        yield server.address
+        nursery.cancel_scope.cancel()
+
+
+async def connect(address: str) -> trio.SocketStream:
+    return await trio.open_tcp_stream(*parse_address(address))
+
+
+async def exchange(address: str, request: bytes) -> bytes:
+    """All that comes until the server closes the connection, or says nothing more."""
+    async with await connect(address) as stream:
+        await stream.send_all(request)
+        answer = b""
+        with trio.move_on_after(1):
+            while piece := await stream.receive_some(65536):
+                answer += piece
+                if b"\r\nconnection: close\r\n" not in answer.lower() and answer.endswith(b"\n"):
+                    break
+        return answer
+
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+async def test_the_page_is_there_and_the_connection_stays() -> None:
+    async with running() as address, await connect(address) as stream:
+        for _ in range(2):
+            await stream.send_all(b"GET /metrics?name=x HTTP/1.1\r\nHost: here\r\nAccept: a/b\r\nAccept: c/d\r\n\r\n")
+            answer = await stream.receive_some(65536)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert body == b"accepts [a/b, c/d]\n"
+            assert b"content-length: 19" in head.lower()
+            assert b"content-type: text/plain; version=0.0.4" in head.lower()
+
+
+async def test_requests_that_come_together_are_answered_in_turn() -> None:
+    async with running() as address, await connect(address) as stream:
+        await stream.send_all(GET * 3)
+        answer = b""
+        with trio.fail_after(5):
+            while answer.count(b"accepts") < 3:
+                answer += await stream.receive_some(65536)
+        assert answer.count(b"HTTP/1.1 200") == 3
+
+
+async def test_head_has_the_length_and_no_body() -> None:
+    async with running() as address:
+        answer = await exchange(address, b"HEAD /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"content-length: 11" in head.lower()
+        assert body == b""
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status", "words"),
+    [
+        (b"GET / HTTP/1.1", 404, b"nothing but /metrics"),
+        (b"GET /metrics/ HTTP/1.1", 404, b"nothing but /metrics"),
+        (b"POST /other HTTP/1.1", 404, b"nothing but /metrics"),
+        (b"POST /metrics HTTP/1.1", 405, b"GET or HEAD"),
+        (b"DELETE /metrics HTTP/1.1", 405, b"GET or HEAD"),
+    ],
+)
+async def test_anything_else_is_refused_in_words(request_line: bytes, status: int, words: bytes) -> None:
+    async with running() as address:
+        answer = await exchange(address, request_line + b"\r\nHost: here\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d" % status)
+        assert words in answer
+        assert (b"allow: get, head" in answer.lower()) == (status == 405)
+
+
+async def test_a_body_is_not_read() -> None:
+    async with running() as address:
+        answer = await exchange(address, b"GET /metrics HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x00\x00\x00\x10\x00\x00\x00\x0c{}",  # a frame of the broker's own protocol is no HTTP
+        b"GET /metrics HTTP/1.1\r\nHost : here\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_ends_the_connection(request_bytes: bytes) -> None:
+    async with running() as address:
+        answer = await exchange(address, request_bytes + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"connection: close" in answer.lower()
+
+
+async def test_a_head_without_end_is_cut_off() -> None:
+    async with running() as address:
+        answer = await exchange(address, b"GET /metrics HTTP/1.1\r\nHost: " + b"x" * (HEAD_MAX_BYTES + 1))
+        assert answer.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /metr"])
+async def test_who_is_silent_is_cut_off(begun: bytes) -> None:
+    async with running(timeout=0.1) as address, await connect(address) as stream:
+        await stream.send_all(begun or b"\r\n"[:0])
+        with trio.fail_after(5):
+            assert await stream.receive_some(10) == b""
+
+
+async def test_one_too_many_is_closed_and_the_others_stay() -> None:
+    async with running(connections_max=2) as address:
+        async with await connect(address) as first, await connect(address) as second:
+            for stream in (first, second):
+                await stream.send_all(GET)
+                assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200")
+            async with await connect(address) as third:
+                with trio.fail_after(5):
+                    assert await third.receive_some(10) == b""
+            await first.send_all(GET)
+            assert (await first.receive_some(65536)).startswith(b"HTTP/1.1 200")
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await exchange(address, GET)).startswith(b"HTTP/1.1 200")
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    async with running() as address:
+        with pytest.raises(StartError, match=rf"{address}: Address already in use; set plugin.metrics.listen"):
+            MetricsServer(MetricsConfig(listen=address), page)
