@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import random
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Final
 import attrs
 import msgspec
 
+from gantrymq.cli.devroles import changed_numbers, forget_changes, numbers_of
 from gantrymq.cli.failures import CommandFailed
 
 PLAN_FILE: Final = "cluster.json"
@@ -43,22 +45,21 @@ class Wish:
 
 @attrs.frozen
 class Member:
-    """One server: ``number`` is a broker's id, None for a nameserver."""
+    """One server: ``number`` is a broker's id at its start, None for a nameserver.
+
+    ``label``: its name among all members, also of its folder and its log file; it stays when the number changes.
+    """
 
     name: str
     number: int | None
     port: int
     arguments: Sequence[str]
+    label: str
 
     @property
     def address(self) -> str:
         """Where clients find it."""
         return f"{HOST}:{self.port}"
-
-    @property
-    def label(self) -> str:
-        """Its name among all members, also of its log file."""
-        return self.name if self.number is None else f"{self.name}-{self.number}"
 
 
 @attrs.frozen
@@ -76,10 +77,11 @@ class Plan:
 
 
 class _Kept(msgspec.Struct):
-    """The file: the cluster's name, and the port of each member by its label."""
+    """The file: the cluster's name, and of each member by its label the port, and the number if it is a broker."""
 
     cluster: str
     ports: dict[str, int]
+    numbers: dict[str, int] = {}
 
 
 @contextmanager
@@ -111,17 +113,45 @@ def make_plan(wish: Wish, folder: Path) -> Plan:
         raise CommandFailed(f"{folder} has the data of the cluster {kept.cluster!r}, not {wish.cluster!r}")
     nameservers = [f"nameserver-{number}" for number in range(wish.nameservers)]
     names = [f"broker-{_letters(index)}" for index in range(wish.brokers)]
-    brokers = [(name, number) for number in range(wish.slaves + 1) for name in names]
-    labels = nameservers + [f"{name}-{number}" for name, number in brokers]
+    brokers = {f"{name}-{index}": name for index in range(wish.slaves + 1) for name in names}
+    numbers = {}
+    for name in names:
+        numbers.update(_numbers(wish, name, kept, folder))
+    labels = [*nameservers, *brokers]
     ports = _ports(labels, wish.base_port, {} if wish.base_port else kept.ports)
     told = ";".join(f"{HOST}:{ports[label]}" for label in nameservers)
-    members = [Member(label, None, ports[label], _nameserver(label, ports[label], folder)) for label in nameservers]
-    for name, number in brokers:
-        port = ports[f"{name}-{number}"]
-        members.append(Member(name, number, port, _broker(wish, name, number, port, told, folder)))
-    known = _Kept(wish.cluster, {**kept.ports, **ports})
+    members = [
+        Member(label, None, ports[label], _nameserver(label, ports[label], folder), label) for label in nameservers
+    ]
+    for label, name in sorted(brokers.items(), key=lambda item: numbers[item[0]]):
+        arguments = _broker(wish, name, label, numbers[label], ports[label], told, folder)
+        members.append(Member(name, numbers[label], ports[label], arguments, label))
+    known = _Kept(wish.cluster, {**kept.ports, **ports}, {**kept.numbers, **numbers})
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(known)))
+    for label in brokers:
+        (folder / f"{label}.toml").write_text(f"[broker]\nid = {numbers[label]}\n")
+    forget_changes(folder, list(numbers))
     return Plan(wish.cluster, folder, members)
+
+
+def _numbers(wish: Wish, name: str, kept: _Kept, folder: Path) -> dict[str, int]:
+    """The numbers of all brokers of that name that there are or shall be, by their labels.
+
+    :class:`CommandFailed` when the master is one that shall not be started.
+    """
+    pattern = re.compile(rf"{name}-(\d+)")
+    known = {label for label in kept.ports if pattern.fullmatch(label)}
+    labels = sorted(
+        known | {f"{name}-{index}" for index in range(wish.slaves + 1)}, key=lambda label: (len(label), label)
+    )
+    first = {label: int(label.rpartition("-")[2]) for label in labels}
+    numbers = numbers_of(labels, {**first, **kept.numbers}, changed_numbers(folder, labels))
+    master = min(numbers, key=numbers.__getitem__)
+    if first[master] > wish.slaves:
+        raise CommandFailed(
+            f"the master of {name} is {master} since it was promoted: start with --slaves {first[master]} at least"
+        )
+    return numbers
 
 
 def _read(folder: Path) -> _Kept:
@@ -144,10 +174,9 @@ def _nameserver(label: str, port: int, folder: Path) -> list[str]:
     return ["nameserver", "--listen", f"{HOST}:{port}", "--data", str(folder / label)]
 
 
-def _broker(wish: Wish, name: str, number: int, port: int, nameservers: str, folder: Path) -> list[str]:
+def _broker(wish: Wish, name: str, label: str, number: int, port: int, nameservers: str, folder: Path) -> list[str]:
     settings = [
         f"broker.name={name}",
-        f"broker.id={number}",
         f"broker.cluster={wish.cluster}",
         f"store.commit_log_file_bytes={SEGMENT}",
     ]
@@ -155,8 +184,9 @@ def _broker(wish: Wish, name: str, number: int, port: int, nameservers: str, fol
         settings.append("plugins.enable=ha")
         if wish.sync and number == 0:
             settings.append("plugin.ha.role=sync_master")
-    data = str(folder / f"{name}-{number}")
+    data = str(folder / label)
     arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]
+    arguments += ["--config", str(folder / f"{label}.toml")]  # what stands there can be changed while it runs
     for setting in (*settings, *wish.settings):
         arguments += ["--set", setting]
     return arguments

@@ -42,9 +42,18 @@ class Overrides:
             self._values.setdefault(section, {}).update(values)
         self._env.replace(self.path, self._text().encode())
 
+    def get(self, section: str, key: str) -> object | None:
+        """The value, or None when it was not changed."""
+        return self._values.get(section, {}).get(key)
+
+    def take_out(self, section: str, key: str) -> None:
+        """Forget the value, if there is one, and write the file; OSError when that fails."""
+        if self._values.get(section, {}).pop(key, None) is not None:
+            self._env.replace(self.path, self._text().encode())
+
     def _text(self) -> str:
         parts = [HEAD]
-        for section, values in sorted(self._values.items()):
+        for section, values in sorted(item for item in self._values.items() if item[1]):
             lines: list[Any] = [f"{key} = {show(value)}" for key, value in sorted(values.items())]
             parts.append("\n".join((f"[{section}]", *lines, "")))
         return "\n".join(parts)

@@ -20,6 +20,7 @@ from gantrymq.cli import devplan
 from gantrymq.cli.devplan import Plan, Wish, held, make_plan
 from gantrymq.cli.devview import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.testing.hapair import read_all
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 
 ROW = {
@@ -40,7 +41,9 @@ def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_pat
     slave = plan.members[-1]
     assert slave.arguments[:3] == ["broker", "--nameserver", plan.nameservers]
     settings = set(slave.arguments[slave.arguments.index("--set") + 1 :: 2])
-    assert {"broker.name=broker-b", "broker.id=1", "broker.cluster=DevCluster", "plugins.enable=ha"} <= settings
+    assert {"broker.name=broker-b", "broker.cluster=DevCluster", "plugins.enable=ha"} <= settings
+    file = Path(slave.arguments[slave.arguments.index("--config") + 1])
+    assert file.read_text() == "[broker]\nid = 1\n", "no flag: it may change while the broker runs"
 
 
 def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(tmp_path: Path) -> None:
@@ -53,6 +56,61 @@ def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(t
 
 def test_brokers_without_slaves_do_not_replicate(tmp_path: Path) -> None:
     assert "plugins.enable=ha" not in make_plan(Wish(), tmp_path).members[1].arguments
+
+
+def promoted(folder: Path, label: str, number: int, at: int, other: str = "") -> Path:
+    """The broker in that folder was given another number at that moment, as ``gantrymq cluster promote`` does it."""
+    file = folder / label / "config" / "overrides.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"[broker]\nid = {number}\n{other}")
+    os.utime(file, (at, at))
+    return file
+
+
+def numbers(wish: Wish, folder: Path) -> dict[str, int | None]:
+    return {member.label: member.number for member in make_plan(wish, folder).members if member.number is not None}
+
+
+def test_who_was_promoted_stays_the_master_and_the_old_one_takes_its_number(tmp_path: Path) -> None:
+    wish = Wish(slaves=2, sync=True)
+    assert numbers(wish, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
+    file = promoted(tmp_path, "broker-a-1", 0, at=100, other="\n[plugin.consume]\nmemory_percent = 30\n")
+    for _ in range(3):
+        plan = make_plan(wish, tmp_path)
+        assert [member.label for member in plan.members] == ["nameserver-0", "broker-a-1", "broker-a-0", "broker-a-2"]
+        assert [member.number for member in plan.members] == [None, 0, 1, 2]
+        assert [("plugin.ha.role=sync_master" in member.arguments) for member in plan.members[1:]] == [
+            True,
+            False,
+            False,
+        ]
+        assert (tmp_path / "broker-a-0.toml").read_text() == "[broker]\nid = 1\n"
+        assert "id" not in file.read_text()
+        assert "memory_percent = 30" in file.read_text(), "what else was changed stays"
+
+
+def test_of_two_who_were_promoted_the_last_one_is_the_master(tmp_path: Path) -> None:
+    wish = Wish(slaves=2)
+    numbers(wish, tmp_path)
+    promoted(tmp_path, "broker-a-1", 0, at=100)
+    promoted(tmp_path, "broker-a-2", 0, at=200)
+    assert numbers(wish, tmp_path) == {"broker-a-2": 0, "broker-a-0": 2, "broker-a-1": 1}
+    promoted(tmp_path, "broker-a-0", 0, at=50)
+    assert numbers(wish, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
+
+
+def test_a_cluster_without_its_master_is_not_started(tmp_path: Path) -> None:
+    numbers(Wish(slaves=1), tmp_path)
+    promoted(tmp_path, "broker-a-1", 0, at=100)
+    with pytest.raises(CommandFailed, match=r"the master of broker-a is broker-a-1 since .* start with --slaves 1"):
+        make_plan(Wish(slaves=0), tmp_path)
+    assert numbers(Wish(slaves=1), tmp_path)["broker-a-1"] == 0, "nothing was forgotten"
+
+
+def test_a_store_whose_changes_cannot_be_read_is_named(tmp_path: Path) -> None:
+    promoted(tmp_path, "broker-a-0", 0, at=100).write_text("[broker\n")
+    with pytest.raises(CommandFailed, match=r"overrides\.toml"):
+        make_plan(Wish(), tmp_path)
 
 
 def test_ports_from_a_base_leave_room_for_a_brokers_other_ports(tmp_path: Path) -> None:
@@ -181,6 +239,21 @@ def until_ready(child: Child) -> tuple[str, dict[str, int]]:
     raise AssertionError("it ended")
 
 
+class Bodies:
+    """What was read."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def observe(self, body: bytes, queue_id: int, offset: int) -> None:
+        self.bodies.append(body)
+
+
+def send(nameserver: str, body: bytes) -> None:
+    with gantrymq.sync.connect(nameserver) as client, client.producer("p") as producer:
+        producer.send(Message("Orders", body))
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -214,6 +287,43 @@ def test_a_cluster_from_its_start_to_its_end_and_again(up: Callable[[], Child]) 
         assert "Orders" in client.admin.topics()
     second.kill()
     wait_for(lambda: not any(map(alive, pids.values())))
+
+
+@pytest.mark.timeout(120)
+def test_after_a_promotion_the_next_start_has_one_master_with_everything(
+    up: Callable[[], Child], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    def level(nameserver: str) -> list[dict[str, Any]]:
+        """The master and its slave, once they have the same log."""
+        rows: list[dict[str, Any]] = []
+
+        def same() -> bool:
+            rows[:] = json.loads(cli("cluster", "status", "--json", "--nameserver", nameserver).out)
+            offsets = [row["offset"] for row in rows]
+            return [row["role"] for row in rows] == ["async_master", "slave"] and offsets[0] == offsets[1] > 0
+
+        wait_for(same, 30)
+        return rows
+
+    first = up()
+    nameserver, pids = until_ready(first)
+    send(nameserver, b"before")
+    level(nameserver)
+    os.kill(pids["broker-a 0"], signal.SIGKILL)
+    assert any(event.get("state") == "ended (-9)" for event in first.events())
+    outcome = cli("cluster", "promote", "broker-a", "--nameserver", nameserver)
+    assert outcome.code == 0, outcome.err
+    send(nameserver, b"after")
+    first.process.send_signal(signal.SIGINT)
+    assert first.wait() == 0
+
+    again, new = until_ready(up())
+    assert set(new) == {"nameserver-0 None", "broker-a 0", "broker-a 1"}
+    ports = json.loads((tmp_path / "data" / "cluster.json").read_text())["ports"]
+    assert level(again)[0]["address"] == f"127.0.0.1:{ports['broker-a-1']}"
+    ledger = Bodies()
+    read_all(f"127.0.0.1:{ports['broker-a-1']}", "Orders", 4, ledger)
+    assert sorted(ledger.bodies) == [b"after", b"before"]
 
 
 def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path, cli: Callable[..., Any]) -> None:

@@ -1,0 +1,57 @@
+"""Which of a local cluster's brokers is its master, from one start to the next.
+
+A broker's folder stays; its number may change while it runs, by ``gantrymq cluster promote``. It is kept in the store
+then (``config/overrides.toml``), and the old master knows nothing of it: only here both are seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.admin.overrides import Overrides
+
+SECTION, KEY = "broker", "id"
+
+
+def changed_numbers(folder: Path, labels: Sequence[str]) -> dict[str, int]:
+    """By the folder's name, the number that a broker was given while it ran; the last one that was changed comes first.
+
+    :class:`CommandFailed` for a file that cannot be read.
+    """
+    found = []
+    for label in labels:
+        overrides = _overrides(folder / label)
+        number = overrides.get(SECTION, KEY)
+        if isinstance(number, int):
+            found.append((Path(overrides.path).stat().st_mtime_ns, label, number))
+    return {label: number for _, label, number in sorted(found, reverse=True)}
+
+
+def forget_changes(folder: Path, labels: Sequence[str]) -> None:
+    """Take the numbers out of the stores: they stand in the files by which the cluster starts its brokers now."""
+    for label in labels:
+        _overrides(folder / label).take_out(SECTION, KEY)
+
+
+def numbers_of(labels: Sequence[str], before: Mapping[str, int], changed: Mapping[str, int]) -> dict[str, int]:
+    """A number for each of one name's brokers, no two alike: as changed, else as before, else the lowest free one."""
+    numbers: dict[str, int] = {}
+    for wanted in (changed, before):
+        for label, number in wanted.items():
+            if label in labels and label not in numbers and number not in numbers.values():
+                numbers[label] = number
+    for label in labels:
+        if label not in numbers:
+            numbers[label] = next(number for number in range(len(labels) + 1) if number not in numbers.values())
+    return numbers
+
+
+def _overrides(store: Path) -> Overrides:
+    try:
+        return Overrides(SystemEnv(), str(store))
+    except StartError as error:
+        raise CommandFailed(str(error)) from None
