@@ -197,6 +197,33 @@ def decode_at(data: bytes | memoryview, offset: int) -> Record:
     return record
 
 
+def check_begun(data: bytes | bytearray | memoryview) -> None:
+    """For who waits for the rest of a record: :class:`BadRecord` when the lengths that are there contradict each other.
+
+    A size that is wrong would be waited for. Too little to tell is no error.
+    """
+    if len(data) < LEAST_BYTES or _BLANK.unpack_from(data)[1] == BLANK_MAGIC:
+        return
+    size, magic, bits = _frame(data, 0)
+    body_start = HEADS[bits].size
+    if len(data) < body_start:
+        return
+    body_size = int.from_bytes(data[body_start - 4 : body_start], "big", signed=True)
+    topic_start = body_start + body_size + (1 if magic == MAGIC_V1 else 2)
+    if body_size < 0 or topic_start + 2 > size:
+        raise BadRecord(f"a body of {body_size} bytes does not fit into a record of {size}")
+    if len(data) < topic_start:
+        return
+    topic_end = topic_start + int.from_bytes(data[body_start + body_size : topic_start], "big")
+    if topic_end + 2 > size:
+        raise BadRecord(f"a topic of {topic_end - topic_start} bytes does not fit into a record of {size}")
+    if len(data) < topic_end + 2:
+        return
+    end = topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big")
+    if end != size:
+        raise BadRecord(f"the parts make {end} bytes, the record says {size}")
+
+
 def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, int]:
     """Size, magic and kinds of hosts of the record at ``start``."""
     if len(data) - start < LEAST_BYTES:

@@ -14,7 +14,7 @@ import trio
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.env import NoRoom
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
 from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
@@ -185,6 +185,7 @@ class Tail:
                 with memoryview(self._waiting) as waiting:
                     taken = self._broker.append_encoded(self._at, waiting)
                 if not taken:
+                    check_begun(self._waiting)
                     break
                 del self._waiting[:taken]
                 self._at += taken

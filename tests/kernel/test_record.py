@@ -15,6 +15,7 @@ from gantrymq.kernel.record import (
     BadRecord,
     Record,
     blank,
+    check_begun,
     decode,
     decode_host,
     encode,
@@ -114,6 +115,31 @@ def test_every_cut_is_refused(data: bytes) -> None:
     for size in range(len(data)):
         with pytest.raises(BadRecord):
             decode(data[:size])
+
+
+@given(records)
+def test_any_beginning_of_a_record_may_be_waited_for(record: Record) -> None:
+    data = encode(record)
+    for size in range(len(data) + 1):
+        check_begun(data[:size])
+    check_begun(blank(300))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "there", "reason"),
+    [
+        (4, b"\xda\xa3\x20\xa8", 91, "no record: magic DAA320A8"),
+        (0, b"\x7f\xff\xff\xff", 114, "the parts make 114 bytes"),
+        (84, b"\xff\xff\xff\xff", 91, "a body of -1 bytes does not fit"),
+        (84, b"\0\0\0\x63", 91, "a body of 99 bytes does not fit"),
+        (93, b"\xff", 94, "a topic of 255 bytes does not fit"),
+        (103, b"\0\x0a", 105, "the parts make 115 bytes"),
+    ],
+)
+def test_a_length_that_is_wrong_is_told_as_soon_as_it_can_be(at: int, value: bytes, there: int, reason: str) -> None:
+    data = GOLDEN[:at] + value + GOLDEN[at + len(value) :]
+    with pytest.raises(BadRecord, match=reason):
+        check_begun(data[:there])
 
 
 @given(st.binary(max_size=300))

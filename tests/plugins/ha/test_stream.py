@@ -104,6 +104,17 @@ def test_row_57_cut_at_every_byte_the_next_connection_completes_the_same_log(mas
         assert bytes_of(slave.store) == bytes_of(master)
 
 
+@pytest.mark.parametrize("at", [1, 2, 3, BODY_SIZE_AT + 1, BODY_SIZE_AT + 2, BODY_SIZE_AT + 3])
+def test_row_57_a_length_that_is_wrong_is_not_waited_for(at: int, master: Store) -> None:
+    """Else the slave would confirm nothing until so many bytes have come, and senders would wait for it in vain."""
+    record = bytearray(master.log.view(0, int.from_bytes(master.log.view(0, 4), "big")))
+    record[at] ^= 1 << 6
+    slave = Slave()
+    assert slave.connect(HEADER.pack(0, len(record)) + record) == "BadRecord"
+    assert slave.connect(stream_from(master, 0)) == ""
+    assert bytes_of(slave.store) == bytes_of(master)
+
+
 def test_row_57_with_any_byte_flipped_no_body_is_altered_and_nothing_is_out_of_place(master: Store) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
     rng, whole, refused = random.Random(57), stream_from(master, 0), 0
