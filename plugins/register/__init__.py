@@ -16,7 +16,7 @@ from gantrymq.kernel.services import Registration, Replication, RouteChanges, Se
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.registrar import Registrar
-from gantrymq.plugins.register.rivals import RUN_KEY, Rivals
+from gantrymq.plugins.register.rivals import Rivals
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -58,7 +58,7 @@ class RegisterPlugin:
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """By what this run is told from another broker."""
-        return {RUN_KEY: self._rivals.run}
+        return self._rivals.told()
 
     @hookimpl
     def started(self, broker: Broker) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
+from math import inf
 from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
+from gantrymq.plugins.register.rivals import LOOKS_S
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
@@ -68,7 +71,7 @@ class Link:
             await self._keep_registered()
             await trio.sleep_forever()
         finally:
-            if self.registered:
+            if self.registered and not self._rivals.lost:
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     await self._say_farewell()
 
@@ -89,6 +92,8 @@ class Link:
 
     async def _serve(self, channel: Channel) -> None:
         await self._rivals.check(channel, self._timeout)
+        looks = deque(LOOKS_S)
+        look_at = trio.current_time() + looks.popleft()
         while not channel.closed:
             if self._leaving.is_set():
                 await self._call(channel, self._announcement.unregister())
@@ -102,15 +107,21 @@ class Link:
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
             self.registered = True
-            self._rivals.registered()
             self._failure = None
             self._delay = FIRST_RETRY_S
             self.tried.set()
-            await self._wait(channel, pause)
+            until = trio.current_time() + pause
+            while await self._nothing_until(min(until, look_at), channel) and trio.current_time() < until:
+                is_lost = await self._rivals.check(channel, self._timeout)
+                look_at = trio.current_time() + looks.popleft() if looks else inf
+                if look_at == inf:
+                    self._rivals.settle()
+                if is_lost:
+                    break
 
-    async def _wait(self, channel: Channel, pause: float) -> None:
-        """Until there is news, the connection has ended, or ``pause`` seconds are over."""
-        with trio.move_on_after(pause):
+    async def _nothing_until(self, moment: float, channel: Channel) -> bool:
+        """Wait until then; False when there is news before, or the connection has ended."""
+        with trio.move_on_at(moment):
             async with trio.open_nursery() as nursery:
 
                 async def watch() -> None:
@@ -121,6 +132,7 @@ class Link:
                 await self._news.wait()
                 await trio.sleep(DEBOUNCE_S)
                 nursery.cancel_scope.cancel()
+        return not self._news.is_set() and not channel.closed
 
     async def _call(self, channel: Channel, command: Command) -> Command:
         answer = await channel.call(command, self._timeout)

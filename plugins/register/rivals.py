@@ -3,12 +3,16 @@
 Before a broker registers over a new connection it looks who is registered by its name and number. If that is another
 address, and a broker by this name and number answers there, the newcomer stays away: at its start it ends with a text
 that names both, later it goes on without this nameserver. RocketMQ's nameserver lets the later one take the place.
+
+Two that start at the same instant both find the place free. So a newcomer looks a few times more while it settles: who
+finds the other one there knows by their runs which of them came first. That one takes the place back, the other ends.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import structlog
 import trio
 
@@ -28,8 +32,18 @@ log = structlog.get_logger("gantrymq.register")
 PROBE_S: Final = 2.0
 """How long the other address may take to answer; a machine that is gone holds up the registration so long."""
 RUN_KEY: Final = "brokerRun"
-"""Under this name a broker's runtime information has the number of its run."""
+"""Under this name a broker's runtime information has the number of its run. A later run has a higher one, as text."""
+SETTLED_KEY: Final = "brokerSettled"
+"""And under this one whether it keeps its place whoever comes."""
+LOOKS_S: Final = (1.0, 3.0, 6.0)
+"""When a newcomer looks again: after its first registration, and after each look."""
 _RUN_BITS: Final = 62
+
+
+@attrs.frozen
+class _Rival:
+    run: str
+    is_settled: bool
 
 
 class Rivals:
@@ -37,55 +51,77 @@ class Rivals:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._established = False
-        self.run = f"{broker.env.random_int(1 << _RUN_BITS):x}"
+        self._settled = False
+        self.lost = False
+        """A rival stays, this broker ends. Its farewell would take the rival from RocketMQ's nameservers, which do not
+        look whose address it names."""
+        self.run = f"{broker.env.wall_ms():012x}-{broker.env.random_int(1 << _RUN_BITS):x}"
 
-    def registered(self) -> None:
-        """A nameserver has taken this broker: from now on a rival does not end it."""
-        self._established = True
+    def settle(self) -> None:
+        """A nameserver has taken this broker, and it was looked often enough: from now on a rival does not end it."""
+        self._settled = True
 
-    async def check(self, nameserver: Channel, timeout: float) -> None:
-        """Returns when the place is free, or nobody can tell.
+    def told(self) -> dict[str, str]:
+        """What others are told of this broker, to know who came first."""
+        return {RUN_KEY: self.run, SETTLED_KEY: str(self._settled).lower()}
 
-        With a rival :class:`StartError`, and :class:`RemoteFault` once this broker was registered anywhere; what the
-        nameserver's connection may raise.
+    async def check(self, nameserver: Channel, timeout: float) -> bool:
+        """Whether the place is to be taken: nobody has it, or one who is gone, or one who came later and is to end.
+
+        False when it is ours, or nobody can tell.
+        With a rival that came before :class:`StartError`, and :class:`RemoteFault` once this broker is settled; what
+        the nameserver's connection may raise.
         """
         address = await self._registered_address(nameserver, timeout)
-        if not address or address == self._broker.address or not await self._lives(address):
-            return
+        if address == self._broker.address:
+            return False
+        rival = await self._find(address) if address else None
+        if rival is None:
+            return True
         broker = self._broker
+        if not rival.is_settled and (self._settled or self.run < rival.run):
+            log.warning(
+                "a newcomer has this broker's name and number, and is to end", address=address, broker=broker.name
+            )
+            return True
         text = (
             f"{address} is a broker {broker.name!r} with the id {broker.broker_id} already, and answers; this one at "
             f"{broker.address} must have another broker.name or broker.id (a slave of it: an id that is free, above 0)"
         )
-        if not self._established:
+        if not self._settled:
+            self.lost = True
             raise StartError(text)
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)
 
     async def _registered_address(self, nameserver: Channel, timeout: float) -> str:
         try:
             answer = await nameserver.call(Command(RequestCode.GET_BROKER_CLUSTER_INFO), timeout)
-            table = ClusterInfo.from_bytes(answer.body or b"{}").broker_addr_table if answer.code == 0 else {}
+            if answer.code or not answer.body:
+                raise RemoteFault(answer.code, answer.remark or "no list")
+            table = ClusterInfo.from_bytes(answer.body).broker_addr_table
         except RemoteFault as fault:
-            log.debug("nameserver_lists_no_brokers", address=nameserver.address, reason=fault.remark)
-            return ""
+            log.debug("nameserver_lists_no_brokers", reason=fault.remark)
+            return self._broker.address
         known = table.get(self._broker.name)
         return "" if known is None else known.broker_addrs.get(self._broker.broker_id, "")
 
-    async def _lives(self, address: str) -> bool:
-        """Whether another broker of this name and number answers there."""
+    async def _find(self, address: str) -> _Rival | None:
+        """The other broker of this name and number that answers there. RocketMQ's say nothing of their runs."""
         try:
             with trio.fail_after(PROBE_S):
                 async with open_channel(address) as channel:
                     settings = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
                     runtime = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
             if settings.code or runtime.code:
-                return False
+                return None
             says = read_properties(bytes(settings.body or b""))
-            run = KVTable.from_bytes(runtime.body).table.get(RUN_KEY)
+            told = KVTable.from_bytes(runtime.body).table
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
             log.info("the registered one does not answer", address=address, reason=str(error) or "no answer")
-            return False
+            return None
         broker = self._broker
         named = (says.get("brokerName"), says.get("brokerId"), says.get("brokerClusterName"))
-        return named == (broker.name, str(broker.broker_id), broker.cluster) and run != self.run
+        run = told.get(RUN_KEY, "")
+        if named != (broker.name, str(broker.broker_id), broker.cluster) or run == self.run:
+            return None
+        return _Rival(run, told.get(SETTLED_KEY) != "false")

@@ -81,7 +81,7 @@ class FakeChannel:
             raise CallTimeout(self._nameserver.address, "silent")
         await trio.lowlevel.checkpoint()
         if command.code == RequestCode.GET_BROKER_CLUSTER_INFO and not self._nameserver.code:
-            return command.answer(0, body=b"{}")  # nobody is there, whom these tests do not ask about
+            return command.answer(0)  # it does not tell who is there, which these tests do not ask about
         self._nameserver.calls.append((trio.current_time(), command))
         remark = "broken" if self._nameserver.code else None
         return command.answer(self._nameserver.code, remark, self._nameserver.ext, self._nameserver.body)

@@ -81,7 +81,8 @@ async def test_a_broker_that_has_a_new_address_is_no_rival_of_its_own(tmp_path: 
             async with open_channel(nameserver) as channel:
                 own = next(info.plugin for info in first.manager.plugins if info.name == "register")
                 await own._rivals.check(channel, 5.0)
+                own._rivals.settle()
                 stranger = rivals.Rivals(first)
-                stranger.registered()
+                stranger.settle()
                 with pytest.raises(RemoteFault, match="already, and answers"):
                     await stranger.check(channel, 5.0)
