@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
-from typing import Any
+from typing import Any, Self
 
 from gantrymq.kernel.env import DiskUsage, EventWaker, File, Lock, StoreInUse, Waker
 from gantrymq.kernel.fast.plain_flusher import Flusher
@@ -174,7 +174,7 @@ class MemoryEnv:
         """Let time pass."""
         self.wall += milliseconds
 
-    def kill(self) -> MemoryEnv:
+    def kill(self) -> Self:
         """The process ends at once: what it wrote is there, synced or not."""
         copies: dict[int, _Inode] = {}
 
@@ -187,7 +187,7 @@ class MemoryEnv:
             [(source, target, copy(inode)) for source, target, inode in self._unsynced],
         )
 
-    def power_cut(self, seed: int | None = None) -> MemoryEnv:
+    def power_cut(self, seed: int | None = None) -> Self:
         """The power goes: what was not synced is gone. With a ``seed``, some blocks and names of it made it."""
         chance = None if seed is None else random.Random(seed)  # noqa: S311
         names = dict(self._synced_names)
@@ -197,7 +197,7 @@ class MemoryEnv:
         files = {path: survivors.setdefault(id(inode), inode.cut(chance)) for path, inode in sorted(names.items())}
         return self._restart(files, files, [])
 
-    def _restart(self, files: dict[str, _Inode], synced: dict[str, _Inode], unsynced: list[Any]) -> MemoryEnv:
+    def _restart(self, files: dict[str, _Inode], synced: dict[str, _Inode], unsynced: list[Any]) -> Self:
         self._alive = False
         env = self._successor(self._random.randrange(1 << 30))
         env.files, env._synced_names, env._unsynced = dict(files), dict(synced), list(unsynced)
@@ -205,13 +205,18 @@ class MemoryEnv:
         env.free_bytes = self.free_bytes
         return env
 
-    def _successor(self, seed: int) -> MemoryEnv:
-        return MemoryEnv(seed, self.wall)
+    def _successor(self, seed: int) -> Self:
+        """The same machine after its next start."""
+        return type(self)(seed, self.wall)
 
     @property
     def alive(self) -> bool:
         """Whether this machine has not been switched off."""
         return self._alive
+
+    def switch_off(self) -> None:
+        """End its life without another to come."""
+        self._alive = False
 
     def check(self) -> None:
         """Raise when this machine has been switched off."""

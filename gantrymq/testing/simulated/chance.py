@@ -1,0 +1,72 @@
+"""What a run takes from the machine that it really runs on, replaced for its length by what follows from the seed.
+
+These are switched in place, in the modules of Python and trio: programs ask there, and no setting of theirs changes it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import trio
+
+from gantrymq.testing.simulated.env import START_MS
+
+T = TypeVar("T")
+
+_PROCESS_ID = 4242
+
+
+@contextmanager
+def all_from(seed: int) -> Iterator[None]:
+    """Clocks, secrets, the process id, the order of tasks, and threads, of which there are none."""
+    chance = random.Random(f"{seed} secrets")  # noqa: S311 - chance that can be repeated is the point
+    with ExitStack() as stack:
+        replaced: list[tuple[Any, str, Any]] = [
+            (time, "time", _seconds),
+            (time, "time_ns", lambda: int(_seconds() * 1e9)),
+            (os, "getpid", lambda: _PROCESS_ID),
+            (secrets, "randbelow", chance.randrange),
+            (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
+            (trio.to_thread, "run_sync", _at_once),
+        ]
+        for module, name, new in replaced:
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, new)
+        stack.enter_context(_same_order(seed))
+        yield
+
+
+_REAL_TIME = time.time
+
+
+def _seconds() -> float:
+    try:
+        return START_MS / 1000 + trio.current_time()
+    except RuntimeError:  # outside of the run
+        return _REAL_TIME()
+
+
+async def _at_once(function: Callable[..., T], *arguments: Any, **_options: Any) -> T:
+    """In place of a thread: the clock would jump while it works, and no two runs would be the same."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+@contextmanager
+def _same_order(seed: int) -> Iterator[None]:
+    """Of the tasks that can run, trio picks by chance. It has this switch for tests that find their seed themselves."""
+    run: Any = trio._core._run
+    before = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
+    run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    run._r.seed(seed)
+    try:
+        yield
+    finally:
+        run._ALLOW_DETERMINISTIC_SCHEDULING = before[0]
+        run._r.setstate(before[1])

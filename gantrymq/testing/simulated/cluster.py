@@ -1,0 +1,114 @@
+"""Nameservers, a master and its slaves, and clients on machines of their own, in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+import gantrymq
+from gantrymq.kernel.broker import Broker
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.hapair import Book
+from gantrymq.testing.requests import pull
+from gantrymq.testing.simulated.machine import Machine
+from gantrymq.testing.simulated.network import OBSERVER, Network, Process, on
+
+HA = "gantrymq.plugins.ha:HaPlugin"
+HA_PORT = 10912
+SAFE = {"plugin.flush.mode": "sync", "plugin.ha.role": "sync_master"}
+"""What makes an acknowledgement survive the loss of either machine (SYNC_FLUSH and SYNC_MASTER)."""
+STEP_S = 0.05
+
+
+class Cluster:
+    """The machines of a simulation by their addresses, and the network between them."""
+
+    def __init__(self, network: Network, nursery: trio.Nursery) -> None:
+        self.network = network
+        self.seed = network.seed
+        self.chance = random.Random(f"{network.seed} scenario")  # noqa: S311 - for the scenario's own choices
+        self.nameservers: list[str] = []
+        self.log: list[Any] = []
+        """What was logged: each line's fields, and ``at``, the simulated time in seconds."""
+        self._nursery = nursery
+        self._machines: dict[str, Machine] = {}
+
+    def machine(self, host: str) -> Machine:
+        """The machine at this address."""
+        if host not in self._machines:
+            self._machines[host] = Machine(self.network, self._nursery, host)
+        return self._machines[host]
+
+    async def start_nameserver(self, host: str) -> Machine:
+        """A nameserver at this machine; brokers and clients that start later know it."""
+        machine = self.machine(host)
+        address = await machine.start_nameserver()
+        if address not in self.nameservers:
+            self.nameservers.append(address)
+        return machine
+
+    async def start_broker(self, host: str, broker_id: int = 0, settings: Mapping[str, str] | None = None) -> Broker:
+        """A broker with the plugin ``ha`` at this machine, a master or (``broker_id`` not 0) a slave."""
+        given = {"broker.id": str(broker_id), **(settings or {})}
+        return await self.machine(host).start_broker(self.nameservers, given, [HA])
+
+    def end(self) -> None:
+        """Switch all machines off, for good."""
+        for machine in self._machines.values():
+            machine.vanish()
+
+    @asynccontextmanager
+    async def client(self, host: str = OBSERVER) -> AsyncIterator[Any]:
+        """A client of the library at this machine, which knows all nameservers; the block belongs to it."""
+        with on(Process(host)):
+            async with gantrymq.connect(self.nameservers) as client:
+                yield client
+
+    async def until(self, true: Callable[[], bool], seconds: float = 60.0, what: str = "") -> None:
+        """Returns when it is so; AssertionError when it is not after so many simulated seconds."""
+        with trio.move_on_after(seconds):
+            while not true():  # noqa: ASYNC110 - what is waited for has no event
+                await trio.sleep(STEP_S)
+        if not true():
+            raise AssertionError(f"not within {seconds:g} simulated seconds: {what or true}")
+
+
+async def read_all(address: str, topic: str, queues: int, book: Book, patience: int = 200) -> dict[int, int]:
+    """Show the book everything that the broker gives to readers of the topic; how far each queue goes.
+
+    For the test itself: over good links, and again while the broker is not ready to answer (``patience`` times).
+    """
+    ends: dict[int, int] = {}
+    with on(Process(OBSERVER)):
+        async with open_channel(address) as channel:
+            for queue_id in range(queues):
+                end = await _end(channel, topic, queue_id)
+                offset = 0
+                while offset < end:
+                    answer = await channel.call(pull(topic, queue_id, offset))
+                    if answer.code != ResponseCode.SUCCESS and patience:
+                        patience -= 1
+                        await trio.sleep(STEP_S)
+                        continue
+                    if answer.code != ResponseCode.SUCCESS:
+                        raise AssertionError(f"queue {queue_id} at {offset}: {answer.code} {answer.remark}")
+                    for record in decode_records(answer.body):
+                        book.observe(record.body, record.queue_id, record.queue_offset)
+                        offset = record.queue_offset + 1
+                ends[queue_id] = offset
+    return ends
+
+
+async def _end(channel: Channel, topic: str, queue_id: int) -> int:
+    ask = Command(RequestCode.GET_MAX_OFFSET, ext={"topic": topic, "queueId": str(queue_id)})
+    answer = await channel.call(ask)
+    if answer.code != ResponseCode.SUCCESS:
+        raise AssertionError(f"queue {queue_id}: {answer.code} {answer.remark}")
+    return int((answer.ext or {})["offset"])

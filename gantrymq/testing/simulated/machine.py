@@ -1,0 +1,162 @@
+"""A machine of the simulated cluster: a disk, and one process on it, that may end in any way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.testing.harness import make_broker
+from gantrymq.testing.simulated.env import SimulatedEnv
+from gantrymq.testing.simulated.network import Network, Process, on
+
+STORE = "store"
+NAMESERVER_PORT = 9876
+BROKER_PORT = 10911
+
+Body = Callable[[trio.TaskStatus[None]], Awaitable[None]]
+
+
+class Machine:
+    """Runs a broker or a nameserver at ``host``. Both are the ones of the product, from the first line to the last."""
+
+    def __init__(self, network: Network, nursery: trio.Nursery, host: str) -> None:
+        self.host = host
+        self.network = network
+        self.env = SimulatedEnv(network, host, random.Random(f"{network.seed} {host}").randrange(1 << 30))  # noqa: S311
+        self.broker: Broker | None = None
+        """The broker, as long as one runs here."""
+        self._nursery = nursery
+        self._process: Process | None = None
+        self._scope = trio.CancelScope()
+        self._gone = trio.Event()
+        self._gone.set()
+
+    @property
+    def address(self) -> str:
+        """Where the broker serves clients."""
+        return f"{self.host}:{BROKER_PORT}"
+
+    @property
+    def running_broker(self) -> Broker:
+        """The broker; RuntimeError when none runs."""
+        if self.broker is None:
+            raise RuntimeError(f"no broker runs at {self.host}")
+        return self.broker
+
+    # ------------------------------------------------------------------------------------------------- beginning
+
+    async def start_nameserver(self) -> str:
+        """Returns its address once it listens."""
+
+        async def body(status: trio.TaskStatus[None]) -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(NameServer(NameServerConfig(host=self.host, port=NAMESERVER_PORT)).serve)
+                status.started()
+
+        await self._start(body)
+        return f"{self.host}:{NAMESERVER_PORT}"
+
+    async def start_broker(
+        self, nameservers: Sequence[str], settings: Mapping[str, str], enable: Sequence[str] = ()
+    ) -> Broker:
+        """Returns it once it listens. It is started again for as long as it asks for that."""
+        given = {
+            "broker.listen": self.address,
+            "broker.watchdog": "0s",  # a thread, and the clock it looks at is not ours
+            "store.commit_log_file_bytes": "256 KiB",
+            "store.queue_file_units": "1000",
+            "plugin.index.slots": "1000",
+            "plugin.index.entries": "4000",
+            **settings,
+        }
+
+        async def body(status: trio.TaskStatus[None]) -> None:
+            again = False
+            while True:
+                self.broker = broker = make_broker(STORE, nameservers, settings=given, enable=enable, env=self.env)
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(_run, broker)
+                    if not again:
+                        status.started()
+                again = broker.restarting
+                if not again:
+                    return
+
+        await self._start(body)
+        return self.running_broker
+
+    async def _start(self, body: Body) -> None:
+        await self._gone.wait()
+        self._gone, self._scope = trio.Event(), trio.CancelScope()
+        self._process = process = Process(self.host)
+        self.network.switch_on(self.host)
+        with on(process):
+            await self._nursery.start(self._live, body, process, self.env, self._gone)
+
+    async def _live(
+        self,
+        body: Body,
+        process: Process,
+        env: SimulatedEnv,
+        gone: trio.Event,
+        *,
+        task_status: trio.TaskStatus[None],
+    ) -> None:
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    env.spawn = nursery.start_soon
+                    await body(task_status)
+        except BaseExceptionGroup as group:
+            # Whatever a process says whose machine was taken away is not heard by anybody.
+            _, rest = group.split(Exception)
+            if process.alive:
+                raise
+            if rest is not None:
+                raise rest from None
+        finally:
+            self.broker = None
+            gone.set()
+
+    # ---------------------------------------------------------------------------------------------------- ending
+
+    async def stop(self) -> None:
+        """As on SIGTERM: returns when it has ended in order."""
+        if self.broker is not None:
+            self.broker.stop()
+        else:
+            self._scope.cancel()
+        await self._gone.wait()
+
+    def kill(self) -> None:
+        """As kill -9: what it wrote is there, synced or not; its connections are closed by the system."""
+        self._end(self.env.kill())
+        self.network.kill(self.host)
+
+    def power_cut(self, seed: int | None = None) -> None:
+        """The machine is off: nobody is told, and what was not synced is gone, but for what a ``seed`` picks.
+
+        Who never starts it again has lost it for good.
+        """
+        self._end(self.env.power_cut(seed))
+        self.network.switch_off(self.host)
+
+    def vanish(self) -> None:
+        """Off, and nobody will look at what it had."""
+        self.env.switch_off()
+        self._end(self.env)
+        self.network.switch_off(self.host)
+
+    def _end(self, successor: SimulatedEnv) -> None:
+        if self._process is not None:
+            self._process.alive = False
+        self.env = successor
+        self._scope.cancel()
+
+
+async def _run(broker: Broker, *, task_status: trio.TaskStatus[Broker]) -> None:
+    await broker.run(task_status=task_status)

@@ -1,0 +1,59 @@
+"""Run a scenario on simulated time; everything that chance decides in it follows from one number."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+from trio.testing import MockClock
+
+from gantrymq.testing.simulated.chance import all_from
+from gantrymq.testing.simulated.cluster import Cluster
+from gantrymq.testing.simulated.network import Network
+from gantrymq.testing.simulated.sockets import MemorySockets
+
+R = TypeVar("R")
+
+LIMIT_S: Final = 24 * 3600.0
+"""A scenario that takes longer, in simulated time, waits for what never comes."""
+LINES_TOLD: Final = 40
+
+
+def simulate(scenario: Callable[[Cluster], Awaitable[R]], seed: int) -> R:
+    """What ``scenario`` returns, which is given an empty cluster. What it raises has the seed and the last log lines.
+
+    Whatever still runs at its end is taken away. Not to be called within another event loop.
+    """
+
+    async def main() -> R:
+        async with trio.open_nursery() as nursery:
+            network = Network(seed, nursery)
+            trio.socket.set_custom_socket_factory(MemorySockets(network))
+            cluster = Cluster(network, nursery)
+            cluster.log = logged
+            with trio.fail_after(LIMIT_S):
+                result = await scenario(cluster)
+            cluster.end()
+            nursery.cancel_scope.cancel()
+        return result
+
+    with _logs() as logged, all_from(seed):
+        try:
+            return trio.run(main, clock=MockClock(autojump_threshold=0))
+        except BaseException as error:
+            lines = "\n".join(str(line) for line in logged[-LINES_TOLD:])
+            error.add_note(f"seed {seed}; the last that was logged:\n{lines}")
+            raise
+
+
+@contextmanager
+def _logs() -> Iterator[list[Any]]:
+    def stamp(_logger: object, _method: str, event: Any) -> Any:
+        event["at"] = round(trio.current_time(), 4)
+        return event
+
+    with structlog.testing.capture_logs([stamp]) as lines:
+        yield lines

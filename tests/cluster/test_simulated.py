@@ -1,0 +1,401 @@
+"""A nameserver, a master, its slave and clients in one process, on simulated time and a network as bad as it gets.
+
+Rows 34, 35, 43, 54, 56 to 61 of the fault catalogue. Each scenario is run with some seeds; more of them with
+``GANTRYMQ_SIMULATION_SEEDS=1000``, the one that failed with ``GANTRYMQ_SIMULATION_SEED``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq import Message
+from gantrymq.kernel.broker import Broker
+from gantrymq.plugins.ha import HaPlugin
+from gantrymq.testing.simulated.cluster import HA_PORT, SAFE, Cluster
+from gantrymq.testing.simulated.load import PAUSE_S, QUEUES, TOPIC, Load
+from gantrymq.testing.simulated.run import simulate
+from gantrymq.testing.simulated.seeds import seeds
+from gantrymq.testing.simulated.weather import Weather
+
+pytestmark = pytest.mark.timeout(120)
+
+NAMES, MASTER, SLAVE, THIRD = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12"
+SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
+READER = "10.0.1.9"
+QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
+FAULTS_OF_OURS = {
+    "processor failed", "request failed", "connection failed", "service failed", "persist failed", "stopping failed",
+    "channel_handler_failed",
+}  # fmt: skip
+"""What is logged when code of ours raised what it should not."""
+HEALED_S = 60.0
+"""In so long everything works again without anybody's help."""
+REPORT = struct.Struct(">q")
+BODY_SIZE_AT = 84
+"""In a record of RocketMQ's with IPv4 addresses."""
+
+
+class Pair:
+    """A master and its slave with the topic, and senders at work while the block lasts."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.network = cluster.network
+        self.master = cluster.machine(MASTER)
+        self.slave = cluster.machine(SLAVE)
+        self.load = Load(cluster, SENDERS)
+
+    async def start(self, **settings: str) -> None:
+        """Returns when the slave follows and the topic is everywhere."""
+        given = {**QUICK, **{key.replace("__", "."): value for key, value in settings.items()}}
+        await self.cluster.start_nameserver(NAMES)
+        await self.cluster.start_broker(MASTER, 0, given)
+        await self.cluster.start_broker(SLAVE, 1, given)
+        await self.cluster.until(self.follows, what="the slave follows")
+        async with self.cluster.client() as client:
+            await self.cluster.until(lambda: len(self.cluster.nameservers) == 1)
+            await create_topic(client)
+
+    def follows(self) -> bool:
+        """Whether the master has a slave that says how far it is."""
+        return self.master.broker is not None and any(copy.start >= 0 for copy in copies(self.master.broker))
+
+    def level(self) -> bool:
+        """Whether both logs end at the same byte, and readers get all of them."""
+        brokers = [each for each in (self.master.broker, self.slave.broker) if each is not None]
+        ends = {end for broker in brokers for end in (broker.log.end, broker.store.dispatched)}
+        return len(brokers) == 2 and len(ends) == 1
+
+    async def level_again(self) -> None:
+        """Returns when they are, after the senders have stopped."""
+        await self.cluster.until(self.level, HEALED_S, "both logs end at the same byte")
+        assert bytes_of(self.master.running_broker) == bytes_of(self.slave.running_broker)
+
+    async def check(self) -> None:
+        """No promise was broken, whichever of the two is asked; and none of our programs failed."""
+        await self.level_again()
+        ends = await self.load.check(self.master.address)
+        assert await self.load.check(self.slave.address) == ends
+        no_faults(self.cluster)
+
+
+def no_faults(cluster: Cluster) -> None:
+    assert [line for line in cluster.log if line["event"] in FAULTS_OF_OURS] == []
+
+
+def copies(broker: Broker) -> Any:
+    return next(info.plugin for info in broker.manager.plugins if isinstance(info.plugin, HaPlugin)).copies
+
+
+def bytes_of(broker: Broker) -> bytes:
+    """The log, from its first byte to its end."""
+    log = broker.log
+    return b"".join(
+        log.segments.pread(segment.base, max(min(segment.end, log.end) - segment.base, 0)) for segment in log.segments
+    )
+
+
+async def create_topic(client: Any) -> None:
+    """As soon as the broker is registered."""
+    while True:
+        try:
+            return await client.admin.create_topic(TOPIC, queues=QUEUES)
+        except Exception:
+            await trio.sleep(0.5)
+
+
+@asynccontextmanager
+async def beside(*tasks: Callable[[], Awaitable[Any]]) -> AsyncIterator[trio.Nursery]:
+    """The tasks run while the block does."""
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(task)
+        yield nursery
+        nursery.cancel_scope.cancel()
+
+
+class Reader:
+    """A consumer that goes on whatever happens; ``read``: the bodies that it got."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.read: set[bytes] = set()
+        self._cluster = cluster
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with self._cluster.client(READER) as client, client.consumer(TOPIC, "g", start="first") as consumer:
+            async for message in consumer:
+                self.read.add(bytes(message.body))
+                await message.ack()
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_whatever_the_weather_nothing_that_was_promised_is_lost_and_all_is_well_afterwards(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair, reader = Pair(cluster), Reader(cluster)
+        await pair.start()
+        async with beside(pair.load.run, reader.run):
+            await pair.load.more(5)
+            weather = Weather(cluster.network, [NAMES, MASTER, SLAVE, *SENDERS, READER])
+            async with beside(weather.run):
+                await trio.sleep(cluster.chance.uniform(10, 40))
+            await pair.load.more(10)
+        assert weather.count > 10
+        async with beside(reader.run):
+            await cluster.until(lambda: pair.load.promised <= reader.read, 600, "the reader has everything")
+        await pair.check()
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("lost", ["master", "slave"])
+def test_when_either_machine_is_lost_for_good_nothing_that_was_promised_is_lost(lost: str, seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            async with beside(Weather(cluster.network, [MASTER, SLAVE, *SENDERS]).run):
+                await trio.sleep(cluster.chance.uniform(1, 15))
+                gone, left = (pair.master, pair.slave) if lost == "master" else (pair.slave, pair.master)
+                gone.power_cut()
+            await trio.sleep(5)
+            await pair.load.check(left.address)
+            if lost == "master":
+                await left.stop()
+                await cluster.start_broker(SLAVE, 0, QUICK)
+            await cluster.start_broker(THIRD, 1, QUICK)
+            await pair.load.more(5, 300)
+        await cluster.until(lambda: cluster.machine(THIRD).running_broker.log.end == left.running_broker.log.end)
+        assert await pair.load.check(THIRD + ":10911") == await pair.load.check(left.address)
+        no_faults(cluster)
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_when_both_machines_lose_power_what_was_promised_is_on_both(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            async with beside(Weather(cluster.network, [MASTER, SLAVE]).run):
+                await trio.sleep(cluster.chance.uniform(0, 5))
+                machines = [(pair.master, 0), (pair.slave, 1)]
+                cluster.chance.shuffle(machines)
+                for machine, _ in machines:
+                    machine.power_cut(cluster.chance.choice([None, cluster.chance.randrange(1 << 30)]))
+                    await trio.sleep(cluster.chance.choice([0, 0, 0.001, 0.3]))
+            cluster.chance.shuffle(machines)
+            for machine, broker_id in machines:
+                await trio.sleep(cluster.chance.uniform(0, 40))
+                await cluster.start_broker(machine.host, broker_id, QUICK)
+            await pair.load.more(10, 300)
+        await pair.check()
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize(
+    "closed", [[(MASTER, SLAVE)], [(SLAVE, MASTER)], [(MASTER, SLAVE), (SLAVE, MASTER)]], ids=["to", "from", "both"]
+)
+def test_a_slave_that_is_cut_off_is_promised_nothing_of_and_catches_up_by_itself(
+    closed: list[tuple[str, str]], seed: int
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            for link in closed:
+                cluster.network.link(*link).clog()
+            await trio.sleep(1)
+            before, statuses = dict(pair.load.acknowledged), dict(pair.load.statuses)
+            await trio.sleep(40)
+            assert pair.load.acknowledged == before, "promised while no slave could have it"
+            assert pair.load.statuses["SLAVE_NOT_AVAILABLE"] > statuses.get("SLAVE_NOT_AVAILABLE", 0) + 20
+            cluster.network.heal()
+            await pair.load.more(10, HEALED_S)
+        await pair.check()
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("directions", [("to",), ("from",), ("to", "from")], ids=["requests", "answers", "both"])
+def test_clients_that_are_cut_off_from_the_master_go_on_as_soon_as_they_reach_it_again(
+    directions: tuple[str, ...],
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            for host in SENDERS:
+                ends = {"to": (host, MASTER), "from": (MASTER, host)}
+                for direction in directions:
+                    cluster.network.link(*ends[direction]).clog()
+            await trio.sleep(1)
+            before = dict(pair.load.acknowledged)
+            await trio.sleep(300)
+            assert pair.load.acknowledged == before
+            cluster.network.heal()
+            await pair.load.more(10, HEALED_S)
+        await pair.check()
+
+    simulate(scenario, 34)
+
+
+@pytest.mark.parametrize("slow", ["link", "disk"])
+def test_a_slow_slave_makes_senders_slower_and_no_promise_weaker(slow: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            if slow == "disk":
+                pair.slave.env.sync_s = (0.3, 0.6)
+            else:
+                for link in cluster.network.between(MASTER, SLAVE):
+                    link.delay_s, link.bytes_per_s = (0.1, 0.2), 20_000
+            began = trio.current_time()
+            await pair.load.more(20)
+            assert trio.current_time() - began > 5, "who is promised something has waited for the slave"
+            master = pair.master.env
+            pair.slave.power_cut(1)
+            ends = await pair.load.check(pair.master.address)
+            assert sum(ends.values()) >= len(pair.load.promised)
+            assert master is pair.master.env
+            pair.slave.env.sync_s = (0.001, 0.001)
+            cluster.network.heal()
+            await cluster.start_broker(SLAVE, 1, QUICK)
+            await pair.load.more(20, HEALED_S)
+        await pair.check()
+
+    simulate(scenario, 56)
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_bytes_flipped_on_the_way_to_the_slave_alter_no_body_and_keep_nobody_waiting(seed: int) -> None:
+    """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
+
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        link = cluster.network.link(MASTER, SLAVE)
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            link.flip, link.flip_ports = 0.2, frozenset({HA_PORT})
+            await trio.sleep(30)
+            link.mend()
+            await pair.load.more(5)
+        refused = [line for line in cluster.log if line["event"] == "not connected to the master"]
+        assert len(refused) > 1
+        await cluster.until(pair.level, HEALED_S, "both logs end at the same byte")
+        await pair.load.check(pair.master.address)
+        theirs, ours = bytes_of(pair.master.running_broker), bytes_of(pair.slave.running_broker)
+        differing = {at for at, (one, other) in enumerate(zip(theirs, ours, strict=True)) if one != other}
+        assert not any(differing.intersection(body) for body in bodies_in(pair.master.running_broker))
+        no_faults(cluster)
+
+    simulate(scenario, seed)
+
+
+def bodies_in(broker: Broker) -> Iterator[range]:
+    """Where the bodies lie in the log, of which its records have checksums."""
+    for batch in broker.log.scan(0, broker.log.end):
+        for offset in batch.offsets:
+            start = offset + BODY_SIZE_AT + 4
+            yield range(start, start + int.from_bytes(broker.log.view(offset + BODY_SIZE_AT, 4), "big"))
+
+
+def test_a_forged_acknowledgement_promises_nothing() -> None:
+    """Somebody who was sent nothing says that he has everything; the slave is cut off meanwhile."""
+
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            for link in cluster.network.between(MASTER, SLAVE):
+                link.clog()
+            await trio.sleep(5)
+            before = dict(pair.load.acknowledged)
+            broker = pair.master.running_broker
+            for distance in (0, 1, 1000, 1 << 40):
+                stream = await trio.open_tcp_stream(MASTER, HA_PORT)
+                async with stream:
+                    await stream.send_all(REPORT.pack(broker.log.end) + REPORT.pack(broker.log.end + distance))
+                    await trio.sleep(10)
+            assert pair.load.acknowledged == before
+            cluster.network.heal()
+            await pair.load.more(5)
+        assert any("it reports" in str(line.get("reason")) for line in cluster.log)
+        await pair.check()
+
+    simulate(scenario, 58)
+
+
+def test_without_a_nameserver_clients_go_on_and_what_comes_back_soon_knows_everything() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        names = cluster.machine(NAMES)
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+            for end in (names.kill, names.power_cut):
+                end()
+                pair.load.pause_s = 10.0
+                await trio.sleep(300)
+                pair.load.pause_s = PAUSE_S
+                await pair.load.more(20, 20)
+                await cluster.start_nameserver(NAMES)
+                async with cluster.client(READER) as client, client.producer("late", retries=0) as producer:
+                    with trio.fail_after(HEALED_S):
+                        while True:
+                            try:
+                                await producer.queues(TOPIC)
+                                break
+                            except Exception:
+                                await trio.sleep(1)
+        await pair.check()
+
+    simulate(scenario, 61)
+
+
+@pytest.mark.parametrize("step_s", [-3600, -1, 1, 3600])
+def test_a_clock_that_was_set_over_a_crash_loses_nothing_and_delays_as_long_as_it_was_asked_to(step_s: int) -> None:
+    """The slave's clock is two hours ahead all the time. A delay ends by the clock of who delivers."""
+
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        pair.slave.env.clock_ms = 7_200_000
+        await pair.start()
+        reader = Reader(cluster)
+        async with beside(pair.load.run, reader.run):
+            await pair.load.more(5)
+            async with cluster.client(READER) as client, client.producer("late") as producer:
+                await producer.send(Message(TOPIC, b"later", delay_level=9))
+            due = trio.current_time() + 300
+            pair.load.pause_s = 10.0
+            await trio.sleep(60)
+            pair.master.kill()
+            pair.master.env.clock_ms = step_s * 1000
+            await cluster.start_broker(MASTER, 0, QUICK)
+            await pair.load.more(2)
+            await cluster.until(lambda: b"later" in reader.read, 2 * 3600)
+            arrived = trio.current_time()
+            await pair.load.more(2)
+        assert -max(step_s, 0) - 2 < arrived - due < 60
+        await pair.level_again()
+        no_faults(cluster)
+
+    simulate(scenario, 54)
