@@ -47,6 +47,7 @@ class HaPlugin:
     """A master's or a slave's half, by ``broker.id``."""
 
     name = "ha"
+    _tables: Tables  # of a slave, from register_services on
 
     def __init__(self) -> None:
         self.master: Master | None = None
@@ -102,8 +103,8 @@ class HaPlugin:
                 Service("vip port", VipPort(broker).run),
             ]  # fmt: skip
         self.slave = Slave(broker, self._config, self._whereabouts)
-        tables = Tables(broker, self._whereabouts, self._config.sync_tables)
-        return [Service("ha slave", self.slave.run), Service("ha tables", tables.run)]
+        self._tables = Tables(broker, self._whereabouts, self._config.sync_tables)
+        return [Service("ha slave", self.slave.run), Service("ha tables", self._tables.run)]
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
         change_number(broker, changed.id, "" if self.slave is None else self.slave.connected_to)
@@ -119,6 +120,7 @@ class HaPlugin:
         """More has passed the gates: a slave tells its master."""
         if self.slave is not None:
             self.slave.moved()
+            self._tables.dispatched(batch.topics)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """A slave's tables: topics, groups, consumers' offsets and delay levels, as its master has them.
 
 They are asked for with the requests that administrators use too (21, 201, 43, 45), over one connection that stays.
-Source: RocketMQ 4.9.7 ``SlaveSynchronize``. Unlike there, a master that comes back with older offsets sets nobody back.
+Source: RocketMQ 4.9.7 ``SlaveSynchronize``. Unlike there, a master that comes back with older offsets sets nobody back,
+and a record of a topic that is not known here lets them be fetched at once: its master may be gone the next moment.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ log = structlog.get_logger("gantrymq.ha")
 
 FIRST_S: Final = 0.2
 """How soon after the start, or after the master became known, it is asked for the first time."""
+AGAIN_S: Final = 1.0
+"""How soon after they were fetched they are fetched again for a topic that is not known."""
 _SEPARATOR: Final = "@"
 
 
@@ -41,8 +44,20 @@ class Tables:
         self._whereabouts = whereabouts
         self._interval = interval
         self._failure = ""
+        self._asked_for: set[str] = set()
+        """Topics that are known, or that the master was asked for in vain."""
+        self._unknown = trio.Event()
         self.fetched = 0
         """How often everything was fetched."""
+
+    def dispatched(self, topics: list[str]) -> None:
+        """Records of these topics are here. Costs next to nothing while all of them were here before."""
+        if self._topics is None or self._asked_for.issuperset(topics):
+            return
+        new = set(topics) - self._asked_for
+        if any(self._topics.get(topic) is None for topic in new):
+            self._unknown.set()
+        self._asked_for |= new
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -65,17 +80,32 @@ class Tables:
         """Fetch again and again, as long as this is the master and the connection holds."""
         said = SaidOffsets()
         while not channel.closed and address == self._whereabouts.broker:
+            self._unknown = trio.Event()
+            again_at = trio.current_time() + min(AGAIN_S, self._interval)
             await self._fetch(channel, said)
             if self._failure or not self.fetched:
                 log.info("tables fetched", master=address)
             self._failure = ""
             self.fetched += 1
-            with trio.move_on_after(self._interval):
-                await channel.wait_closed()
+            await self._pause(channel)
+            await trio.sleep_until(again_at)
+
+    async def _pause(self, channel: Channel) -> None:
+        """Until they are to be fetched again, or the connection has ended."""
+        with trio.move_on_after(self._interval):
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    await channel.wait_closed()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch)
+                await self._unknown.wait()
+                nursery.cancel_scope.cancel()
 
     async def _fetch(self, channel: Channel, said: SaidOffsets) -> None:
-        if self._topics is not None:
-            self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG))
+        if self._topics is not None and self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG)):
+            self._asked_for.clear()  # one may be gone, and come back
         if self._groups is not None:
             self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         if self._offsets is not None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
-from gantrymq.kernel.services import GroupTable, LevelPositions, TopicTable
-from gantrymq.plugins.ha.tables import SaidOffsets
+from gantrymq.kernel.services import GroupTable, LevelPositions, Services, TopicTable
+from gantrymq.plugins.ha.tables import SaidOffsets, Tables
+from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -87,3 +91,65 @@ async def test_delay_levels_are_told_and_kept(pair: Any) -> None:
     async with pair.slave("127.0.0.1:1") as slave:
         slave.services.get(LevelPositions).adopt(b'{"offsetTable":{3:17}}')
     assert b"3:17" in (pair.root / "slave" / "config" / "delayOffset.json").read_bytes().replace(b'"', b"")
+
+
+def tables_of(slave: Any) -> Tables:
+    return next(info.plugin._tables for info in slave.manager.plugins if info.name == "ha")
+
+
+@pytest.mark.trio
+async def test_a_topic_that_is_not_known_is_asked_for_when_its_first_record_comes(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master, sync_tables="1h") as slave:
+        topics, copied = master.services.get(TopicTable), slave.services.get(TopicTable)
+        await pair.connected(master)
+        tables = tables_of(slave)
+        await pair.until(lambda: tables.fetched == 1)
+        topics.ensure(TopicConfig("New", 3, 5))
+        await pair.send(master, b"first", topic="New")
+        await pair.until(lambda: copied.get("New") is not None)
+        assert copied.get("New").write_queue_nums == 5
+        await pair.until(lambda: tables.fetched == 2)
+        await pair.send(master, *[b"more"] * 20, topic="New")
+        await pair.until(lambda: slave.store.dispatched == master.store.dispatched)
+        assert tables.fetched == 2
+
+
+class Told:
+    """A master's answers, and how often the topics were asked for."""
+
+    closed = False
+    wait_closed = staticmethod(trio.sleep_forever)
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def call(self, command: Command) -> Command:
+        self.asked += command.code == RequestCode.GET_ALL_TOPIC_CONFIG
+        return Command(ResponseCode.SUCCESS, body=b"{}")
+
+
+@pytest.mark.trio
+async def test_topics_that_nobody_knows_are_asked_for_once_and_not_all_the_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body: False)
+    broker: Any = SimpleNamespace(services=Services())
+    broker.services.provide(TopicTable, known)
+    tables, channel = Tables(broker, Whereabouts("", "m:1", "m:2"), 3600.0), Told()
+    stay: Any = tables._stay
+    nursery.start_soon(stay, channel, "m:2")
+    await trio.sleep(10)
+    assert channel.asked == 1
+    tables.dispatched(["gone"] * 100)
+    await trio.sleep(0.1)
+    assert channel.asked == 2, "at once"
+    for number in range(100):
+        tables.dispatched(["gone", f"gone-{number}"])
+        await trio.sleep(0.01)
+    await trio.sleep(5)
+    assert channel.asked <= 4, "not for each of them"
+    asked = channel.asked
+    tables.dispatched(["gone", "gone-1", "gone-99"])
+    await trio.sleep(100)
+    assert channel.asked == asked, "in vain, and not again"
+    nursery.cancel_scope.cancel()
