@@ -62,7 +62,7 @@ class MetricsPlugin:
             raise StartError(f"plugin 'metrics': {error}; install it with `pip install 'gantrymq[metrics]'`") from None
         self._broker = broker
         self._config = config.section(MetricsConfig)
-        self._server = MetricsServer(self._config, self.render)
+        self._server = MetricsServer(broker.env, self._config, self.render)
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:

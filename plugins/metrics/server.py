@@ -5,8 +5,8 @@ The head of a request has at most 16 KiB, its body is not read; who is slow, sil
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -20,6 +20,8 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+    from gantrymq.kernel.listening import Listener
     from gantrymq.plugins.metrics.config import MetricsConfig
     from gantrymq.plugins.metrics.exposition import Text
 
@@ -48,21 +50,23 @@ class _Answer:
 class MetricsServer:
     """Listens on ``address`` from the beginning, and answers while :meth:`run` runs."""
 
-    def __init__(self, config: MetricsConfig, render: Render) -> None:
+    def __init__(self, env: Env, config: MetricsConfig, render: Render) -> None:
         """:class:`StartError` when the address is taken."""
         self._config = config
         self._render = render
         self._open = 0
-        self._listener, self.address = _listen(config.listen)
+        self._listener = _listen(env, config.listen)
+        self.address = format_address(*self._listener.address)
 
     async def run(self) -> None:
         """Until cancelled; then the address is free again."""
         log.info("metrics are served", url=f"http://{self.address}{PATH}")
-        with self._listener:
+        with contextlib.closing(self._listener):
             async with trio.open_nursery() as nursery:
                 while True:
+                    await trio.lowlevel.wait_readable(self._listener.fileno())
                     try:
-                        sock, _ = await self._listener.accept()
+                        sock, _ = self._listener.accept()
                     except OSError as error:
                         if error.errno in _OUT_OF_DESCRIPTORS:
                             log.warning("cannot accept a reader, pausing", error=str(error))
@@ -72,7 +76,7 @@ class MetricsServer:
                         sock.close()
                         continue
                     self._open += 1
-                    nursery.start_soon(self._serve, trio.SocketStream(sock))
+                    nursery.start_soon(self._serve, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         try:
@@ -153,18 +157,17 @@ def _text(status: int, text: str) -> _Answer:
     return _Answer(status, _PLAIN, f"{text}\n".encode())
 
 
-def _listen(wanted: str) -> tuple[trio.socket.SocketType, str]:
+def _listen(env: Env, wanted: str) -> Listener:
     host, port = parse_address(wanted, any_port=True)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener = None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener = env.bind(host, port)
+        listener.listen(BACKLOG)  # not later: two may take one address until one of them listens there
     except (OSError, OverflowError) as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         reason = getattr(error, "strerror", None) or error
         raise StartError(
             f"metrics cannot be served on {host}:{port}: {reason}; set plugin.metrics.listen to another address"
         ) from None
-    listener.setblocking(False)
-    return trio.socket.from_stdlib_socket(listener), format_address(host, int(listener.getsockname()[1]))
+    return listener

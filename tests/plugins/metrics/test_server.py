@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.metrics.config import MetricsConfig
 from gantrymq.plugins.metrics.exposition import Text
@@ -25,7 +26,7 @@ async def page(accept: str) -> Text:
 @asynccontextmanager
 async def running(**settings: float) -> AsyncIterator[str]:
     config = MetricsConfig(listen="127.0.0.1:0", **settings)  # type: ignore[arg-type]
-    server = MetricsServer(config, page)
+    server = MetricsServer(SystemEnv(), config, page)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
         yield server.address
@@ -155,4 +156,4 @@ async def test_one_too_many_is_closed_and_the_others_stay() -> None:
 async def test_an_address_that_is_taken_is_named() -> None:
     async with running() as address:
         with pytest.raises(StartError, match=rf"{address}: Address already in use; set plugin.metrics.listen"):
-            MetricsServer(MetricsConfig(listen=address), page)
+            MetricsServer(SystemEnv(), MetricsConfig(listen=address), page)
