@@ -1,0 +1,318 @@
+"""The simulated network and machines by themselves: what a link does to data, and that one seed is one run.
+
+Broken on purpose, and seen failing: the delay, the clog, the cut, the flip, the words of a system whose process was
+killed, the silence of one that lost its power, and each of what a run replaces to be the same again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.testing.simulated.cluster import SAFE, Cluster
+from gantrymq.testing.simulated.env import START_MS
+from gantrymq.testing.simulated.load import TOPIC, Load
+from gantrymq.testing.simulated.network import Network, on
+from gantrymq.testing.simulated.run import simulate
+from gantrymq.testing.simulated.seeds import COUNT_VARIABLE, ONE_VARIABLE, seeds
+from gantrymq.testing.simulated.weather import Weather
+
+A, B = "10.0.0.1", "10.0.0.2"
+PORT = 7
+
+
+def simulated(scenario: Callable[[Cluster], Awaitable[Any]]) -> Callable[[], None]:
+    """A test of what the coroutine function finds out."""
+
+    def test() -> None:
+        simulate(scenario, 7)
+
+    test.__name__ = getattr(scenario, "__name__", "test")
+    return test
+
+
+@asynccontextmanager
+async def joined(network: Network) -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """A connection from A to B: both ends of it."""
+    with on(B):
+        (listener,) = await trio.open_tcp_listeners(PORT, host=B)
+    async with listener:
+        with on(A):
+            near = await trio.open_tcp_stream(B, PORT)
+        far = await listener.accept()
+        async with near, far:
+            yield near, far
+
+
+async def arrival(stream: trio.SocketStream) -> float:
+    """When the next data came, in simulated seconds from now on."""
+    began = trio.current_time()
+    assert await stream.receive_some()
+    return trio.current_time() - began
+
+
+@simulated
+async def test_both_ends_know_each_other_and_data_comes_at_once(cluster: Cluster) -> None:
+    async with joined(cluster.network) as (near, far):
+        assert near.socket.getpeername() == far.socket.getsockname() == (B, PORT)
+        assert near.socket.getsockname() == far.socket.getpeername()
+        assert near.socket.getsockname()[0] == A
+        for source, sink in ((near, far), (far, near)):
+            await source.send_all(b"some")
+            assert await sink.receive_some() == b"some"
+        assert trio.current_time() == 0.0
+        await near.send_eof()
+        assert await far.receive_some() == b""
+        await far.send_all(b"still")
+        assert await near.receive_some() == b"still"
+
+
+@simulated
+async def test_megabytes_come_whole_and_in_order(cluster: Cluster) -> None:
+    data = secrets.token_bytes(3 << 20)
+    cluster.network.link(A, B).delay_s = (0.0, 0.5)
+    async with joined(cluster.network) as (near, far), trio.open_nursery() as nursery:
+        nursery.start_soon(near.send_all, data)
+        got = bytearray()
+        while len(got) < len(data):
+            got += await far.receive_some()
+        assert got == data
+
+
+@simulated
+async def test_a_link_takes_as_long_as_it_is_told_and_only_that_way(cluster: Cluster) -> None:
+    async with joined(cluster.network) as (near, far):
+        cluster.network.link(A, B).delay_s = (10.0, 20.0)
+        await near.send_all(b"x")
+        assert 10.0 <= await arrival(far) <= 20.0
+        await far.send_all(b"x")
+        assert await arrival(near) == 0.0
+        link = cluster.network.link(A, B)
+        link.mend()
+        link.bytes_per_s = 100.0
+        await near.send_all(bytes(500))
+        assert await arrival(far) == pytest.approx(5.0)
+
+
+@simulated
+async def test_what_is_clogged_waits_and_comes_through_later_and_who_sends_much_waits_too(cluster: Cluster) -> None:
+    async with joined(cluster.network) as (near, far):
+        link = cluster.network.link(A, B)
+        link.clog()
+        with trio.move_on_after(3600) as patience:
+            await near.send_all(bytes(10 << 20))
+        assert patience.cancelled_caught, "there is room for some only"
+        with trio.move_on_after(3600) as patience:
+            await far.receive_some()
+        assert patience.cancelled_caught
+        await far.send_all(b"this way")
+        assert await near.receive_some() == b"this way"
+        link.clear()
+        assert await arrival(far) == 0.0
+
+
+@simulated
+async def test_who_connects_over_a_clogged_link_waits_for_it(cluster: Cluster) -> None:
+    for link in cluster.network.between(A, B):
+        async with trio.open_nursery() as nursery:
+            link.clog()
+
+            async def clear(link: Any = link) -> None:
+                await trio.sleep(50)
+                link.clear()
+
+            nursery.start_soon(clear)
+            began = trio.current_time()
+            async with joined(cluster.network):
+                assert trio.current_time() - began == 50.0
+
+
+@simulated
+async def test_where_nobody_listens_connections_are_refused_and_an_address_is_taken_once(cluster: Cluster) -> None:
+    with on(A), pytest.raises(OSError, match="all attempts to connect") as error:
+        await trio.open_tcp_stream(B, PORT)
+    assert isinstance(error.value.__cause__, ExceptionGroup)
+    assert error.value.__cause__.subgroup(ConnectionRefusedError)
+    listener = cluster.network.bind(B, PORT)
+    with pytest.raises(OSError, match="in use") as taken:
+        cluster.network.bind(B, PORT)
+    assert taken.value.errno == errno.EADDRINUSE
+    listener.close()
+    cluster.network.bind(B, PORT).close()
+
+
+@simulated
+async def test_a_link_that_cuts_ends_connections_for_both_sides(cluster: Cluster) -> None:
+    for piece in range(5):
+        async with joined(cluster.network) as (near, far):
+            cluster.network.link(A, B).cut = 1.0
+            await near.send_all(b"0123456789")
+            got = bytearray()
+            while data := await quietly(far.receive_some()):
+                got += data
+            assert b"0123456789".startswith(got), piece
+            assert not await quietly(near.receive_some())
+            with pytest.raises(trio.BrokenResourceError):
+                await near.send_all(b"more")
+        cluster.network.heal()
+
+
+@simulated
+async def test_a_cut_between_two_machines_ends_what_stands_and_not_what_comes(cluster: Cluster) -> None:
+    async with joined(cluster.network) as (near, far):
+        assert cluster.network.cut(B, A) == 1
+        assert not await quietly(near.receive_some())
+        assert not await quietly(far.receive_some())
+    async with joined(cluster.network) as (near, far):
+        await near.send_all(b"x")
+        assert await far.receive_some() == b"x"
+
+
+@simulated
+async def test_a_flip_changes_one_byte_of_a_piece_on_the_ports_that_are_named(cluster: Cluster) -> None:
+    link = cluster.network.link(A, B)
+    for ports, changed in ((frozenset({PORT}), 1), (frozenset({PORT + 1}), 0), (frozenset[int](), 1)):
+        link.flip, link.flip_ports = 1.0, ports
+        async with joined(cluster.network) as (near, far):
+            await near.send_all(bytes(100))
+            got = await far.receive_some()
+            assert (len(got), sum(byte != 0 for byte in got)) == (100, changed)
+
+
+@simulated
+async def test_a_killed_process_is_told_of_by_its_system_and_one_without_power_by_nobody(cluster: Cluster) -> None:
+    network = cluster.network
+    async with joined(network) as (near, _far):
+        network.kill(B)
+        assert not await quietly(near.receive_some())
+    async with joined(network) as (near, far):
+        network.switch_off(B)
+        await far.send_all(b"from beyond")
+        with trio.move_on_after(3600) as patience:
+            await near.receive_some()
+        assert patience.cancelled_caught
+        await near.send_all(b"are you there?")
+        with trio.move_on_after(3600) as patience, on(A):
+            await trio.open_tcp_stream(B, PORT)
+        assert patience.cancelled_caught
+        network.switch_on(B)
+        assert not await quietly(near.receive_some()), "the machine knows nothing of this connection"
+
+
+async def quietly(receiving: Awaitable[bytes | bytearray]) -> bytes | bytearray:
+    """What was received; nothing when the connection was reset."""
+    try:
+        return await receiving
+    except trio.BrokenResourceError:
+        return b""
+
+
+@simulated
+async def test_the_observer_sees_through_any_weather(cluster: Cluster) -> None:
+    for link in cluster.network.between([A, B]):
+        link.clog()
+    assert {(link.source, link.target) for link in cluster.network.between([A, B])} == {(A, B), (B, A)}
+    with on(B):
+        (listener,) = await trio.open_tcp_listeners(PORT, host=B)
+    async with listener, await trio.open_tcp_stream(B, PORT) as near, await listener.accept() as far:
+        await near.send_all(b"x")
+        assert await far.receive_some() == b"x"
+
+
+# -------------------------------------------------------------------------------------------------- one seed, one run
+
+
+async def busy(cluster: Cluster) -> tuple[int, list[str]]:
+    """A pair under load in bad weather, a power cut, and what came of it."""
+    await cluster.start_nameserver(A)
+    for number in (0, 1):
+        await cluster.start_broker(f"10.0.0.1{number}", number, SAFE)
+    await trio.sleep(5)
+    async with cluster.client() as client:
+        await client.admin.create_topic(TOPIC, queues=2)
+    load = Load(cluster, ["10.0.1.1", "10.0.1.2"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load.run)
+        nursery.start_soon(Weather(cluster.network, ["10.0.0.10", "10.0.0.11", *load.acknowledged]).run)
+        await trio.sleep(10)
+        cluster.machine("10.0.0.10").power_cut(cluster.chance.randrange(100))
+        await cluster.start_broker("10.0.0.10", 0, SAFE)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert load.promised
+    return cluster.network.fingerprint, sorted(body.hex() for body in load.promised)
+
+
+def test_one_seed_is_one_run_and_another_is_another() -> None:
+    first = simulate(busy, 1)
+    assert simulate(busy, 1) == first
+    assert simulate(busy, 2) != first
+
+
+def test_ten_minutes_pass_in_seconds_and_machines_have_clocks_of_their_own() -> None:
+    async def scenario(cluster: Cluster) -> tuple[float, ...]:
+        cluster.machine(B).env.clock_ms = -5000
+        await cluster.start_broker(A, 0, {})
+        await trio.sleep(600)
+        walls = (cluster.machine(host).env.wall_ms() for host in (A, B))
+        return (trio.current_time(), time.time(), time.time_ns() / 1e9, *walls)
+
+    began = time.monotonic()
+    now, seconds, nanoseconds, wall, behind = simulate(scenario, 0)
+    assert time.monotonic() - began < 60
+    assert now >= 600.0
+    assert seconds == pytest.approx(START_MS / 1000 + now)
+    assert nanoseconds == pytest.approx(seconds)
+    assert (wall - START_MS, wall - behind) == (pytest.approx(now * 1000, abs=1), 5000)
+
+
+def test_afterwards_everything_is_as_it_was() -> None:
+    def parts() -> tuple[object, ...]:
+        return time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, trio.to_thread.run_sync
+
+    async def scenario(cluster: Cluster) -> None:
+        assert not set(parts()) & set(before)
+        raise RuntimeError("a test that fails")
+
+    before = parts()
+    with pytest.raises(ExceptionGroup) as error:
+        simulate(scenario, 3)
+    assert parts() == before
+    assert any("seed 3" in note for note in error.value.__notes__)
+
+    async def connect() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            await (await trio.open_tcp_stream(*server.getsockname())).aclose()
+
+    trio.run(connect)
+
+
+def test_a_scenario_that_waits_for_what_never_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.testing.simulated.run.LIMIT_S", 60.0)
+
+    async def scenario(cluster: Cluster) -> None:
+        await cluster.start_broker(A, 0, {})
+        await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as error:
+        simulate(scenario, 0)
+    assert error.group_contains(trio.TooSlowError)
+
+
+def test_the_environment_says_which_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (COUNT_VARIABLE, ONE_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    assert list(seeds(3)) == [0, 1, 2]
+    monkeypatch.setenv(COUNT_VARIABLE, "5")
+    assert list(seeds(3)) == [0, 1, 2, 3, 4]
+    monkeypatch.setenv(ONE_VARIABLE, "17")
+    assert list(seeds(3)) == [17]
