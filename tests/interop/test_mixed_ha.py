@@ -15,7 +15,7 @@ from gantrymq import Message
 from gantrymq.message import SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.clients import ForeignClient, check_complete
+from gantrymq.testing.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
 from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 
@@ -25,6 +25,8 @@ Homes = Callable[[str], Path]
 LONG = "GANTRYMQ_HA_MESSAGES" in os.environ
 """With it RocketMQ's slave, which takes its time, is started a second time."""
 MESSAGES = int(os.environ.get("GANTRYMQ_HA_MESSAGES", "1000"))
+
+PATIENCE_S = max(60.0, MESSAGES / MESSAGES_A_SECOND)
 
 
 def runtime(address: str) -> dict[str, str]:
@@ -88,12 +90,14 @@ def test_our_slave_under_a_java_master(
         send_alone(own_nameserver, names("later"), SendStatus.SLAVE_NOT_AVAILABLE)
         _, address = stack.enter_context(our_broker(home / "ours", own_nameserver, name, 1))
         end = int(runtime(master.address)["commitLogMaxOffset"])
-        wait_for(lambda: int(runtime(address)["commitLogMaxOffset"]) == end)
+        wait_for(lambda: int(runtime(address)["commitLogMaxOffset"]) == end, PATIENCE_S)
         assert log_bytes(home / "ours" / "data", end) == log_bytes(home / "java" / "store", end)
         wait_for(lambda: topic in str(ask(address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
         master.discard()
         check_complete(
-            java4_client.consume_all(own_nameserver, topic, names("g"), 2 * MESSAGES), 41, range(2 * MESSAGES)
+            java4_client.consume_all(own_nameserver, topic, names("g"), 2 * MESSAGES, timeout=PATIENCE_S),
+            41,
+            range(2 * MESSAGES),
         )
 
 
@@ -117,5 +121,5 @@ def test_a_java_slave_under_our_master(
         if LONG:
             with java_broker(java, home / "java", own_nameserver, name, **slave) as copy:
                 end = int(runtime(address)["commitLogMaxOffset"])
-                wait_for(lambda: int(runtime(copy.address)["commitLogMaxOffset"]) == end)
+                wait_for(lambda: int(runtime(copy.address)["commitLogMaxOffset"]) == end, PATIENCE_S)
                 assert log_bytes(theirs, end) == log_bytes(ours, end)
