@@ -252,6 +252,14 @@ async def busy(cluster: Cluster) -> tuple[int, list[str]]:
     return cluster.network.fingerprint, sorted(body.hex() for body in load.promised)
 
 
+def test_what_programs_take_for_random_follows_from_the_seed() -> None:
+    async def scenario(cluster: Cluster) -> tuple[object, ...]:
+        return secrets.token_bytes(8), secrets.randbelow(1 << 60), cluster.chance.random()
+
+    assert simulate(scenario, 1) == simulate(scenario, 1)
+    assert not set(simulate(scenario, 1)) & set(simulate(scenario, 2))
+
+
 def test_one_seed_is_one_run_and_another_is_another() -> None:
     first = simulate(busy, 1)
     assert simulate(busy, 1) == first
@@ -280,12 +288,14 @@ def test_afterwards_everything_is_as_it_was() -> None:
         return time.time, time.time_ns, os.getpid, secrets.randbelow, secrets.token_bytes, trio.to_thread.run_sync
 
     async def scenario(cluster: Cluster) -> None:
-        assert not set(parts()) & set(before)
+        meanwhile.extend(parts())
         raise RuntimeError("a test that fails")
 
-    before = parts()
+    before, meanwhile = parts(), list[object]()
     with pytest.raises(ExceptionGroup) as error:
         simulate(scenario, 3)
+    assert len(meanwhile) == len(before)
+    assert not set(meanwhile) & set(before)
     assert parts() == before
     assert any("seed 3" in note for note in error.value.__notes__)
 
