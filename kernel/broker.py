@@ -104,12 +104,18 @@ class Broker:
         self._acks.add(batch, self.env.monotonic())
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:
-        """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`."""
-        taken = self.store.append_encoded(position, data)
-        if taken:
-            self._strategy.appended(self.log.end)
-            self.wake()
-        return taken
+        """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`.
+
+        They wait for :meth:`commit_encoded`.
+        """
+        return self.store.append_encoded(position, data)
+
+    def commit_encoded(self) -> None:
+        """Let what was taken so be flushed and dispatched; better once for much than for each piece of it."""
+        self._strategy.appended(self.log.end)
+        self.sweep.give_way()
+        if self._acks.committed(self.log.end) > self.store.dispatched:
+            self.wake()  # else a gate does, when it has let something pass
 
     @property
     def unacknowledged(self) -> int:

@@ -156,12 +156,12 @@ class CommitLog:
             self._tail = (position, timestamp)
             (self._behind or self._flusher).appended(position, timestamp)
 
-    def append_encoded(self, position: int, data: bytes | memoryview) -> int:
+    def append_encoded(self, position: int, data: bytes | memoryview) -> DispatchBatch:
         """Write the records, whole and intact, and the blank that ``data`` begins with; ``position`` is the log's end.
 
         They are another log's bytes and stay as they are. A log without files may begin at the start of any. Returns
-        how many bytes were taken: what belongs into the next file, or to a record that is cut, is not. Raises
-        :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`, :class:`LogPoisoned`.
+        what was taken, some thousand records at most: not what belongs into the next file, or to a record that is cut.
+        Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`, :class:`LogPoisoned`.
         """
         self.check()
         end, timestamp = self._tail
@@ -169,20 +169,20 @@ class CommitLog:
         if position % self.segments.file_bytes if first else position != end:
             raise OutOfLog(f"records for {position}: the log, files of {self.segments.file_bytes}, ends at {end}")
         data = data[: self.segments.file_bytes - position % self.segments.file_bytes]
-        batch, why = scan(data, position, len(data), check_body=True)
+        batch, why = scan(data, position, SCAN_ROWS, check_body=True, copied=True)
         if why is Stop.BAD or why is Stop.ZERO:
             raise BadRecord(f"no intact record at {batch.end}")
-        size = len(data) if why is Stop.BLANK else batch.end - position
-        if size:
+        batch.end = position + len(data) if why is Stop.BLANK else batch.end
+        if batch.end > position:
             try:
-                self._put(self.segments.ensure(position), position, data[:size])
+                self._put(self.segments.ensure(position), position, data[: batch.end - position])
             except NoRoom:
                 raise
             except OSError as error:
                 raise self.poison("writing to the commit log", error) from error
-            self._tail = (position + size, max(batch.newest_timestamp if len(batch) else 0, timestamp))
+            self._tail = (batch.end, max(batch.newest_timestamp if len(batch) else 0, timestamp))
             (self._behind or self._flusher).appended(*self._tail)
-        return size
+        return batch
 
     def _append_to_file(
         self, batch: AppendBatch, rows: range | list[int], index: int, position: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from threading import Lock
+from typing import TypeVar
 
 import attrs
 import structlog
@@ -26,6 +27,8 @@ from gantrymq.kernel.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.salvage import keep_aside
 
 log = structlog.get_logger("gantrymq.store")
+
+Batch = TypeVar("Batch", AppendBatch, DispatchBatch)
 
 
 @attrs.frozen
@@ -79,6 +82,7 @@ class Store:
         self._mark_files: MarkFiles | None = None
         self._was_clean = False
         self._backlog: deque[AppendBatch] = deque()
+        self._taken: deque[DispatchBatch] = deque()
         self._backlog_bytes = 0
         self._progress = (0, 0, 0)
         self._saving = Lock()
@@ -177,6 +181,7 @@ class Store:
     def abandon(self) -> None:
         """Close the files and let the lock go, as a crash would: nothing is flushed, the abort file stays."""
         self._backlog.clear()
+        self._taken.clear()
         self.log.close()
         self.queues.close()
         if self._mark_files is not None:
@@ -197,18 +202,25 @@ class Store:
         """See :meth:`CommitLog.append`."""
         self.log.append(batch)
         if batch.end > batch.start:
-            self._backlog.append(batch)
-            self._backlog_bytes += batch.end - batch.start
-            if self._backlog_bytes > self.config.backlog_bytes:
-                self._backlog.clear()
-                self._backlog_bytes = 0
+            self._keep(self._backlog, batch)
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:
-        """See :meth:`CommitLog.append_encoded`; it is dispatched like what a recovery finds."""
-        taken = self.log.append_encoded(position, data)
+        """See :meth:`CommitLog.append_encoded`; returns how many bytes were taken."""
+        batch = self.log.append_encoded(position, data)
         if self.dispatched < self.log.min_offset:
             self._progress = (position, *self._progress[1:])
-        return taken
+        if batch.end > position:
+            self._keep(self._taken, batch)
+        return batch.end - position
+
+    def _keep(self, batches: deque[Batch], batch: Batch) -> None:
+        """Let ``batch`` wait for its dispatch, with all that wait; too much is read from the log again."""
+        batches.append(batch)
+        self._backlog_bytes += batch.end - batch.start
+        if self._backlog_bytes > self.config.backlog_bytes:
+            self._backlog.clear()
+            self._taken.clear()
+            self._backlog_bytes = 0
 
     def flush(self) -> int:
         """See :meth:`CommitLog.flush`."""
@@ -222,7 +234,7 @@ class Store:
         """
         committed = min(committed, self.log.end)
         while self.dispatched < committed:
-            batch = self._from_memory(committed) or self._from_log(committed)
+            batch = self._from_taken(committed) or self._from_memory(committed) or self._from_log(committed)
             if batch is None:
                 return
             self.queues.put(batch)
@@ -230,25 +242,34 @@ class Store:
             self._progress = (batch.end, self.queues.units, timestamp)
             yield batch
 
+    def _from_taken(self, committed: int) -> DispatchBatch | None:
+        """As :meth:`_from_memory`, of another log's records."""
+        start, taken = self.dispatched, self._taken
+        while taken and taken[0].end <= start:
+            self._drop_first(taken)
+        if not taken or taken[0].start != start or taken[0].end > committed:
+            return None
+        return self._drop_first(taken)
+
     def _from_memory(self, committed: int) -> DispatchBatch | None:
         """The next batch, of those just appended; None where they do not begin at what is dispatched."""
         start = self.dispatched
         backlog = self._backlog
         while backlog and backlog[0].end <= start:
-            self._drop_first()
+            self._drop_first(backlog)
         if not backlog or backlog[0].start != start or backlog[0].end > committed:
             return None
-        batches = [self._drop_first()]
+        batches = [self._drop_first(backlog)]
         rows, kind = len(batches[0]), type(batches[0])
         while backlog and backlog[0].end <= committed and rows < self.config.dispatch_rows:
             if type(backlog[0]) is not kind:
                 break  # rows of sends must not become lists for those of a plugin that came between them
-            batches.append(self._drop_first())
+            batches.append(self._drop_first(backlog))
             rows += len(batches[-1])
         return dispatch_batch(batches)
 
-    def _drop_first(self) -> AppendBatch:
-        batch = self._backlog.popleft()
+    def _drop_first(self, batches: deque[Batch]) -> Batch:
+        batch = batches.popleft()
         self._backlog_bytes -= batch.end - batch.start
         return batch
 

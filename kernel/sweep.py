@@ -85,6 +85,7 @@ class Sweep:
         self._lingering = Patience()
         self._spinning = Patience()
         self._few = False
+        self._gives_way = False
 
     # ------------------------------------------------------------------------------------------------- listening
 
@@ -137,6 +138,10 @@ class Sweep:
         """Let the next turn come soon; safe to call from any thread."""
         self.waker.wake()
 
+    def give_way(self) -> None:
+        """Another task brings work of its own: the next time it does not linger, which would keep that one waiting."""
+        self._gives_way = True
+
     async def run(self, is_full: Callable[[], bool]) -> None:
         """Turn until cancelled. While ``is_full()`` nothing is received: only the waker brings the next turn."""
         while True:
@@ -181,12 +186,15 @@ class Sweep:
         self._progress()
         self._report_changes()
         self._in_turn = False
+        # Only the waker, and nobody was answered: nobody is about to send the next request.
+        quiet = not self._dirty and len(events) == 1 and events[0][0] == waker
         self._flush_dirty()
-        return receive
+        return receive and not quiet
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
         """What is ready, descriptors and event bits; it lingers unless that was in vain of late."""
-        if not linger:
+        if not linger or self._gives_way:
+            self._gives_way = self._gives_way and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
         if self._few and self._spinning.allows():
             for _ in range(SPINS):

@@ -275,7 +275,7 @@ cdef int give_tag_codes(DispatchRows rows, int32_t number, rule) except -1:
     return 0
 
 
-def scan(data, int64_t start, int64_t limit, *, bint check_body, replay=False):
+def scan(data, int64_t start, int64_t limit, *, bint check_body, replay=False, bint copied=False):
     """See :func:`gantrymq.kernel.fast.plain.scan`."""
     cdef const uint8_t[::1] view = data
     cdef Py_ssize_t length = len(data), position = 0, size, head, body_size, body_end, topic_start, topic_end
@@ -346,7 +346,27 @@ def scan(data, int64_t start, int64_t limit, *, bint check_body, replay=False):
         limit -= 1
     rows.start = start
     rows.end = start + position
+    if copied:
+        copy_properties(rows)
     return rows, stop
+
+
+cdef int copy_properties(DispatchRows rows) except -1:
+    """Let the rows have what they point to in one piece of memory of their own."""
+    cdef Py_ssize_t total = 0
+    cdef int32_t place
+    cdef bytes own
+    cdef uint8_t* at
+    for place in range(rows.count):
+        total += rows.rows[place].properties_size
+    own = PyBytes_FromStringAndSize(NULL, total)
+    at = <uint8_t*>PyBytes_AS_STRING(own)
+    for place in range(rows.count):
+        memcpy(at, rows.rows[place].properties, rows.rows[place].properties_size)
+        rows.rows[place].properties = at
+        at += rows.rows[place].properties_size
+    rows.kept = [own]
+    return 0
 
 
 cdef object known_topic(bytes raw):

@@ -303,12 +303,13 @@ def tag_codes(properties: Iterable[bytes]) -> list[int]:
 
 
 def scan(
-    data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False
+    data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False, copied: bool = False
 ) -> tuple[DispatchBatch, Stop]:
     """Read up to ``rows`` records from ``data``, which is the log from the offset ``start`` on, of one file.
 
     A record counts when its sizes agree, it says itself that it lies at its offset, and, with ``check_body``, its body
-    matches the CRC. The batch ends where the scan stopped.
+    matches the CRC. The batch ends where the scan stopped. ``data`` must stay as it is for as long as there is a batch,
+    unless that is ``copied``: what it needs of them (here it is always).
     """
     columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [], [], [])
     add_offset, add_size, add_topic, add_queue, add_queue_offset, add_time, add_flag, add_prepared, add_properties = (

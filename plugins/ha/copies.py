@@ -52,13 +52,20 @@ class Copies:
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self._copies: dict[Copy, None] = {}
-        self.moved = moved
+        self._moved = moved
+        self.waited_for = False
+        """Whether a guarantee is made of the copies: else nothing has moved for anybody."""
 
     def __iter__(self) -> Iterator[Copy]:
         return iter(list(self._copies))
 
     def __len__(self) -> int:
         return len(self._copies)
+
+    def moved(self) -> None:
+        """The guarantee may reach further."""
+        if self.waited_for:
+            self._moved()
 
     def add(self, copy: Copy) -> None:
         """A slave is there."""
@@ -100,6 +107,7 @@ class CopiedGate:
         self._count = count
         self._timeout_s = timeout_s
         self._fall_behind_max = fall_behind_max
+        copies.waited_for = True
         self._watermark = log.end
         """What lies before was answered in another life of the broker."""
 

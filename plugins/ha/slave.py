@@ -31,7 +31,11 @@ FIRST_RETRY_S: Final = 0.25
 LAST_RETRY_S: Final = 5.0
 CONNECT_S: Final = 5.0
 ROOM_PAUSE_S: Final = 1.0
-_RECEIVE_BYTES: Final = 256 * 1024
+_RECEIVE_BYTES: Final = 512 * 1024
+"""The most that is taken at once: as much as stays in a processor's cache while it is checked and written."""
+_UNCOMMITTED_BYTES: Final = 4 * 1024 * 1024
+_MORE_S: Final = 0.001
+"""Where a receive was filled more is there: so much is flushed, dispatched and reported together, unless it is late."""
 _RECORD_EXTRA_BYTES: Final = 256 * 1024
 """What a record may have beside its body, or a blank at the end of a file behind the largest record."""
 
@@ -128,22 +132,34 @@ class Slave:
             log.info("following the master", master=address, offset=broker.log.end)
             nursery.start_soon(self._report, stream)
             tail = Tail(broker)
-            pieces = Pieces()
-            room = memoryview(bytearray(_RECEIVE_BYTES))  # one for all: fresh memory costs as much as what is received
-            while True:
-                with trio.move_on_after(self._config.housekeeping) as patience:
-                    size = await stream.socket.recv_into(room)
-                if patience.cancelled_caught:
-                    raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
-                if not size:
-                    break
-                self.heard_at = broker.env.monotonic()
-                for piece in pieces.feed(room[:size]):
-                    tail.add(piece.offset, piece.data)
-                    self.master_end = max(self.master_end, piece.offset + len(piece.data))
-                while not tail.settle():  # noqa: ASYNC110 - the disk tells nobody when it has room
-                    await trio.sleep(ROOM_PAUSE_S)
+            try:
+                await self._receive(stream, tail)
+            finally:
+                tail.commit()
             nursery.cancel_scope.cancel()
+
+    async def _receive(self, stream: trio.SocketStream, tail: Tail) -> None:
+        """Until the master has closed the connection."""
+        pieces = Pieces()
+        room = memoryview(bytearray(_RECEIVE_BYTES))  # one for all: fresh memory costs as much as what is received
+        while True:
+            with trio.move_on_after(_MORE_S if tail.uncommitted else self._config.housekeeping) as patience:
+                size = await stream.socket.recv_into(room)
+            if patience.cancelled_caught and tail.uncommitted:
+                tail.commit()
+                continue
+            if patience.cancelled_caught:
+                raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
+            if not size:
+                return
+            self.heard_at = self._broker.env.monotonic()
+            for piece in pieces.feed(room[:size]):
+                tail.add(piece.offset, piece.data)
+                self.master_end = max(self.master_end, piece.offset + len(piece.data))
+            while not tail.settle():  # noqa: ASYNC110 - the disk tells nobody when it has room
+                await trio.sleep(ROOM_PAUSE_S)
+            if size < len(room) or tail.uncommitted >= _UNCOMMITTED_BYTES:
+                tail.commit()
 
     async def _report(self, stream: trio.SocketStream) -> None:
         """Say at once how far this log has come when it has moved, else as often as a heartbeat is due."""
@@ -161,40 +177,63 @@ class Tail:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._limit = broker.config.store.max_message_bytes + _RECORD_EXTRA_BYTES + 2 * _RECEIVE_BYTES
-        self._waiting = bytearray()
+        self._limit = broker.config.store.max_message_bytes + _RECORD_EXTRA_BYTES
+        self._room = memoryview(bytearray(self._limit + _RECEIVE_BYTES))
+        self._size = 0
         self._at = broker.log.end
         self._full = False
+        self._committed = self._at
+
+    @property
+    def uncommitted(self) -> int:
+        """How many bytes were appended since :meth:`commit`."""
+        return self._at - self._committed
+
+    def commit(self) -> None:
+        """Let what was appended be flushed and dispatched."""
+        if self._at > self._committed:
+            self._broker.commit_encoded()
+            self._committed = self._at
 
     def add(self, offset: int, data: memoryview) -> None:
-        """``data`` lies at ``offset`` of the master's log. :class:`BadFrame` when that is not what comes next."""
-        expected = self._at + len(self._waiting)
+        """``data`` lies at ``offset`` of the master's log. :class:`BadFrame` when that is not what comes next.
+
+        No more may be added between two calls of :meth:`settle` than is received at once.
+        """
+        expected = self._at + self._size
         if offset != expected:
             if expected:
                 raise BadFrame(f"the master sends from the offset {offset}, this log goes on at {expected}")
-            self._at = offset  # RocketMQ lets a new slave begin with the master's last file
-        self._waiting += data
+            self._at = self._committed = offset  # RocketMQ lets a new slave begin with the master's last file
+        end = self._size + len(data)
+        self._room[self._size : end] = data
+        self._size = end
 
     def settle(self) -> bool:
         """Append what is whole; False when the disk is full: then nothing is lost, and it can be tried again.
 
         :class:`BadRecord` for what is none, ``OutOfLog`` when files are of another size here.
         """
+        done = 0
         try:
-            while self._waiting:
-                with memoryview(self._waiting) as waiting:
-                    taken = self._broker.append_encoded(self._at, waiting)
+            while done < self._size:
+                taken = self._broker.append_encoded(self._at, self._room[done : self._size])
                 if not taken:
-                    check_begun(self._waiting)
+                    check_begun(self._room[done : self._size])
                     break
-                del self._waiting[:taken]
+                done += taken
                 self._at += taken
         except NoRoom as error:
             if not self._full:
                 log.warning("no room for the master's log, waiting", reason=str(error))
             self._full = True
             return False
+        finally:
+            rest = self._size - done
+            if done:
+                self._room[:rest] = self._room[done : self._size]
+            self._size = rest
         self._full = False
-        if len(self._waiting) > self._limit:
+        if rest > self._limit:
             raise BadRecord(f"the record at {self._at} has more than {self._limit} bytes")
         return True

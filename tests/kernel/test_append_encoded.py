@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import random
 
+import attrs
 import pytest
 
-from gantrymq.kernel.commitlog import OutOfLog
+from gantrymq.kernel.commitlog import SCAN_ROWS, OutOfLog
 from gantrymq.kernel.env import Env, NoRoom
 from gantrymq.kernel.record import BadRecord
 from gantrymq.kernel.store import Store
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
-from gantrymq.testing.tinystore import batch_of, commit, open_store, read_all
+from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all
 
 
 def opened(env: Env) -> Store:
@@ -105,6 +106,47 @@ def test_a_flipped_byte_is_refused_and_nothing_of_it_is_written(place: int) -> N
         assert place == 3
     except BadRecord:
         assert copy.log.end == 0
+
+
+def test_what_was_checked_is_dispatched_from_memory_whatever_becomes_of_the_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, data = source()
+    copy = opened(MemoryEnv())
+    room, at = bytearray(500), 0
+    while at < len(data):
+        part = data[at : at + len(room)]
+        room[: len(part)] = part
+        at += copy.append_encoded(at, memoryview(room)[: len(part)])
+        room[:] = bytes(len(room))
+    with monkeypatch.context() as patched:
+        patched.setattr(copy.log, "scan", None)
+        dispatched = commit(copy)
+    assert [offset for batch in dispatched for offset in batch.offsets] == [
+        offset for batch in original.log.scan(0, original.log.end) for offset in batch.offsets
+    ]
+    assert read_all(copy) == read_all(original)
+
+
+@pytest.mark.parametrize("backlog_bytes", [0, 700, 2000])
+def test_what_is_too_much_for_memory_is_dispatched_from_the_log(backlog_bytes: int) -> None:
+    original, data = source()
+    copy, _, _ = open_store(MemoryEnv(), config=attrs.evolve(TINY, backlog_bytes=backlog_bytes))
+    feed(copy, data, 0, 500)
+    commit(copy)
+    assert read_all(copy) == read_all(original)
+
+
+def test_at_most_some_thousand_records_are_taken_at_once() -> None:
+    original = open_store(MemoryEnv(), config=attrs.evolve(TINY, commit_log_file_bytes=2**20))[0]
+    original.append(batch_of([b""] * (SCAN_ROWS + 5)))
+    commit(original)
+    data = bytes(original.log.view(0, original.log.end))
+    copy = open_store(MemoryEnv(), config=attrs.evolve(TINY, commit_log_file_bytes=2**20))[0]
+    taken = copy.append_encoded(0, data)
+    assert taken == len(data) // (SCAN_ROWS + 5) * SCAN_ROWS
+    assert copy.append_encoded(taken, data[taken:]) == len(data) - taken
+    assert [len(batch) for batch in commit(copy)] == [SCAN_ROWS, 5]
 
 
 def test_only_the_end_of_the_log_takes_anything() -> None:

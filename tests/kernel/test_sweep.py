@@ -387,6 +387,27 @@ def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_no
     peer.close()
 
 
+def test_the_sweep_does_not_linger_where_nobody_was_answered_or_another_task_is_at_work(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    bench.sweep.wake()
+    assert not bench.sweep.turn(), "the waker alone promises no requests"
+    peer.sendall(request(1) + request(2))
+    while not bench.sweep.turn():
+        pass
+    bench.sweep.give_way()
+    bench.sweep.turn()
+    counting.waits.clear()
+    bench.sweep.turn(linger=True)
+    bench.sweep.turn(linger=True)
+    assert [wait > 0 for wait in counting.waits] == [False, True], "the other task had its turn"
+    monkeypatch.undo()
+    peer.close()
+
+
 def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None:
     seen: list[tuple[str, bool]] = []
 

@@ -40,6 +40,18 @@ def test_the_lag_in_time_is_of_what_was_confirmed_also_while_more_comes_all_the_
     assert copy.level_at == 120.0
 
 
+def test_a_confirmation_wakes_whom_a_guarantee_keeps_waiting_and_nobody_without_one() -> None:
+    woken: list[int] = []
+    copies = Copies(lambda: woken.append(1))
+    one = copy("a", 0, 0)
+    copies.add(one)
+    copies.acknowledge(one, 10, 0.0)
+    assert not woken
+    CopiedGate(Log(), copies, 1, 3.0, 500)  # type: ignore[arg-type]
+    copies.acknowledge(one, 20, 0.0)
+    assert woken == [1]
+
+
 def test_what_a_slave_was_sent_and_has_confirmed_counts() -> None:
     assert make(copy("a", 100, 700)).watermark == 700
 

@@ -54,6 +54,19 @@ class Slave:
         return ""
 
 
+def test_what_comes_in_many_pieces_is_committed_when_the_caller_says_so(master: Store) -> None:
+    slave, asked = Slave(), []
+    slave._broker.commit_encoded = lambda: asked.append(slave.store.log.end)
+    tail, data = Tail(slave._broker), memoryview(bytes_of(master))
+    for at in range(0, len(data), 500):
+        tail.add(at, data[at : at + 500])
+        assert tail.settle()
+    assert (asked, tail.uncommitted) == ([], master.log.end)
+    tail.commit()
+    tail.commit()
+    assert (asked, tail.uncommitted) == ([master.log.end], 0)
+
+
 def bytes_of(store: Store) -> bytes:
     size = store.log.segments.file_bytes
     bases = range(0, store.log.end, size)
