@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.errors import BrokerError, ConnectError, NoRoute, SendTimeout
+from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed, NoRoute, SendTimeout
 from gantrymq.client.outgoing import Outgoing
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
@@ -25,6 +25,9 @@ NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
 
 QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
 """A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
+
+RENEW_S = 0.5
+"""So often at most a topic's route is asked for because its brokers cannot be reached."""
 
 log = LibraryLog()
 
@@ -38,6 +41,7 @@ class Sender:
         self._timeout = timeout
         self._attempts = 1 + retries
         self._turns: dict[str, itertools.count[int]] = {}
+        self._renewed: dict[str, float] = {}
 
     async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> list[SendResult]:
         """Send ``outgoing`` to the chosen queue, or to the next one with retries; a result for each message.
@@ -68,6 +72,9 @@ class Sender:
                     raise
             except (ConnectError, NoRoute, TimeoutError) as error:
                 failure = error
+                if isinstance(error, ConnectFailed | NoRoute):
+                    await self._renew(outgoing.topic, deadline)
+                    queues = self._cluster.routes.known_publish_queues(outgoing.topic) or queues
             if anyio.current_time() >= deadline:
                 raise SendTimeout(
                     f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
@@ -83,6 +90,14 @@ class Sender:
         target = self._next_queue(outgoing.topic, queues, None) if choice is None else _pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))
         await channel.send_oneway(outgoing.command(self.group, target))
+
+    async def _renew(self, topic: str, deadline: float) -> None:
+        """Ask where the brokers are now: another one may have the place of the master that is gone."""
+        now = anyio.current_time()
+        if now - self._renewed.get(topic, -RENEW_S) >= RENEW_S:
+            self._renewed[topic] = now
+            with anyio.move_on_after(deadline - now):
+                await self._cluster.routes.renew(topic)
 
     async def _channel(self, queue: MessageQueue, deadline: float) -> Channel:
         address = self._cluster.routes.master(queue)

@@ -97,6 +97,35 @@ async def test_a_refusal_that_another_broker_may_not_share_is_sent_to_another_br
         assert queues == ["broker-b"] * 4
 
 
+async def test_a_master_that_has_another_address_is_found_there_by_the_next_attempt(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        there, cluster.broker.address = cluster.broker.address, "127.0.0.1:1"
+        assert await producer.queues("T")
+        cluster.broker.address = there
+        asked = len(cluster.nameserver.seen(105))
+        results = [await producer.send("T", b"x") for _ in range(3)]
+        assert len(results) == len(cluster.broker.seen(310)) == 3
+        assert len(cluster.nameserver.seen(105)) == asked + 1
+
+
+async def test_a_master_that_is_gone_is_not_asked_for_with_each_attempt(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        cluster.broker.address = "127.0.0.1:1"
+        assert await producer.queues("T")
+        asked = len(cluster.nameserver.seen(105))
+        with pytest.raises(gantrymq.ConnectError):
+            await producer.send("T", b"x")
+        assert asked < len(cluster.nameserver.seen(105)) < asked + 3
+
+
 @pytest.mark.parametrize("code", [2, 3, 13, 26])
 async def test_other_refusals_are_raised_at_once(fake_cluster: Cluster, code: int) -> None:
     async with (
