@@ -24,16 +24,31 @@ def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
         if key in _KEYS:
             section, name, convert = _KEYS[key]
             ours[section, name] = convert(value.strip())
-        elif key not in _ADDRESS_KEYS and key not in (_TRANSIENT_POOL, _ROLE):
+        elif key not in _ADDRESS_KEYS | _METRICS_KEYS and key not in (_TRANSIENT_POOL, _ROLE):
             unmapped.append(key)
     # as in RocketMQ the pool counts where the disk is flushed later, which is its default
     if properties.get(_TRANSIENT_POOL, "").strip() == "true" and ours.get(_FLUSH_MODE, "async") == "async":
         ours[_FLUSH_MODE] = "buffered"
     ours.update(_addresses({key: value.strip() for key, value in properties.items() if key in _ADDRESS_KEYS}))
     ours.update(_role(properties, ours.get(("broker", "id"), "")))
+    enabled = []
     if any(section == _COPIES for section, _ in ours) or _ROLE in properties:
-        ours["plugins", "enable"] = "ha"  # RocketMQ's brokers copy without being told to
+        enabled.append("ha")  # RocketMQ's brokers copy without being told to
+    kind = properties.get(_EXPORTER, "DISABLE").strip()
+    if kind == "PROM":
+        enabled.append("metrics")
+        ours["plugin.metrics", "listen"] = _metrics_address(properties)
+    elif kind != "DISABLE":
+        unmapped.append(_EXPORTER)
+    if enabled:
+        ours["plugins", "enable"] = ",".join(enabled)
     return ours, unmapped
+
+
+def _metrics_address(properties: Mapping[str, str]) -> str:
+    """Where RocketMQ 5 tells its metrics; without a host on loopback here, and not at the broker's own address."""
+    host = properties.get("metricsPromExporterHost", "").strip() or "127.0.0.1"
+    return f"{host}:{properties.get('metricsPromExporterPort', '5557').strip()}"
 
 
 def _role(properties: Mapping[str, str], number: str) -> Translation:
@@ -94,6 +109,8 @@ _TRANSIENT_POOL = "transientStorePoolEnable"
 _FLUSH_MODE = ("plugin.flush", "mode")
 _ROLE = "brokerRole"
 _COPIES = "plugin.ha"
+_EXPORTER = "metricsExporterType"
+_METRICS_KEYS = frozenset({_EXPORTER, "metricsPromExporterHost", "metricsPromExporterPort"})
 _ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1", "haListenPort"})
 _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "brokerName": ("broker", "name", _same),
