@@ -30,8 +30,9 @@ PATIENCE_S = max(60.0, MESSAGES / MESSAGES_A_SECOND)
 
 
 def runtime(address: str) -> dict[str, str]:
-    """What the broker tells administrators of itself (code 28)."""
-    table: dict[str, str] = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    """What the broker tells administrators of itself (code 28); RocketMQ's fails to in its first second."""
+    answer = ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+    table: dict[str, str] = {} if answer.code else json.loads(answer.body)["table"]
     return table
 
 
@@ -121,5 +122,5 @@ def test_a_java_slave_under_our_master(
         if LONG:
             with java_broker(java, home / "java", own_nameserver, name, **slave) as copy:
                 end = int(runtime(address)["commitLogMaxOffset"])
-                wait_for(lambda: int(runtime(copy.address)["commitLogMaxOffset"]) == end, PATIENCE_S)
+                wait_for(lambda: runtime(copy.address).get("commitLogMaxOffset") == str(end), PATIENCE_S)
                 assert log_bytes(theirs, end) == log_bytes(ours, end)
