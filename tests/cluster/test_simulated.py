@@ -1,5 +1,9 @@
 """A nameserver, a master, its slave and clients in one process, on simulated time and a network as bad as it gets.
 
+Broken on purpose, and seen failing: a master that waits for no slave, one that waits for no disk, a flush that syncs
+nothing, a slave that reports what it has not flushed, one that goes on behind a tail of its own, one that waits for the
+rest of a record with a wrong length, reports beyond what was sent that count.
+
 Rows 34, 35, 43, 54, 56 to 61 of the fault catalogue. Each scenario is run with some seeds; more of them with
 ``GANTRYMQ_SIMULATION_SEEDS=1000``, the one that failed with ``GANTRYMQ_SIMULATION_SEED``.
 """
@@ -144,7 +148,7 @@ def test_whatever_the_weather_nothing_that_was_promised_is_lost_and_all_is_well_
             await pair.load.more(5)
             weather = Weather(cluster.network, [NAMES, MASTER, SLAVE, *SENDERS, READER])
             async with beside(weather.run):
-                await trio.sleep(cluster.chance.uniform(10, 40))
+                await trio.sleep(cluster.chance.uniform(10, 30))
             await pair.load.more(10)
         assert weather.count > 10
         async with beside(reader.run):
@@ -154,7 +158,7 @@ def test_whatever_the_weather_nothing_that_was_promised_is_lost_and_all_is_well_
     simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["master", "slave"])
 def test_when_either_machine_is_lost_for_good_nothing_that_was_promised_is_lost(lost: str, seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -180,22 +184,31 @@ def test_when_either_machine_is_lost_for_good_nothing_that_was_promised_is_lost(
     simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", seeds(10))
-def test_when_both_machines_lose_power_what_was_promised_is_on_both(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(5))
+@pytest.mark.parametrize("lost", ["neither", "master", "slave"])
+def test_when_both_machines_lose_power_what_was_promised_is_on_whichever_comes_back(lost: str, seed: int) -> None:
+    """Their disks are slow: most of the time something is written and not yet synced."""
+
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)
         await pair.start()
+        machines = [pair.master, pair.slave]
+        for machine in machines:
+            machine.env.sync_s = (0.0, cluster.chance.choice([0.002, 0.1, 0.3]))
+        pair.load.pause_s = 0.05
         async with beside(pair.load.run):
             await pair.load.more(5)
             async with beside(Weather(cluster.network, [MASTER, SLAVE]).run):
                 await trio.sleep(cluster.chance.uniform(0, 5))
-                machines = [(pair.master, 0), (pair.slave, 1)]
-                cluster.chance.shuffle(machines)
-                for machine, _ in machines:
+                for machine in cluster.chance.sample(machines, 2):
                     machine.power_cut(cluster.chance.choice([None, cluster.chance.randrange(1 << 30)]))
                     await trio.sleep(cluster.chance.choice([0, 0, 0.001, 0.3]))
-            cluster.chance.shuffle(machines)
-            for machine, broker_id in machines:
+            if lost == "master":
+                pair.master, pair.slave = pair.slave, cluster.machine(THIRD)
+            elif lost == "slave":
+                pair.slave = cluster.machine(THIRD)
+            roles = [(pair.master, 0), (pair.slave, 1)]
+            for machine, broker_id in cluster.chance.sample(roles, 2):
                 await trio.sleep(cluster.chance.uniform(0, 40))
                 await cluster.start_broker(machine.host, broker_id, QUICK)
             await pair.load.more(10, 300)
@@ -245,7 +258,7 @@ def test_clients_that_are_cut_off_from_the_master_go_on_as_soon_as_they_reach_it
                     cluster.network.link(*ends[direction]).clog()
             await trio.sleep(1)
             before = dict(pair.load.acknowledged)
-            await trio.sleep(300)
+            await trio.sleep(130)
             assert pair.load.acknowledged == before
             cluster.network.heal()
             await pair.load.more(10, HEALED_S)
@@ -283,7 +296,7 @@ def test_a_slow_slave_makes_senders_slower_and_no_promise_weaker(slow: str) -> N
     simulate(scenario, 56)
 
 
-@pytest.mark.parametrize("seed", seeds(6))
+@pytest.mark.parametrize("seed", seeds(4))
 def test_bytes_flipped_on_the_way_to_the_slave_alter_no_body_and_keep_nobody_waiting(seed: int) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""
 
@@ -354,9 +367,9 @@ def test_without_a_nameserver_clients_go_on_and_what_comes_back_soon_knows_every
             for end in (names.kill, names.power_cut):
                 end()
                 pair.load.pause_s = 10.0
-                await trio.sleep(300)
+                await trio.sleep(200)
                 pair.load.pause_s = PAUSE_S
-                await pair.load.more(20, 20)
+                await pair.load.more(10, 20)
                 await cluster.start_nameserver(NAMES)
                 async with cluster.client(READER) as client, client.producer("late", retries=0) as producer:
                     with trio.fail_after(HEALED_S):
