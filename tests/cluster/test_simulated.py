@@ -27,7 +27,7 @@ from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import seeds
 from gantrymq.testing.simulated.weather import Weather
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
 NAMES, MASTER, SLAVE, THIRD = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12"
 SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
@@ -216,6 +216,33 @@ def test_when_both_machines_lose_power_what_was_promised_is_on_whichever_comes_b
     simulate(scenario, seed)
 
 
+@pytest.mark.parametrize("seed", seeds(6))
+def test_whoever_is_killed_or_loses_power_again_and_again_nothing_that_was_promised_is_lost(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run, Weather(cluster.network, [NAMES, MASTER, SLAVE, *SENDERS]).run):
+            for _ in range(6):
+                await trio.sleep(cluster.chance.uniform(0.1, 8))
+                host = cluster.chance.choice([NAMES, MASTER, SLAVE])
+                machine = cluster.machine(host)
+                machine.env.sync_s = (0.0, 0.1)
+                if cluster.chance.random() < 0.5:
+                    machine.kill()
+                else:
+                    machine.power_cut(cluster.chance.randrange(1 << 30))
+                await trio.sleep(cluster.chance.uniform(0, 8))
+                if host == NAMES:
+                    await cluster.start_nameserver(NAMES)
+                else:
+                    await cluster.start_broker(host, int(host == SLAVE), QUICK)
+        async with beside(pair.load.run):
+            await pair.load.more(5, 300)
+        await pair.check()
+
+    simulate(scenario, seed)
+
+
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize(
     "closed", [[(MASTER, SLAVE)], [(SLAVE, MASTER)], [(MASTER, SLAVE), (SLAVE, MASTER)]], ids=["to", "from", "both"]
@@ -383,7 +410,7 @@ def test_without_a_nameserver_clients_go_on_and_what_comes_back_soon_knows_every
     simulate(scenario, 61)
 
 
-@pytest.mark.parametrize("step_s", [-3600, -1, 1, 3600])
+@pytest.mark.parametrize("step_s", [-3600, 1, 3600])
 def test_a_clock_that_was_set_over_a_crash_loses_nothing_and_delays_as_long_as_it_was_asked_to(step_s: int) -> None:
     """The slave's clock is two hours ahead all the time. A delay ends by the clock of who delivers."""
 

@@ -26,6 +26,8 @@ from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import COUNT_VARIABLE, ONE_VARIABLE, seeds
 from gantrymq.testing.simulated.weather import Weather
 
+pytestmark = pytest.mark.once
+
 A, B = "10.0.0.1", "10.0.0.2"
 PORT = 7
 
