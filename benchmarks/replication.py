@@ -50,7 +50,8 @@ LOG_BYTES = 512 * MIB
 FILE_BYTES = 1024 * MIB
 BODY = b"x" * 1024
 BATCH = 500
-POLL_S = 0.01
+POLL_S = 0.05
+"""How often a slave is asked how far it is. Each answer costs it a millisecond or more."""
 PATIENCE_S = 120.0
 PIECE_BYTES = 256 * 1024
 SENDERS = [Scenario(f"SYNC_MASTER send 64x16 {flush}", flush, 64, 16, goal=2.0) for flush in ("async", "sync")]
