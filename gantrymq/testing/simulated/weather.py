@@ -11,7 +11,7 @@ import trio
 from gantrymq.testing.simulated.link import Link
 from gantrymq.testing.simulated.network import Network
 
-CALM_S: Final = (0.05, 1.5)
+CALM_S: Final = (0.02, 0.8)
 """Between one change and the next."""
 CLOGGED_S: Final = (0.05, 8.0)
 DELAY_MAX_S: Final = 0.2
