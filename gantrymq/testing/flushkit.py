@@ -51,8 +51,8 @@ class Strategy:
 class SlowDisk(MemoryEnv):
     """A machine in memory whose syncs wait while ``go_on`` is not set, and fail with ``error`` when there is one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, seed: int = 0, start_ms: int = 1_700_000_000_000) -> None:
+        super().__init__(seed, start_ms)
         self.syncs = 0
         self.begun = threading.Semaphore(0)
         self.go_on = threading.Event()
