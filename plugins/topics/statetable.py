@@ -59,13 +59,20 @@ class StateTable(Generic[B]):
         kept: Callable[[str], bool],
         validate: Callable[[str], None],
     ) -> bool:
-        """Become a copy of another broker's table; entries that are ``kept`` stay. False: the version is the same."""
+        """Become a copy of another broker's table; entries that are ``kept`` stay. False: the version is the same.
+
+        It is written at once, as ``SlaveSynchronize`` does: who takes a lost master's place must know what that knew.
+        """
         if version == self.version:
             return False
         for name in [name for name in self._entries if name not in entries and not kept(name)]:
             del self._entries[name], self._texts[name]
         self.take(entries, version, validate)
         self.changed = True
+        try:
+            self.save()
+        except OSError as error:
+            log.warning("adopted and not written yet", path=self.path, reason=str(error))
         return True
 
     def put(self, name: str, entry: B) -> bool:

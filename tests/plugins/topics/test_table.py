@@ -269,3 +269,9 @@ def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
         config = topics.for_send(name, "TBW102", 4, True)
         assert config is not None
         assert config.topic_sys_flag == flag
+
+
+def test_what_is_adopted_from_a_master_is_on_the_disk_at_once(make_broker: Any, tmp_path: Path) -> None:
+    told = TopicConfigSerializeWrapper({"orders": TopicConfig("orders", 2, 2, 6)})
+    assert topics_of(make_broker("topics")).adopt(told.to_bytes())
+    assert stored(tmp_path).topic_config_table["orders"].read_queue_nums == 2
