@@ -150,7 +150,7 @@ class HalfStrategy:
         table, ended, now = self._table, dict[int, _Ended](), self._store.log.clock.now_ms()
         for ending in endings:
             first = first_offset(ending.record)
-            current = self._current(ending.record, first)
+            current = self._current(ending.record, first) if table.moved or table.copies else first
             if current in ended:
                 self._again(batch, ending, current, ended[current].ending.is_commit, now)
             elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
@@ -208,7 +208,7 @@ class HalfStrategy:
 
     def _close(self, batch: AppendBatch, ended: dict[int, _Ended]) -> None:
         """Take in which of the ends are written."""
-        table, noted = self._table, dict[int, int]()
+        table, noted, closed = self._table, dict[int, int](), dict[int, int]()
         self._ended_at = max(self._ended_at, batch.end)
         for current, one in ended.items():
             place, op_offset = batch.place_of(one.end_row)
@@ -218,11 +218,12 @@ class HalfStrategy:
                 self._walk.unnoted.append(current)
             else:
                 continue
-            table.close(current, COMMITTED if one.ending.is_commit else ROLLED_BACK)
+            closed[current] = COMMITTED if one.ending.is_commit else ROLLED_BACK
             if table.moved:
                 table.moved.pop(one.first, None)
             if table.aside:
                 table.aside.pop(one.first, None)
+        table.close_all(closed)
         if noted:
             first = min(noted)
             table.noted(first, max(noted.values()), max(noted) + 1 - first)
@@ -249,10 +250,10 @@ class HalfStrategy:
 
 
 def _reply(batch: AppendBatch) -> None:
-    for row, request in enumerate(batch.origins):
+    for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
         if request is None:
             continue
-        if batch.statuses[row] in STORED:
+        if status in STORED:
             request.answer(ResponseCode.SUCCESS)
         else:
-            request.answer(batch.statuses[row], batch.remarks.get(row))
+            request.answer(status, batch.remarks.get(row))

@@ -6,6 +6,8 @@ Source: RocketMQ 4.9.7 ``TransactionalMessageBridge``, ``EndTransactionProcessor
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
 from gantrymq.kernel.store import StoreConfig
@@ -34,6 +36,8 @@ _END_PROPERTIES = b"WAIT\x01true\x02TAGS\x01" + END_TAG.encode()
 _OPS_SEPARATOR = b","
 
 
+KEPT_PLACES = 1024
+"""So many queues are known by what the properties say of them; each message of a queue says the same."""
 LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
 TOPIC_LIMIT = 0xFFFF
 """A record cannot have a longer topic."""
@@ -69,20 +73,23 @@ def hide(batch: AppendBatch, row: int) -> None:
 
     What only the broker says of a half message is taken out of what the producer sent.
     """
-    topic, queue_id = batch.queue_of(row)
-    changes: dict[bytes, bytes | None] = {
-        FIRST_OFFSET: None,
-        CHECK_TIMES: None,
-        _REAL_TOPIC: topic.encode(),
-        _REAL_QID: b"%d" % queue_id,
-    }
-    batch.divert(row, TRANS_HALF_TOPIC, QUEUE_ID, changes, STATE_BITS)
+    batch.divert(row, TRANS_HALF_TOPIC, QUEUE_ID, _hiding(*batch.queue_of(row)), STATE_BITS)
+
+
+@lru_cache(KEPT_PLACES)
+def _hiding(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
+    """What changes of the properties of a message for this queue when it becomes a half message."""
+    return {FIRST_OFFSET: None, CHECK_TIMES: None, _REAL_TOPIC: topic.encode(), _REAL_QID: b"%d" % queue_id}
 
 
 def real_place(record: Record) -> tuple[str, int]:
     """The topic and the queue that the message is meant for; :class:`RemoteFault` (code 1) when it does not say."""
-    topic = (record.property_of(_REAL_TOPIC) or b"").decode("utf-8", "replace")
-    queue_id = record.property_of(_REAL_QID) or b""
+    return _place(record.property_of(_REAL_TOPIC) or b"", record.property_of(_REAL_QID) or b"")
+
+
+@lru_cache(KEPT_PLACES)
+def _place(topic_name: bytes, queue_id: bytes) -> tuple[str, int]:
+    topic = topic_name.decode("utf-8", "replace")
     if not topic or topic == TRANS_HALF_TOPIC or not queue_id.isdigit() or len(queue_id) > 10:
         raise RemoteFault(
             ResponseCode.SYSTEM_ERROR, f"the half message belongs to queue {queue_id!r} of {topic!r}: nowhere"

@@ -7,7 +7,7 @@ behind all others, and the transaction goes on as that copy: ``moved`` knows it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 OPEN, COMMITTED, ROLLED_BACK, GONE = range(4)
 """What a byte says; GONE: it goes on as a copy, was put aside, or ended before this broker was started."""
@@ -70,11 +70,19 @@ class HalfTable:
 
     def close(self, offset: int, state: int) -> None:
         """An open half message has ended; for any other nothing changes."""
-        if self.state(offset) == OPEN:
-            self._states[offset - self._origin] = state
-            self._ended += 1
-            if offset == self._base:
-                self._advance()
+        self.close_all({offset: state})
+
+    def close_all(self, ended: Mapping[int, int]) -> None:
+        """As :meth:`close` for each offset and its state."""
+        self.refresh()
+        states, origin = self._states, self._origin
+        for offset, state in ended.items():
+            index = offset - origin
+            if 0 <= index < len(states) and states[index] == OPEN:
+                states[index] = state
+                self._ended += 1
+        if self._base in ended:
+            self._advance()
 
     def put_aside(self, first: int) -> None:
         """Nobody ended the transaction that began as ``first``; it is remembered among the last ones."""
