@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -153,6 +154,12 @@ def test_people_get_lines_and_no_bar_outside_a_terminal(cli: Cli, cluster: Clust
     assert "10 messages in" in lines[1]
 
 
+def _read_all(terminal: int) -> None:
+    with contextlib.suppress(OSError):  # the other end is closed
+        while os.read(terminal, 4096):
+            pass
+
+
 @pytest.mark.slow
 def test_a_terminal_has_a_bar_and_ctrl_c_ends_with_what_was_measured(cluster: Cluster) -> None:
     ours, theirs = pty.openpty()
@@ -163,11 +170,14 @@ def test_a_terminal_has_a_bar_and_ctrl_c_ends_with_what_was_measured(cluster: Cl
         stderr=theirs,
         env={**os.environ, "TERM": "xterm"},
     ) as process:
+        os.close(theirs)
         assert select.select([ours], [], [], 30)[0]  # the bar comes after a second
+        reader = threading.Thread(target=_read_all, args=(ours,))  # who draws on a terminal waits for who looks at it
+        reader.start()
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
+    reader.join()
     os.close(ours)
-    os.close(theirs)
     assert process.returncode == 130
     assert b"messages/s" in out
 
