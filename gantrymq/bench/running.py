@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 import attrs
@@ -153,22 +156,24 @@ def _watch(loads: Sequence[Load], workers: Sequence[_Worker], progress: Callable
     for worker in workers:
         worker.write(b"go")
     interrupted = False
-    with selectors.DefaultSelector() as selector:
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        _end_all(workers)
+
+    with _at_interrupt(interrupt), selectors.DefaultSelector() as selector:
         for worker in workers:
             selector.register(worker.output, selectors.EVENT_READ, worker)
         while selector.get_map():
-            try:
-                for key, _ in selector.select():
-                    worker = key.data
-                    if not worker.read():
-                        selector.unregister(worker.output)
-                    elif progress is not None:
-                        progress(sum(each.count for each in workers))
-                    if worker.done is not None and worker.done.ended:
-                        _end_all(workers)
-            except KeyboardInterrupt:
-                interrupted = True
-                _end_all(workers)
+            for key, _ in selector.select():
+                worker = key.data
+                if not worker.read():
+                    selector.unregister(worker.output)
+                elif progress is not None:
+                    progress(sum(each.count for each in workers))
+                if worker.done is not None and worker.done.ended:
+                    _end_all(workers)
     found = [worker.done for worker in workers if worker.done is not None]
     if not found:
         raise BenchFailed("the load generator's processes ended without a word")
@@ -177,6 +182,30 @@ def _watch(loads: Sequence[Load], workers: Sequence[_Worker], progress: Callable
         reasons.append("a process of the load generator ended without a word")
     outcomes = [_add_up(load.kind, found) for load in loads]
     return Result(outcomes, "; ".join(dict.fromkeys(reasons)), interrupted)
+
+
+@contextmanager
+def _at_interrupt(call: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls ``call``, the second one is Python's ``KeyboardInterrupt``.
+
+    That could be raised anywhere, and was lost now and then while a bar was drawn for the first time. Outside of the
+    main thread, or where somebody else handles Ctrl-C, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread() or (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        call()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end_all(workers: Sequence[_Worker]) -> None:
