@@ -225,12 +225,10 @@ def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_th
             await trio.to_thread.run_sync(wait_for, lambda: true(pair), within)
             return trio.current_time() - began
 
-        async def script() -> None:
-            async with trio.open_nursery() as nursery:
-                for relay in relays:
-                    await nursery.start(relay.serve)
-                await trio.to_thread.run_sync(pair.start, 1, "SLAVE")
-                nursery.start_soon(load.run, pair.nameserver)
+        async def partition() -> None:
+            """When it returns all that was sent has been answered, and is at the slave."""
+            async with trio.open_nursery() as senders:
+                senders.start_soon(load.run, pair.nameserver)
                 await soon(lambda pair: pair.end(0) > BODY_BYTES * RATE / 4 and is_level_under_load(pair), LEVEL_S)
                 for relay in relays:
                     relay.block("to", "from")
@@ -244,7 +242,14 @@ def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_th
                 took = await soon(is_level_under_load, max(PARTITION_S / 2, LEVEL_S))
                 print(f"{PARTITION_S:g} s, {missed / PARTITION_S:,.0f}/s, {behind / 2**20:.0f} MiB: {took:.2f} s")
                 load.stopped.set()
-                await soon(HaPair.level, LEVEL_S)
+            await soon(HaPair.level, LEVEL_S)
+
+        async def script() -> None:
+            async with trio.open_nursery() as nursery:
+                for relay in relays:
+                    await nursery.start(relay.serve)
+                await trio.to_thread.run_sync(pair.start, 1, "SLAVE")
+                await partition()
                 nursery.cancel_scope.cancel()
 
         trio.run(script)
