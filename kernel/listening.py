@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from typing import Protocol
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+log = structlog.get_logger("gantrymq.listening")
+
+OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""What no connection can be accepted for until others have ended."""
+ACCEPT_PAUSE_S: Final = 0.1
 
 
 class Listener(Protocol):
@@ -23,6 +33,24 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Give the address back; connections that were accepted go on."""
+
+
+async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tuple[str, int]]:
+    """The next connection, and who that is, however long it takes; a peer that left before is passed over.
+
+    While this process has no descriptor left the log says that ``whom`` ("a slave") must wait.
+    """
+    said = False
+    while True:
+        await trio.lowlevel.wait_readable(listener.fileno())
+        try:
+            return listener.accept()
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS:
+                if not said:  # once a shortage, not with each attempt
+                    log.warning(f"cannot accept {whom}, pausing", error=str(error))
+                said = True
+                await trio.sleep(ACCEPT_PAUSE_S)
 
 
 class SystemListener:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
+from gantrymq.kernel.commitlog import USUAL_BYTES, CommitLog, CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import read_records
 from gantrymq.kernel.record import BadRecord, Record
 
-USUAL_BYTES: Final = 1024
-"""Most records are no longer."""
 NEAR_BYTES: Final = 256 * 1024
 """No further apart lies what is looked at in one piece of the log."""
 

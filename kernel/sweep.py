@@ -9,7 +9,6 @@ left stays ready in the epoll (level triggered) and the kernel rotates its ready
 from __future__ import annotations
 
 import contextlib
-import errno
 import select
 from collections.abc import Callable
 
@@ -21,7 +20,7 @@ from gantrymq.kernel.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import read_requests
-from gantrymq.kernel.listening import Listener
+from gantrymq.kernel.listening import OUT_OF_DESCRIPTORS, Listener
 from gantrymq.kernel.patience import Patience
 from gantrymq.kernel.processors import Request
 from gantrymq.remoting.descriptors import descriptors_allowed
@@ -45,7 +44,6 @@ SPINS = 200
 one message at a time is answered sooner than this thread could be woken for the next."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
-_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Sweep:
@@ -296,7 +294,7 @@ class Sweep:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:
+                if error.errno in OUT_OF_DESCRIPTORS:
                     if not self._short:  # once a shortage, not with each attempt
                         log.warning("cannot accept, pausing", error=str(error), connections=len(self._connections))
                     self._short = True

@@ -83,6 +83,18 @@ class Channel:
         """Return when the connection has ended."""
         await self._ended.wait()
 
+    async def while_open(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Await ``wait()``, no longer than until the connection has ended."""
+        async with anyio.create_task_group() as tasks:
+
+            async def watch() -> None:
+                await self.wait_closed()
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watch)
+            await wait()
+            tasks.cancel_scope.cancel()
+
     async def call(self, command: Command, timeout: float = CALL_TIMEOUT_SECONDS) -> Command:
         """Send ``command`` (its opaque is set here) and wait for the answer, whatever its code.
 

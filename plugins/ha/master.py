@@ -7,7 +7,6 @@ it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
 from __future__ import annotations
 
 import contextlib
-import errno
 from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ import trio
 
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.listening import accept_from
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
@@ -30,7 +30,6 @@ log = structlog.get_logger("gantrymq.ha")
 
 UNWRITTEN_S: Final = 0.001
 """How soon to look again for what is appended and not yet with the operating system."""
-ACCEPT_PAUSE_S: Final = 0.1
 PARTING_S: Final = 2.0
 """How long a master that ends goes on sending to slaves that have not got everything."""
 PARTING_PAUSE_S: Final = 0.01
@@ -39,7 +38,6 @@ AT_ONCE_BYTES: Final = 512 * 1024
 PARTS_MAX: Final = 512
 """Linux takes 1,024 pieces of memory at once."""
 _RECEIVE_BYTES: Final = 4096
-_OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Master:
@@ -82,14 +80,7 @@ class Master:
     async def _accept(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                await trio.lowlevel.wait_readable(self._listener.fileno())
-                try:
-                    sock, peer = self._listener.accept()
-                except OSError as error:
-                    if error.errno in _OUT_OF_DESCRIPTORS:
-                        log.warning("cannot accept a slave, pausing", error=str(error))
-                        await trio.sleep(ACCEPT_PAUSE_S)
-                    continue
+                sock, peer = await accept_from(self._listener, "a slave")
                 if self._admits(peer[0]):
                     copy = Copy(format_address(*peer), peer[0], self._broker.env.monotonic())
                     self._copies.add(copy)

@@ -87,21 +87,9 @@ class Tables:
                 log.info("tables fetched", master=address)
             self._failure = ""
             self.fetched += 1
-            await self._pause(channel)
+            with trio.move_on_after(self._interval):
+                await channel.while_open(self._unknown.wait)
             await trio.sleep_until(again_at)
-
-    async def _pause(self, channel: Channel) -> None:
-        """Until they are to be fetched again, or the connection has ended."""
-        with trio.move_on_after(self._interval):
-            async with trio.open_nursery() as nursery:
-
-                async def watch() -> None:
-                    await channel.wait_closed()
-                    nursery.cancel_scope.cancel()
-
-                nursery.start_soon(watch)
-                await self._unknown.wait()
-                nursery.cancel_scope.cancel()
 
     async def _fetch(self, channel: Channel, said: SaidOffsets) -> None:
         if self._topics is not None and self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG)):

@@ -6,7 +6,6 @@ The head of a request has at most 16 KiB, its body is not read; who is slow, sil
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -17,6 +16,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.listening import accept_from
 from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ log = structlog.get_logger("gantrymq.metrics")
 PATH: Final = "/metrics"
 HEAD_MAX_BYTES: Final = 16 * 1024
 BACKLOG: Final = 64
-ACCEPT_PAUSE_S: Final = 0.1
 _RECEIVE_BYTES: Final = 16 * 1024
-_OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 Render = Callable[[str], Awaitable["Text"]]
@@ -64,14 +62,7 @@ class MetricsServer:
         with contextlib.closing(self._listener):
             async with trio.open_nursery() as nursery:
                 while True:
-                    await trio.lowlevel.wait_readable(self._listener.fileno())
-                    try:
-                        sock, _ = self._listener.accept()
-                    except OSError as error:
-                        if error.errno in _OUT_OF_DESCRIPTORS:
-                            log.warning("cannot accept a reader, pausing", error=str(error))
-                            await trio.sleep(ACCEPT_PAUSE_S)
-                        continue
+                    sock, _ = await accept_from(self._listener, "a reader of metrics")
                     if self._open >= self._config.connections_max:
                         sock.close()
                         continue

@@ -122,16 +122,9 @@ class Link:
     async def _nothing_until(self, moment: float, channel: Channel) -> bool:
         """Wait until then; False when there is news before, or the connection has ended."""
         with trio.move_on_at(moment):
-            async with trio.open_nursery() as nursery:
-
-                async def watch() -> None:
-                    await channel.wait_closed()
-                    nursery.cancel_scope.cancel()
-
-                nursery.start_soon(watch)
-                await self._news.wait()
+            await channel.while_open(self._news.wait)
+            if self._news.is_set():
                 await trio.sleep(DEBOUNCE_S)
-                nursery.cancel_scope.cancel()
         return not self._news.is_set() and not channel.closed
 
     async def _call(self, channel: Channel, command: Command) -> Command:

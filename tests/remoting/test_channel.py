@@ -163,6 +163,23 @@ async def test_the_loss_of_the_connection_fails_every_waiting_call_at_once() -> 
             await channel.send_oneway(Command(10))
 
 
+async def test_something_is_waited_for_no_longer_than_the_connection_holds() -> None:
+    async def answer_one(connection: PeerConnection) -> None:
+        request = await connection.read()
+        await connection.write(request.answer(0))
+
+    async with run_peer(answer_one) as address, open_channel(address) as channel:
+        came = anyio.Event()
+        came.set()
+        await channel.while_open(came.wait)
+        assert not channel.closed
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(channel.call, Command(10), FOREVER)
+            with anyio.fail_after(FOREVER):
+                await channel.while_open(anyio.Event().wait)
+        assert channel.closed
+
+
 @pytest.mark.parametrize(
     "garbage",
     [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(8), b"\xff" * 8, b"\0\0\0\x06\0\0\0\x02{}", b"\0\0\0\x04\x07\0\0\0"],

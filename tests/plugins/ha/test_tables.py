@@ -14,7 +14,7 @@ from gantrymq.kernel.services import GroupTable, LevelPositions, Services, Topic
 from gantrymq.plugins.ha.tables import SaidOffsets, Tables
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -114,16 +114,14 @@ async def test_a_topic_that_is_not_known_is_asked_for_when_its_first_record_come
         assert tables.fetched == 2
 
 
-class Told:
+class Told(Channel):
     """A master's answers, and how often the topics were asked for."""
 
-    closed = False
-    wait_closed = staticmethod(trio.sleep_forever)
-
     def __init__(self) -> None:
+        super().__init__("m:2")
         self.asked = 0
 
-    async def call(self, command: Command) -> Command:
+    async def call(self, command: Command, timeout: float = 3.0) -> Command:
         self.asked += command.code == RequestCode.GET_ALL_TOPIC_CONFIG
         return Command(ResponseCode.SUCCESS, body=b"{}")
 

@@ -20,7 +20,7 @@ from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.remoting.bodies import TopicRouteData
-from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
@@ -61,19 +61,20 @@ class FakeNameserver:
         yield FakeChannel(self, self._lost)
 
 
-class FakeChannel:
+class FakeChannel(Channel):
     def __init__(self, nameserver: FakeNameserver, lost: trio.Event) -> None:
+        super().__init__(nameserver.address)
         self._nameserver = nameserver
-        self._lost = lost
+        self._hung_up = lost
 
     @property
     def closed(self) -> bool:
-        return self._lost.is_set()
+        return self._hung_up.is_set()
 
     async def wait_closed(self) -> None:
-        await self._lost.wait()
+        await self._hung_up.wait()
 
-    async def call(self, command: Command, timeout: float) -> Command:
+    async def call(self, command: Command, timeout: float = 3.0) -> Command:
         if self.closed:
             raise ChannelClosed(self._nameserver.address, "closed")
         if self._nameserver.silent:

@@ -16,6 +16,7 @@ from gantrymq.plugins.register import link, rivals
 from gantrymq.plugins.register.link import Link
 from gantrymq.plugins.register.rivals import LOOKS_S, Rivals
 from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectFailed
@@ -73,10 +74,9 @@ class Net:
     async def open_channel(self, address: str) -> AsyncIterator[Any]:
         if address in self.places and not self.places[address].alive:
             raise ConnectFailed(address, "nothing listens there")
-        yield SimpleNamespace(
-            address=address, closed=False, wait_closed=trio.sleep_forever,
-            call=lambda command, timeout=0.0: self.call(address, command),
-        )  # fmt: skip
+        channel = Channel(address)
+        channel.call = lambda command, timeout=0.0: self.call(address, command)  # type: ignore[method-assign]
+        yield channel
 
     async def call(self, address: str, command: Command) -> Command:
         if address in self.places:
