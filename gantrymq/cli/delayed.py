@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -132,6 +133,7 @@ async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
 def _waiting(record: Record, broker: str) -> Waiting | None:
     from gantrymq.plugins.delay.handles import encode_handle
     from gantrymq.plugins.delay.times import exact
+    from gantrymq.remoting.properties import find_property
 
     properties = record.properties
     out, queue_id, topic = (properties.get(name, "") for name in ("TIMER_OUT_MS", "REAL_QID", "REAL_TOPIC"))
@@ -139,7 +141,7 @@ def _waiting(record: Record, broker: str) -> Waiting | None:
         return None
     unique = properties.get("UNIQ_KEY", "")
     handle = encode_handle(topic, broker, int(out) + 1, unique) if unique else ""
-    due = exact(record.raw_properties, record.store_timestamp, int(out))
+    due = exact(partial(find_property, record.raw_properties), record.store_timestamp, int(out))
     return Waiting(due, topic, broker, int(queue_id), unique, handle, len(record.stored_body))
 
 

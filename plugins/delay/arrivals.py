@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.record import is_intact, properties_in, store_timestamp_in
+from gantrymq.kernel.reading import look_at
 from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
 from gantrymq.remoting.names import TIMER_TOPIC
-from gantrymq.remoting.properties import find_property, java_hash
+from gantrymq.remoting.properties import java_hash
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.record import Record
     from gantrymq.kernel.store import Store
     from gantrymq.plugins.delay.departures import Departures
     from gantrymq.plugins.delay.timerfiles import TimerFiles
@@ -55,40 +55,44 @@ class Arrivals:
                 log.warning("timer_offset_corrected", offset=files.queue_offset, low=low, high=high)
             files.queue_offset = min(max(files.queue_offset, low), high)
         entries = queue.entries(files.queue_offset, ROWS)
+        rows = [
+            (number, offset, size)
+            for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)
+            if size != FILLER_SIZE
+        ]
+        records = look_at(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
         now = self._store.log.clock.now_ms()
-        for unit_offset, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset):
-            if size != FILLER_SIZE:
-                unit = self._unit(unit_offset, offset, size, now)
-                if unit is not None:
-                    self._departures.opened(files.add(unit), unit)
+        for row, record in zip(rows, records, strict=True):
+            unit = self._unit(*row, record, now)
+            if unit is not None:
+                self._departures.opened(files.add(unit), unit)
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_built_again", queue_offset=files.queue_offset)
             files.rebuild = None
         return files.queue_offset < high
 
-    def _unit(self, queue_offset: int, offset: int, size: int, now: int) -> Unit | None:
+    def _unit(self, queue_offset: int, offset: int, size: int, record: Record | None, now: int) -> Unit | None:
         """What waits for the message of an entry; None when it is unreadable, or was delivered before a damage."""
         try:
-            record = self._store.log.view(offset, size)
-            if not is_intact(record, offset):
-                raise ValueError("the record is damaged")
-            properties = properties_in(record)
-            out = read_number(find_property(properties, OUT_MS) or b"")
-        except (OutOfLog, CorruptRange, ValueError) as error:
+            if record is None:
+                raise ValueError("there is no whole record")
+            find = record.property_of
+            out = read_number(find(OUT_MS) or b"")
+        except ValueError as error:
             log.error("delayed_message_lost", queue_offset=queue_offset, at=offset, reason=str(error))
             return None
-        stored = store_timestamp_in(record)
+        stored = record.store_timestamp
         time, magic = self._place(out, stored)
         rebuild = self._files.rebuild
         if rebuild is not None and queue_offset < rebuild.queue_offset and time < rebuild.read_ms:
             return None
-        if DELETE_KEY in properties and find_property(properties, DELETE_KEY) is not None:
+        if find(DELETE_KEY) is not None:
             magic |= DELETE
         place = self._departures.place(time)
-        due = exact(properties, stored, out) if place == time or magic & ROLL else place
+        due = exact(find, stored, out) if place == time or magic & ROLL else place
         written = floor(now)
-        topic_hash = _topic_hash(find_property(properties, REAL_TOPIC) or b"")
+        topic_hash = _topic_hash(find(REAL_TOPIC) or b"")
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
     def _place(self, out: int, stored: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ to the last one, the real topic and queue kept in the properties REAL_TOPIC and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
@@ -94,7 +95,7 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return  # RocketMQ, too, takes a message that waited once for an ordinary one
     now = timer.now()
     try:
-        due = wanted(properties, now)
+        due = wanted(partial(find_property, properties), now)
     except ValueError as error:
         batch.refuse(row, _ILLEGAL, f"timer message illegal: {error}")
         return

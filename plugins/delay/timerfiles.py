@@ -210,7 +210,7 @@ class TimerFiles:
             position = self.log.append(unit)
             self.wheel.put(time, position, position, number)
         else:
-            position = self.log.append(unit._replace(previous=slot.last))
+            position = self.log.append(Unit(slot.last, *unit[1:]))
             self.wheel.put(time, slot.first, position, slot.number + number)
         self.newest = position
         return position

@@ -9,9 +9,8 @@ Here each message leaves at its own millisecond, which the unit in the timer log
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
-
-from gantrymq.remoting.properties import find_property
 
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs`` of RocketMQ: the width of a slot. Both brokers must mean the same by the files."""
@@ -20,6 +19,9 @@ DELAY_SEC, DELAY_MS, DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER
 OUT_MS, ENQUEUE_MS, DEQUEUE_MS = b"TIMER_OUT_MS", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS"
 ROLL_TIMES, DELETE_KEY, UNIQUE_KEY = b"TIMER_ROLL_TIMES", b"TIMER_DEL_UNIQKEY", b"UNIQ_KEY"
 REAL_TOPIC, REAL_QID = b"REAL_TOPIC", b"REAL_QID"
+
+Find = Callable[[bytes], bytes | None]
+"""Tells a property of a message by its name."""
 
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 
@@ -31,18 +33,18 @@ def read_number(value: bytes) -> int:
     return int(value)
 
 
-def wanted(properties: bytes, now: int) -> int | None:
+def wanted(find: Find, now: int) -> int | None:
     """When the message is to be delivered that is sent at ``now``; None when it names no time.
 
     TIMER_DELAY_SEC counts before TIMER_DELAY_MS before TIMER_DELIVER_MS. :class:`ValueError` when that is no number.
     """
-    value = find_property(properties, DELAY_SEC)
+    value = find(DELAY_SEC)
     if value is not None:
         return now + read_number(value) * 1000
-    value = find_property(properties, DELAY_MS)
+    value = find(DELAY_MS)
     if value is not None:
         return now + read_number(value)
-    value = find_property(properties, DELIVER_MS)
+    value = find(DELIVER_MS)
     return None if value is None else read_number(value)
 
 
@@ -56,14 +58,14 @@ def floor(time: int) -> int:
     return time // PRECISION_MS * PRECISION_MS
 
 
-def exact(properties: bytes, stored: int, out: int) -> int:
+def exact(find: Find, stored: int, out: int) -> int:
     """When a message of the slot ``out`` that was stored at ``stored`` is due, not before its sender wanted it.
 
     The end of the slot when the properties do not tell: so RocketMQ would deliver it.
     """
     end = out + PRECISION_MS
     try:
-        due = wanted(properties, stored)
+        due = wanted(find, stored)
     except ValueError:
         return end
     # A moment may lie between the question and the stamp: then the slot's end is as late as it can have been.
