@@ -11,6 +11,8 @@ from collections.abc import Mapping
 NAME_SEPARATOR = "\x01"
 PAIR_SEPARATOR = "\x02"
 
+_PAIR_END = ord(PAIR_SEPARATOR)
+
 KEYS = "KEYS"
 TAGS = "TAGS"
 WAIT = "WAIT"
@@ -50,13 +52,13 @@ def decode_properties(text: str) -> dict[str, str]:
 def find_property(raw: bytes, name: bytes) -> bytes | None:
     """The value of one property in the encoded form, without decoding the others."""
     needle = name + b"\x01"
-    if raw.startswith(needle):
-        start = len(needle)
-    else:
-        at = raw.find(b"\x02" + needle)
-        if at < 0:
-            return None
-        start = at + 1 + len(needle)
+    at = raw.find(needle)
+    if at > 0 and raw[at - 1] != _PAIR_END:  # the end of another name, or a piece of a value
+        at = raw.find(b"\x02" + needle, at)
+        at += at >= 0
+    if at < 0:
+        return None
+    start = at + len(needle)
     end = raw.find(b"\x02", start)
     value = raw[start:] if end < 0 else raw[start:end]
     return value or None

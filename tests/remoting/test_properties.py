@@ -32,6 +32,8 @@ def test_what_is_no_pair_is_dropped_as_java_does() -> None:
         (b"TAGS\x01a\x02", b"a"),
         (b"K\x01v\x02TAGS\x01a b\x02X\x01y", b"a b"),
         (b"XTAGS\x01a", None),
+        (b"XTAGS\x01a\x02TAGS\x01b\x02TAGS\x01c", b"b"),
+        (b"XTAGS\x01TAGS\x01a\x02YTAGS\x01b", None),
         (b"K\x01TAGS\x02L\x01m", None),
         (b"TAGS\x01", None),
         (b"TAGS\x01\x02K\x01v", None),
