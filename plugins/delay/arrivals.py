@@ -13,6 +13,7 @@ import structlog
 
 from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
 from gantrymq.kernel.reading import look_at
+from gantrymq.plugins.delay.delivery import NO_RECORD
 from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
 from gantrymq.remoting.names import TIMER_TOPIC
@@ -76,7 +77,7 @@ class Arrivals:
         """What waits for the message of an entry; None when it is unreadable, or was delivered before a damage."""
         try:
             if record is None:
-                raise ValueError("there is no whole record")
+                raise ValueError(NO_RECORD)
             find = record.property_of
             out = read_number(find(OUT_MS) or b"")
         except ValueError as error:

@@ -14,15 +14,14 @@ import structlog
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.reading import look_at
+from gantrymq.kernel.record import Record
 from gantrymq.plugins.delay.level import Level
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.positions import Positions
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
-from gantrymq.remoting.properties import find_property
 
 if TYPE_CHECKING:
     from gantrymq.kernel.consumequeue import ConsumeQueue
@@ -47,6 +46,9 @@ log = structlog.get_logger("gantrymq.delay")
 _REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
 _NOWHERE = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
 """Topics to which nothing delayed can belong."""
+_Entry = tuple[int, int, int, int]
+"""Queue offset, log offset, size and tag code."""
+NO_RECORD = "there is no whole record"
 
 
 class Delivery:
@@ -153,28 +155,39 @@ class Delivery:
         Returns the queue offset of each row, and when the next message is due if that is why there are no more.
         """
         units: list[int] = []
-        size = 0
-        for unit, offset, record_size, code in self._entries(state, queue):
-            if len(units) >= BATCH_ROWS or size >= BATCH_BYTES:
-                break
-            record: Record | None = None
-            if record_size != FILLER_SIZE:
-                if now < code <= now + self._levels.longest_ms:
-                    return units, code
-                record = self._read(state, unit, offset)
+        entries, due = self._entries_due(state, queue, now)
+        for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
             if record is not None:
-                due = self._levels.due(code, record.properties, record.store_timestamp)
-                if due > now:
-                    return units, due
+                exactly = self._levels.due(code, record.properties, record.store_timestamp)
+                if exactly > now:
+                    return units, exactly
                 if self._add(batch, record):
                     units.append(unit)
-                    size += record_size
+            elif size != FILLER_SIZE:
+                log.error(
+                    "delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, at=offset, reason=NO_RECORD
+                )
             state.taken(unit)
-        return units, None
+        return units, due
+
+    def _entries_due(self, state: Level, queue: ConsumeQueue, now: int) -> tuple[list[_Entry], int | None]:
+        """The entries of one batch that are due by their tag code, and when the next is if that is why it ends."""
+        entries: list[_Entry] = []
+        left = BATCH_BYTES
+        for entry in self._entries(state, queue):
+            _, _, size, code = entry
+            if len(entries) >= BATCH_ROWS or left <= 0:
+                break
+            if size != FILLER_SIZE:
+                if now < code <= now + self._levels.longest_ms:
+                    return entries, code
+                left -= size
+            entries.append(entry)
+        return entries, None
 
     @staticmethod
-    def _entries(state: Level, queue: ConsumeQueue) -> Iterator[tuple[int, int, int, int]]:
-        """Queue offset, log offset, size and tag code of what is next: failed puts first, and nothing else then."""
+    def _entries(state: Level, queue: ConsumeQueue) -> Iterator[_Entry]:
+        """What is next: failed puts first, and nothing else then."""
         if state.retry:
             for unit in list(state.retry):
                 for offset, size, code in ENTRY.iter_unpack(queue.entries(unit, 1)):
@@ -185,18 +198,17 @@ class Delivery:
         ):
             yield unit, offset, size, code
 
-    def _read(self, state: Level, unit: int, offset: int) -> Record | None:
-        try:
-            return self._store.log.read_record(offset)
-        except (OutOfLog, CorruptRange, BadRecord) as error:
-            log.error("delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, at=offset, reason=str(error))
-            return None
+    def _read(self, entries: list[_Entry]) -> list[Record | None]:
+        """The record of each entry; None for a filler, and where none can be read."""
+        offsets = [offset for _, offset, size, _ in entries if size != FILLER_SIZE]
+        records = iter(look_at(self._store.log, offsets) if offsets else ())
+        return [None if size == FILLER_SIZE else next(records) for _, _, size, _ in entries]
 
     @staticmethod
     def _add(batch: AppendBatch, record: Record) -> bool:
         """Add the message as it was meant; its properties stay whole, as RocketMQ leaves them."""
-        topic = (find_property(record.properties, _REAL_TOPIC) or b"").decode("utf-8", "replace")
-        queue_id = find_property(record.properties, _REAL_QID) or b""
+        topic = (record.property_of(_REAL_TOPIC) or b"").decode("utf-8", "replace")
+        queue_id = record.property_of(_REAL_QID) or b""
         if not topic or topic in _NOWHERE or not queue_id.isdigit() or len(queue_id) > 10:
             log.error("delayed_message_lost", at=record.offset, reason=f"it belongs to queue {queue_id!r} of {topic!r}")
             return False

@@ -7,16 +7,24 @@ over; here it is opened before it begins, and what is due goes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.record import BadRecord, Record, decode
-from gantrymq.plugins.delay.delivery import BACKLOG_BYTES, BATCH_BYTES, BATCH_ROWS, IDLE_MS, POLL_MS, RETRY_MS
+from gantrymq.kernel.reading import look_at
+from gantrymq.kernel.record import Record
+from gantrymq.plugins.delay.delivery import (
+    BACKLOG_BYTES,
+    BATCH_BYTES,
+    BATCH_ROWS,
+    IDLE_MS,
+    NO_RECORD,
+    POLL_MS,
+    RETRY_MS,
+)
 from gantrymq.plugins.delay.slots import OpenSlot
 from gantrymq.plugins.delay.timerlog import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
 from gantrymq.plugins.delay.times import (
@@ -35,7 +43,7 @@ from gantrymq.plugins.delay.times import (
 )  # fmt: skip
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
-from gantrymq.remoting.properties import find_property, replace_properties
+from gantrymq.remoting.properties import replace_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store import Store
@@ -169,8 +177,8 @@ class Departures:
 
     def _take_in(self, slot: OpenSlot, position: int, unit: Unit) -> None:
         if unit.magic & DELETE and not unit.magic & ROLL:
-            record = self._read(unit)
-            key = None if record is None else find_property(record.properties, DELETE_KEY)
+            (record,) = self._read([unit])
+            key = None if record is None else record.property_of(DELETE_KEY)
             if key is not None:
                 slot.recalled.add(key)
         else:
@@ -186,20 +194,22 @@ class Departures:
     def _collect(self, slot: OpenSlot, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> int:
         """Add what of ``slot`` is due. Returns how many bytes that were."""
         keys = slot.take(now, BATCH_ROWS - len(batch))
-        added: list[int] = []
+        units: list[Unit] = []
         size = 0
-        dequeued = b"\x02" + DEQUEUE_MS + b"\x01%d" % now
-        for number, key in enumerate(keys):
+        for key in keys:
             if size >= BATCH_BYTES:
-                slot.give_back(keys[number:])
+                slot.give_back(keys[len(units) :])
                 break
             unit = self._files.log.unit(slot.position(key))
-            record = self._read(unit)
+            units.append(unit)
+            size += unit.size
+        added: list[int] = []
+        dequeued = b"\x02" + DEQUEUE_MS + b"\x01%d" % now
+        for key, unit, record in zip(keys, units, self._read(units), strict=False):
             if record is None or (slot.recalled and self._is_recalled(slot, record)):
                 continue
             if self._add(batch, unit, record, dequeued):
                 added.append(key)
-                size += unit.size
         if added:
             taken.append((slot, added))
             slot.unsettled += len(added)
@@ -207,18 +217,15 @@ class Departures:
 
     @staticmethod
     def _is_recalled(slot: OpenSlot, record: Record) -> bool:
-        unique = find_property(record.properties, UNIQUE_KEY) or b""
-        return (find_property(record.properties, REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
+        unique = record.property_of(UNIQUE_KEY) or b""
+        return (record.property_of(REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
 
-    def _read(self, unit: Unit) -> Record | None:
-        try:
-            record, _ = decode(self._store.log.view(unit.offset, unit.size))
-            if record.offset != unit.offset:
-                raise BadRecord(f"the record says that it lies at {record.offset}")
-            return record
-        except (OutOfLog, CorruptRange, BadRecord) as error:
-            log.error("delayed_message_lost", at=unit.offset, reason=str(error))
-            return None
+    def _read(self, units: Sequence[Unit]) -> Sequence[Record | None]:
+        records = look_at(self._store.log, [unit.offset for unit in units]) if units else ()
+        for unit, record in zip(units, records, strict=True):
+            if record is None:
+                log.error("delayed_message_lost", at=unit.offset, reason=NO_RECORD)
+        return records
 
     @staticmethod
     def _add(batch: AppendBatch, unit: Unit, record: Record, dequeued: bytes) -> bool:
@@ -227,7 +234,7 @@ class Departures:
         enqueued = b"%d" % unit.written
         if unit.magic & ROLL:
             topic, queue_id = record.topic, record.queue_id
-            rolls = find_property(properties, ROLL_TIMES) or b"0"
+            rolls = record.property_of(ROLL_TIMES) or b"0"
             changes: dict[bytes, bytes | None] = {
                 ENQUEUE_MS: enqueued,
                 DEQUEUE_MS: None,
@@ -237,8 +244,8 @@ class Departures:
                 changes |= {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: b"%d" % unit.due}
             properties = replace_properties(properties, changes)
         else:
-            topic = (find_property(properties, REAL_TOPIC) or b"").decode("utf-8", "replace")
-            number = find_property(properties, REAL_QID) or b""
+            topic = (record.property_of(REAL_TOPIC) or b"").decode("utf-8", "replace")
+            number = record.property_of(REAL_QID) or b""
             if not topic or topic in _NOWHERE or not number.isdigit() or len(number) > 10:
                 log.error("delayed_message_lost", at=record.offset, reason=f"belongs to queue {number!r} of {topic!r}")
                 return False
