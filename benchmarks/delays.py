@@ -61,6 +61,8 @@ class Figures:
 
     pending: int
     taken_a_second: float
+    taken_processor_us: float
+    """Of the broker, a message that is to wait: one sender, who waits too, keeps it busy only in part."""
     memory_before: float
     memory_pending: float
     cores_live: float
@@ -162,11 +164,12 @@ def measure(system: str, sizes: Sizes, home: Path) -> Figures:
         for topic in (PENDING, LIVE, BURST, PLAIN):
             sender.send(topic, [None])
         memory_before = _memory(running.pid)
-        began = time.monotonic()
+        worked, began = _processor(running.pid), time.monotonic()
         for _ in _paced(0, sizes.pending, sender, PENDING, lambda: _now() + 30_000 + chance.randrange(HOUR_MS)):
             pass
         taken = sizes.pending / (time.monotonic() - began) if sizes.pending else 0.0
         time.sleep(2)
+        taking = (_processor(running.pid) - worked) / max(sizes.pending, 1) * 1e6
         memory_pending = _memory(running.pid)
         cores = _processor(running.pid)
         filled, began = _now(), time.monotonic()
@@ -194,7 +197,7 @@ def measure(system: str, sizes: Sizes, home: Path) -> Figures:
     filling = sorted(moment - wanted for wanted, moment in delivered if wanted < filled) or [0]
     drain = max(stored[-1] - due, 1) / 1000
     return Figures(
-        sizes.pending, taken, memory_before, memory_pending, cores, len(late),
+        sizes.pending, taken, taking, memory_before, memory_pending, cores, len(late),
         sum(each < 0 for each in (*late, *filling)), late[len(late) // 2], late[int(len(late) * 0.99)], late[-1],
         *slept, len(filling), filling[int(len(filling) * 0.99)], filling[-1], sizes.burst, drain, sizes.burst / drain,
         worked / max(sizes.burst, 1) * 1e6,
