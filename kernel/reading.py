@@ -23,8 +23,8 @@ def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     """
     first, last = min(offsets), max(offsets)
     if last - first > NEAR_BYTES:
-        half = len(offsets) // 2
-        return look_at(log, offsets[:half]) + look_at(log, offsets[half:])
+        middle = len(offsets) // 2
+        return look_at(log, offsets[:middle]) + look_at(log, offsets[middle:])
     near = first >= 0 and last < log.written and not log.quarantine
     data = log.segments.view(first, min(last + USUAL_BYTES, log.written) - first) if near else b""
     records = read_records(data, first, offsets)
