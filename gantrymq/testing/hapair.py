@@ -79,6 +79,10 @@ class HaPair:
         """Whether both logs end at the same byte."""
         return self.end(0) == self.end(1)
 
+    def same(self) -> bool:
+        """Whether both have the same log, byte for byte; what a sender left behind it may still be on its way."""
+        return self.level() and self.log(0) == self.log(1)
+
     def log(self, number: int) -> bytes:
         """The store's log up to where the running broker says that it ends."""
         files = sorted((self.home / f"data-{number}" / "commitlog").iterdir())
