@@ -49,12 +49,13 @@ def name(page: Path) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """An empty folder with the examples, and ``gantrymq`` of this environment on the path."""
+    """An empty folder with the examples, and ``gantrymq`` and ``pytest`` of this environment on the path."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "bin").mkdir()
-    command = tmp_path / "bin" / "gantrymq"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gantrymq.cli "$@"\n')
-    command.chmod(0o755)
+    for name, module in (("gantrymq", "gantrymq.cli"), ("pytest", "pytest")):
+        command = tmp_path / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        command.chmod(0o755)
     return tmp_path
 
 

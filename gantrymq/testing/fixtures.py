@@ -1,0 +1,131 @@
+"""Fixtures for pytest, there as soon as GantryMQ is installed: a real broker inside the process of the tests.
+
+``gantry_broker`` runs from the first test that asks for it to the end of the run, ``gantry_topic`` is a topic on it
+that nobody else has, ``gantry_client`` a connected client without async. ``--gantry-nameserver HOST:PORT`` lets the
+same tests run on a cluster that is there already, RocketMQ's own as well; the ini options ``gantry_settings`` and
+``gantry_enable`` configure the broker. How-to: ``docs/howto/test-your-code.md``.
+
+pytest loads this module in every run of everybody who has GantryMQ installed, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import pytest
+
+if TYPE_CHECKING:
+    from gantrymq.sync import Client
+
+QUEUES: Final = 4
+"""Queues of a test's topic."""
+_NAME_CHARS: Final = 60
+_NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+@attrs.frozen
+class GantryBroker:
+    """Where clients of any language find it: ``host:port`` of the nameserver, and of the broker itself."""
+
+    nameserver: str
+    address: str
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One option, and two keys of the ini file."""
+    parser.getgroup("gantrymq").addoption(
+        "--gantry-nameserver",
+        metavar="HOST:PORT",
+        help="run on the cluster of this nameserver (GantryMQ's or RocketMQ's) instead of a broker of the tests' own",
+    )
+    parser.addini(
+        "gantry_settings", "settings of the tests' broker: section.key=value, one a line", type="linelist", default=[]
+    )
+    parser.addini("gantry_enable", "plugins that the tests' broker has besides the usual ones", type="args", default=[])
+
+
+@pytest.fixture(scope="session")
+def gantry_broker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GantryBroker]:
+    """A nameserver and a broker, registered there, in a thread of this process; one pair for all tests of a worker.
+
+    Its store is a temporary folder. With ``--gantry-nameserver`` it is the first master of that cluster.
+    """
+    given = pytestconfig.getoption("--gantry-nameserver")
+    if given is not None:
+        yield GantryBroker(given, _first_master(given))
+        return
+    from gantrymq.testing.harness import cluster_in_thread
+
+    settings = dict(_setting(line) for line in pytestconfig.getini("gantry_settings"))
+    enable = pytestconfig.getini("gantry_enable")
+    with ExitStack() as stack:
+        with _refusal_told():
+            running = cluster_in_thread(tmp_path_factory.mktemp("gantrymq"), settings=settings, enable=enable)
+            cluster = stack.enter_context(running)
+        yield GantryBroker(cluster.nameserver, cluster.address)
+
+
+@pytest.fixture
+def gantry_client(gantry_broker: GantryBroker) -> Iterator[Client]:
+    """A client of :mod:`gantrymq.sync` for this test, connected."""
+    from gantrymq.sync import connect
+
+    with connect(gantry_broker.nameserver) as client:
+        yield client
+
+
+@pytest.fixture
+def gantry_topic(gantry_broker: GantryBroker, request: pytest.FixtureRequest) -> str:
+    """The name of a new topic with four queues, which has the name of the test in it."""
+    from gantrymq.sync import connect
+
+    name = _NOT_IN_NAMES.sub("-", request.node.name)[:_NAME_CHARS].strip("-")
+    topic = f"{name}-{uuid.uuid4().hex[:8]}"
+    with connect(gantry_broker.nameserver) as client:
+        client.admin.create_topic(topic, queues=QUEUES)
+    return topic
+
+
+def _setting(line: str) -> tuple[str, str]:
+    key, separator, value = (part.strip() for part in line.partition("="))
+    if not separator:
+        raise pytest.UsageError(f"gantry_settings: {line!r} is not of the form section.key=value")
+    return key, value
+
+
+@contextmanager
+def _refusal_told() -> Iterator[None]:
+    """What is wrong with the broker's configuration is all there is to say, not where the broker found it out."""
+    from gantrymq.cli.failures import leaves
+    from gantrymq.kernel.errors import StartError
+
+    try:
+        yield
+    except BaseException as error:
+        found = list(leaves(error))
+        if not all(isinstance(leaf, StartError) for leaf in found):
+            raise
+        reasons = "; ".join(str(leaf) for leaf in found)
+        raise pytest.fail.Exception(f"the tests' broker does not start: {reasons}", pytrace=False) from None
+
+
+def _first_master(nameserver: str) -> str:
+    from gantrymq.remoting.errors import GantryError
+    from gantrymq.sync import connect
+
+    try:
+        with connect(nameserver) as client:
+            brokers = client.admin.cluster().broker_addr_table
+    except GantryError as error:
+        reason = str(error)
+    else:
+        masters = [data.broker_addrs[0] for _, data in sorted(brokers.items()) if 0 in data.broker_addrs]
+        if masters:
+            return masters[0]
+        reason = "it knows no master"
+    pytest.fail(f"--gantry-nameserver {nameserver}: {reason}", pytrace=False)

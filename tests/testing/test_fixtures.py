@@ -1,0 +1,110 @@
+"""What users' test suites get from GantryMQ: pytest runs them as in a project of its own, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask
+from gantrymq.testing.harness import cluster_in_thread
+
+ROUND_TRIP = """
+import pytest
+
+seen = []
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_round_trip(gantry_broker, gantry_client, gantry_topic, number):
+    with gantry_client.producer() as producer:
+        producer.send(gantry_topic, b"%d" % number)
+    with gantry_client.consumer(gantry_topic, "readers", start="first") as consumer:
+        message = next(iter(consumer))
+        message.ack()
+    assert message.body == b"%d" % number
+    seen.append((gantry_topic, gantry_broker))
+
+def test_each_had_its_topic_on_the_one_broker():
+    (first, broker), (second, same) = seen
+    assert first != second and first.startswith("test_round_trip-1") and broker is same
+"""
+ADDRESS = """
+def test_address(gantry_broker):
+    print("at", gantry_broker.address)
+"""
+
+
+def run(folder: Path, text: str, *arguments: str, ini: str = "") -> subprocess.CompletedProcess[str]:
+    """pytest in ``folder`` on a file with this text."""
+    (folder / "pytest.ini").write_text("[pytest]\n" + ini)
+    (folder / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.slow
+def test_a_suite_sends_and_receives_with_nothing_but_the_fixtures(tmp_path: Path) -> None:
+    done = run(tmp_path, ROUND_TRIP, "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_same_suite_runs_on_a_cluster_that_is_there(tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path / "data") as cluster:
+        done = run(tmp_path, ROUND_TRIP + ADDRESS, "--gantry-nameserver", cluster.nameserver)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"at {cluster.address}\n" in done.stdout
+        topics = ask(cluster.address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body
+    assert topics is not None
+    assert topics.count(b'"test_round_trip-') >= 2
+
+
+@pytest.mark.slow
+def test_the_ini_file_configures_the_broker(tmp_path: Path) -> None:
+    text = """
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask
+
+def test_config(gantry_broker):
+    told = ask(gantry_broker.address, Command(RequestCode.GET_BROKER_CONFIG)).body
+    assert b"flushDiskType=ASYNC_FLUSH" in told and b"brokerName=tested" in told
+    assert b"metricsAddress" in ask(gantry_broker.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body
+"""
+    settings = ["plugin.flush.mode = async", "broker.name=tested", "plugin.metrics.listen=127.0.0.1:0"]
+    ini = "gantry_settings =\n" + "".join(f"  {setting}\n" for setting in settings) + "gantry_enable = metrics\n"
+    done = run(tmp_path, text, ini=ini)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ini", "arguments", "says"),
+    [
+        ("gantry_settings = plugin.flush.mod=async", [], "plugin.flush.mod"),
+        ("gantry_settings = nonsense", [], "'nonsense' is not of the form section.key=value"),
+        ("", ["--gantry-nameserver", "127.0.0.1:1"], "--gantry-nameserver 127.0.0.1:1: "),
+    ],
+    ids=["unknown key", "no setting", "nobody there"],
+)
+def test_what_is_wrong_is_said_in_a_line_and_without_our_code(
+    tmp_path: Path, ini: str, arguments: list[str], says: str
+) -> None:
+    done = run(tmp_path, ADDRESS, *arguments, ini=ini)
+    assert done.returncode == 1
+    assert says in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "harness.py" not in done.stdout
+
+
+def test_who_does_not_use_them_pays_next_to_nothing() -> None:
+    """pytest imports the module in every run of everybody."""
+    heavy = "{'trio', 'structlog', 'gantrymq.kernel', 'gantrymq.client', 'gantrymq.sync'} & set(sys.modules)"
+    program = f"import sys, gantrymq.testing.fixtures; print({heavy})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
