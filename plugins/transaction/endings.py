@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.transaction")
 
-_ENDS = (TransactionState.COMMIT, TransactionState.ROLLBACK)
+_COMMIT = int(TransactionState.COMMIT)
+_ENDS = (_COMMIT, int(TransactionState.ROLLBACK))
 
 
 class EndTransactions:
@@ -44,10 +45,11 @@ class EndTransactions:
         One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ.
         """
         asked: list[tuple[Request, EndTransactionHeader]] = []
+        is_slave = self._is_slave
         for request in requests:
             try:
                 header = request.header(EndTransactionHeader)
-                if self._is_slave:
+                if is_slave:
                     raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
             except RemoteFault as fault:
                 _refuse(request, fault)
@@ -77,7 +79,7 @@ class EndTransactions:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != header.tran_state_table_offset:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        return Ending(request, header, record, header.commit_or_rollback == TransactionState.COMMIT)
+        return Ending(request, header, record, header.commit_or_rollback == _COMMIT)
 
 
 def _refuse(request: Request, fault: RemoteFault) -> None:

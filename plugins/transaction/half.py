@@ -78,6 +78,7 @@ class HalfStrategy:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._store = means.store
+        self._host = means.store.config.store_host
         self._fitting = fitting_size(means.store.config)
         self._ended_at = 0
         self._waiting: deque[tuple[int, int, int]] = deque()
@@ -176,23 +177,23 @@ class HalfStrategy:
         return current
 
     def _add(self, batch: AppendBatch, ending: Ending, first: int, current: int, now: int) -> _Ended:
-        real_row = None
-        if ending.is_commit:
-            real_row, record, request = len(batch), ending.record, ending.request
-            body, properties = record.body_size, record.properties_size
-            if body + properties > self._fitting:
-                check_size(record.topic, body, properties, self._store.config)
-            add_real(batch, record, ending.header.commit_log_offset, wait=not request.is_oneway, origin=request)
-            batch.follow(real_row)
-        end_row = len(batch)
-        self._add_note(batch, current, None if ending.is_commit else ending, now)
-        return _Ended(ending, first, real_row, end_row)
+        row = len(batch)
+        if not ending.is_commit:
+            self._add_note(batch, current, ending, now)
+            return _Ended(ending, first, None, row)
+        record, request = ending.record, ending.request
+        body, properties = record.body_size, record.properties_size
+        if body + properties > self._fitting:
+            check_size(record.topic, body, properties, self._store.config)
+        add_real(batch, record, ending.header.commit_log_offset, wait=not request.is_oneway, origin=request)
+        batch.follow(row)
+        add_end(batch, current, now, self._host)
+        return _Ended(ending, first, row, row + 1)
 
-    def _add_note(self, batch: AppendBatch, offset: int, waiting: Ending | None, now: int) -> None:
-        """``waiting`` is answered when the note is safe."""
-        request = None if waiting is None else waiting.request
-        wait = request is not None and not request.is_oneway
-        add_end(batch, offset, now, self._store.config.store_host, wait=wait, origin=request)
+    def _add_note(self, batch: AppendBatch, offset: int, ending: Ending, now: int) -> None:
+        """``ending`` is answered when the note is safe."""
+        request = ending.request
+        add_end(batch, offset, now, self._host, wait=not request.is_oneway, origin=request)
 
     def _again(self, batch: AppendBatch, ending: Ending, current: int, first_is_commit: bool | None, now: int) -> None:
         """The transaction has ended before: the first word counts, the same word again is no error."""

@@ -105,6 +105,8 @@ def number_in(record: Record, name: bytes) -> int | None:
 
 def first_offset(record: Record) -> int:
     """The queue offset with which the transaction began."""
+    if record.property_of(FIRST_OFFSET) is None:  # it is not a copy
+        return record.queue_offset
     first = number_in(record, FIRST_OFFSET)
     return record.queue_offset if first is None else first
 
@@ -114,7 +116,7 @@ def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: 
 
     ``prepared_offset``: the log offset of the half message that the producer named.
     """
-    topic, queue_id = real_place(record)
+    topic, queue_id = _place(record.property_of(_REAL_TOPIC) or b"", record.property_of(_REAL_QID) or b"")
     batch.add_stored(
         record,
         topic,

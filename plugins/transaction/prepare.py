@@ -19,15 +19,16 @@ def half_rows(batch: AppendBatch) -> list[int]:
     a delay would lie in a queue of delays, where no transaction finds it: RocketMQ loses it, here it is refused.
     """
     rows = []
+    property_of = batch.property_of
     for row in batch.live:
-        if (batch.property_of(row, b"TRAN_MSG") or b"").lower() != b"true":
+        if (property_of(row, b"TRAN_MSG") or b"").lower() != b"true":
             continue
-        is_delayed = batch.property_of(row, b"DELAY") not in _NO_DELAYS
+        is_delayed = property_of(row, b"DELAY") not in _NO_DELAYS
         if is_delayed and batch.reconsume_times[row] > 0:
             continue
         if is_delayed:
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message cannot have a delay level")
-        elif not batch.property_of(row, b"PGROUP"):
+        elif not property_of(row, b"PGROUP"):
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message must name its producer group (PGROUP)")
         else:
             rows.append(row)
