@@ -96,6 +96,12 @@ class Transactor:
                 self.checks[-1].message = msgspec.json.decode(line, type=Received)
             line = self.child.try_line(0)
 
+    def listen(self, seconds: float) -> None:
+        """Takes what the producer says in all of that time."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.poll(left)
+
     def wait_checks(self, count: int, timeout: float = 30.0) -> list[Checked]:
         """The questions so far, once they are ``count``."""
         deadline = time.monotonic() + timeout

@@ -23,7 +23,7 @@ from gantrymq.remoting.transaction_headers import EndTransactionHeader, Transact
 from gantrymq.testing.clients import ForeignClient, Received, Sent
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, ask, start_broker
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 from gantrymq.testing.requests import send
 from gantrymq.testing.stores import log_records
 from gantrymq.testing.transactions import Checked, SentHalf, Transactor
@@ -215,7 +215,14 @@ def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: For
         }
         for consumer in consumers.values():
             consumer.wait(len(VISIBLE))
-        asked.poll(2 * INTERVAL_MS / 1000)  # what comes too often would come now
+        wanted = {(topic, index) for topic in topics.values() for index in known}
+
+        def asked_about() -> set[tuple[str, int]]:
+            asked.poll(0.05)
+            return {(check.message.topic, check.message.index) for check in asked.checks if check.message is not None}
+
+        wait_for(lambda: wanted <= asked_about())
+        asked.listen(2 * INTERVAL_MS / 1000)  # what comes too often would come now
         for writer, running in readers.items():
             consumers[writer].poll(0)
             stop(running)
