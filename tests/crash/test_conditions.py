@@ -144,6 +144,7 @@ def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve
     with RawPeer(broker.address) as peer, RawPeer(broker.nameserver) as asking, ExitStack() as stack:
         assert broker.send(peer).code == 0
         broker.check_all(peer)
+        assert asking.is_served(), "else it may be one of the late ones"
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (5, usual[1]))
         late = [stack.enter_context(RawPeer(address)) for address in (broker.address, broker.nameserver) * 3]
         for waiting in late:
