@@ -76,8 +76,8 @@ class Arrivals:
     def _unit(self, queue_offset: int, offset: int, size: int, record: Record | None, now: int) -> Unit | None:
         """What waits for the message of an entry; None when it is unreadable, or was delivered before a damage."""
         try:
-            if record is None:
-                raise ValueError(NO_RECORD)
+            if record is None or int.from_bytes(self._store.log.view(offset, 4), "big") != size:
+                raise ValueError(NO_RECORD)  # RocketMQ, which goes on with the unit, reads so many bytes
             find = record.property_of
             out = read_number(find(OUT_MS) or b"")
         except ValueError as error:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.plugins.delay.delivery import RETRY_MS
 from gantrymq.plugins.delay.timerlog import UNIT_BYTES
 from gantrymq.remoting.codes import ResponseCode
@@ -566,3 +568,33 @@ def test_a_disk_that_takes_seconds_over_the_log_makes_nothing_late() -> None:
     world.settle()
     assert world.timer.files.read_ms >= first + 11_000
     assert len(world.bodies()) == 12
+
+
+def flip_body(world: TimedStore) -> None:
+    path = f"store/commitlog/{0:020d}"
+    at = world.env.read_bytes(path).index(b"second")
+    world.env.open(path).pwrite(b"X", at)
+
+
+def name_another_size(world: TimedStore) -> None:
+    path = f"store/consumequeue/{TIMER_TOPIC}/0/{0:020d}"
+    world.store.flush_queues()
+    _, size, _ = ENTRY.unpack_from(world.env.read_bytes(path), ENTRY.size)
+    world.env.open(path).pwrite((size + 1).to_bytes(4, "big"), ENTRY.size + 8)
+
+
+@pytest.mark.parametrize("damage", [flip_body, name_another_size])
+def test_a_message_that_cannot_be_read_any_more_is_told_and_the_others_come(
+    damage: Callable[[TimedStore], None],
+) -> None:
+    world = TimedStore(MemoryEnv())
+    for body in (b"first", b"second", b"third"):
+        world.send_in(body, 2000)
+    world.commit()
+    damage(world)
+    with structlog.testing.capture_logs() as logs:
+        world.settle()
+        world.env.advance(2000)
+        world.settle()
+    assert world.bodies() == [b"first", b"third"]
+    assert [entry["queue_offset"] for entry in logs if entry["event"] == "delayed_message_lost"] == [1]
