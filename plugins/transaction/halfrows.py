@@ -116,7 +116,7 @@ def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: 
 
     ``prepared_offset``: the log offset of the half message that the producer named.
     """
-    topic, queue_id = _place(record.property_of(_REAL_TOPIC) or b"", record.property_of(_REAL_QID) or b"")
+    topic, queue_id = real_place(record)
     batch.add_stored(
         record,
         topic,
