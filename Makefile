@@ -9,7 +9,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # a native part is built from these: when they change, it is installed anew
-BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.pyx kernel/fast/*.pxi)
+BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.px? plugins/*/*.pyx)
 QUICK := not slow and not interop and not spark and not crash
 # Without what never touches the compiled loops or their twins: Spark, the documentation, wheels, Java brokers alone.
 PLAIN := not once and not spark

@@ -9,8 +9,16 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-MODULES = ("kernel/fast/_flusher", "kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build")
+MODULES = (
+    "kernel/fast/_flusher",
+    "kernel/fast/_records",
+    "kernel/fast/_requests",
+    "plugins/index/_build",
+    "plugins/transaction/_fast",
+)
 PARTS = sorted(glob("kernel/fast/*.pxi"))
+# By the name under which other modules look for it, which a source distribution has too.
+SHARED = ["gantrymq/kernel/fast/_requests.pxd"]
 
 
 def compiled() -> list[Extension]:
@@ -23,7 +31,7 @@ def compiled() -> list[Extension]:
     sources = [f"{module}.pyx" for module in MODULES]
     extensions: list[Extension] = cythonize(
         [
-            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *PARTS])
+            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *PARTS, *SHARED])
             for module, source in zip(MODULES, sources, strict=True)
         ],
         build_dir="build/cython",

@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from gantrymq.kernel.processors import Request
     from gantrymq.kernel.record import Record
 
+STORED: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+    }
+)
+"""With these a row lies in the log, whatever else is to be said of it."""
+
 
 class Trait:
     """Bits for what at least one row of a batch carries, so that a plugin leaves at once when nothing concerns it.

@@ -11,6 +11,7 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.env import Env
+from gantrymq.kernel.fast import new_batch, read_requests
 from gantrymq.kernel.processors import BatchProcessor, Request
 from gantrymq.kernel.record import Record, decode
 from gantrymq.kernel.services import ConsumerOffsets, ProducerGroups, Services, TopicTable
@@ -21,7 +22,9 @@ from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.command import decode as decode_command
+from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.transaction_headers import (
     CheckTransactionHeader,
@@ -32,6 +35,7 @@ from gantrymq.remoting.transaction_headers import (
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
+FRAME_BYTES = 1024 * 1024
 OFFSETS_FILE = "store/config/consumerOffset.json"
 GROUP = "orders"
 COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
@@ -87,6 +91,11 @@ class Producer:
             raise self.error
         self.sent.append(command)
 
+    def send_bytes(self, data: bytes) -> None:
+        """The same, as frames."""
+        for frame in cut_frames(data)[0]:
+            self.send(decode_command(frame))
+
     def take_questions(self) -> list[Question]:
         """The questions since the last call, in their order."""
         asked = [command for command in self.sent if command.code == RequestCode.CHECK_TRANSACTION_STATE]
@@ -94,6 +103,17 @@ class Producer:
         return [
             Question(read_header(CheckTransactionHeader, command.ext), decode(command.body)[0]) for command in asked
         ]
+
+
+def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> list[Request]:
+    """A request of ``peer``, as it comes out of a socket."""
+    connection: Any = peer
+    requests, _ = read_requests(connection, encode(Command(code, ext, flag=flag)), FRAME_BYTES)
+    return requests
+
+
+def _nobody_waits(_batch: AppendBatch) -> None:
+    pass
 
 
 class Topics:
@@ -256,7 +276,8 @@ class TransactedStore:
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
         """Half messages in one batch, as one sweep may bring them."""
-        batch = AppendBatch(traits=Trait.PREPARED)
+        batch = new_batch(_nobody_waits)
+        batch.traits = Trait.PREPARED
         for body in bodies:
             properties = b"TRAN_MSG\x01true\x02PGROUP\x01%s\x02UNIQ_KEY\x01%s\x02TAGS\x01a" % (
                 group.encode(),
@@ -296,9 +317,7 @@ class TransactedStore:
             msg_id="id",
         )
         peer = Producer()
-        connection: Any = peer
-        flag = ONEWAY_FLAG if oneway else 0
-        self.ends.handle([Request(connection, Command(RequestCode.END_TRANSACTION, header.to_ext(), flag=flag))])
+        self.ends.handle(received(peer, RequestCode.END_TRANSACTION, header.to_ext(), ONEWAY_FLAG if oneway else 0))
         return peer
 
     def end_now(self, half: Half, state: int, **others: Any) -> int | None:
@@ -310,9 +329,8 @@ class TransactedStore:
     def resume(self, message_id: str | None) -> Producer:
         """RESUME_CHECK_HALF_MESSAGE, as an operator sends it; what the broker answers comes to what is returned."""
         peer = Producer()
-        connection: Any = peer
         header = ResumeCheckHeader(msg_id=message_id)
-        self.resumes.handle([Request(connection, Command(RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))])
+        self.resumes.handle(received(peer, RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))
         return peer
 
     # ------------------------------------------------------------------------------------------------- as a consumer

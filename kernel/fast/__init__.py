@@ -13,10 +13,11 @@ from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, PullForm, PullTerms, Suggest, pull_form
 from gantrymq.kernel.fast.plain_requests import reply_form
 
-_STALE = (
+STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
     "`python setup.py build_ext --inplace`), or set GANTRYMQ_PURE=1 to do without them"
 )
+"""What to say of a compiled module that there is and that does not fit; with what is wrong."""
 
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
@@ -32,13 +33,13 @@ else:
     except ImportError as error:
         if error.name != __name__ and not str(error.name).startswith(f"{__name__}._"):
             # They are there, but miss something of ours.
-            raise ImportError(_STALE.format(error)) from error
+            raise ImportError(STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher
         from gantrymq.kernel.fast import plain_pulls as pulls
         from gantrymq.kernel.fast import plain_requests as requests
     except AttributeError as error:
-        raise ImportError(_STALE.format(error)) from error
+        raise ImportError(STALE.format(error)) from error
 
 try:
     KIND = records.KIND
@@ -52,17 +53,18 @@ try:
     tag_codes = records.tag_codes
     PullAnswers = pulls.PullAnswers
     add_sends = requests.add_sends
+    answer_rows = requests.answer_rows
     answer_sends = requests.answer_sends
     gather = requests.gather
     read_pull_header = requests.read_pull_header
     read_records = requests.read_records
     read_requests = requests.read_requests
 except AttributeError as error:
-    raise ImportError(_STALE.format(error)) from error
+    raise ImportError(STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullTerms", "QueueEntries", "Stop", "Suggest",
-    "add_sends",
-    "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "pull_form", "queue_entries",
-    "read_pull_header", "read_records", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
+    "KIND", "STALE", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullTerms", "QueueEntries", "Stop",
+    "Suggest", "add_sends", "answer_rows", "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch",
+    "pull_form", "queue_entries", "read_pull_header", "read_records", "read_requests", "reply_form", "scan", "tag_code",
+    "tag_codes",
 ]  # fmt: skip

@@ -11,11 +11,6 @@ cdef uint32_t MAGIC_1 = 0xDAA320A7
 cdef uint32_t MAGIC_2 = 0xDAA320AB
 
 
-cdef struct Part:
-    const uint8_t* at
-    int32_t size
-
-
 cdef struct RecordForm:
     # What is the same for all records of a batch.
     const uint8_t* store_host

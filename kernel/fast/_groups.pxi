@@ -2,28 +2,8 @@
 # _requests.pyx.
 
 
-cdef struct Group:
-    int32_t topic
-    int32_t queue_id
-    int32_t head
-    int32_t tail
-    int32_t count
-    bint loaded
-    int64_t next_offset
-
-
 cdef class Groups:
     """Topics by number, and pairs of such a number and a queue id by number."""
-
-    cdef dict numbers
-    cdef list names
-    cdef object last_name
-    cdef int32_t last_number
-    cdef Group* groups
-    cdef int32_t count
-    cdef int32_t room
-    cdef int32_t* slots
-    cdef uint32_t mask
 
     def __cinit__(self):
         self.numbers = {}

@@ -2,25 +2,6 @@
 # them. A part of _requests.pyx.
 
 
-cdef struct Text:
-    const uint8_t* at
-    Py_ssize_t size
-    bint escaped
-    bint wide
-
-
-cdef struct Field:
-    Text name
-    Text value
-
-
-cdef struct Head:
-    int64_t code
-    int64_t flag
-    int64_t opaque
-    int count
-
-
 cdef inline bint is_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
     return size == length and memcmp(at, word, length) == 0
 
@@ -262,7 +243,7 @@ cdef inline bint is_number(Text* text, int64_t* value, bint wide) noexcept nogil
     return read_number(text.at, text.size, value) and (wide or -0x80000000LL <= value[0] <= 0x7FFFFFFFLL)
 
 
-cdef inline int read_bool(Text* text) noexcept nogil:
+cdef int read_bool(Text* text) noexcept nogil:
     """1, 0, or -1 for what is neither ``true`` nor ``false``."""
     if is_word(text.at, text.size, b"true", 4):
         return 1

@@ -33,7 +33,7 @@ cdef inline uint8_t* put_bytes(uint8_t* at, bytes data) noexcept:
     return at + PyBytes_GET_SIZE(data)
 
 
-cdef inline uint8_t* put_number(uint8_t* at, int64_t value) noexcept nogil:
+cdef uint8_t* put_number(uint8_t* at, int64_t value) noexcept nogil:
     cdef uint8_t digits[20]
     cdef int count = 0
     cdef uint64_t rest = <uint64_t>value
@@ -166,6 +166,41 @@ def answer_sends(batch, form, other):
             row = &some.rows[sender.first]
             replies.add(send, row, sender.count, send.queue_id if sender.kind == MOVABLE else row.queue_id)
     replies.let_go(connection)
+
+
+def answer_rows(batch):
+    """See :func:`gantrymq.kernel.fast.plain_requests.answer_rows`."""
+    cdef AppendRows some
+    cdef HotRequest request
+    cdef object connection = None
+    cdef bytes frame
+    cdef Output output
+    cdef int32_t number
+    if type(batch) is not AppendRows or not (<AppendRows>batch).all_stored():
+        return plain.answer_rows(batch)
+    some = <AppendRows>batch
+    output = Output()
+    for origin in some.origins_kept:
+        if origin is None:
+            continue
+        if not isinstance(origin, HotRequest):
+            if output.size:
+                connection.send_bytes(output.take())
+            origin.answer(SUCCESS)
+            continue
+        request = <HotRequest>origin
+        if request.answered or request.flag & ONEWAY:
+            continue
+        request.answered = True
+        if request.connection is not connection:
+            if output.size:
+                connection.send_bytes(output.take())
+            connection = request.connection
+        frame = short_answer(SUCCESS, request.kind, request.opaque)
+        put_bytes(output.reserve(PyBytes_GET_SIZE(frame)), frame)
+        output.size += PyBytes_GET_SIZE(frame)
+    if output.size:
+        connection.send_bytes(output.take())
 
 
 cdef int answer_lists(AppendRows some, form, other) except -1:

@@ -50,7 +50,6 @@ cdef enum:
     LITE_PULL = 361
     RESPONSE = 1
     ONEWAY = 2
-    FIELDS_MAX = 32
     BORN_HOST_V6 = 0x10
     PROPERTIES_MAX = 32767
     NAME_MAX = 256
@@ -83,14 +82,8 @@ cdef inline int as_int32(object number, int64_t* value) except -1:
 include "_headers.pxi"
 
 
-@cython.no_gc
-@cython.final
 cdef class Block:
     """Received bytes to which requests point, and room for those of their texts that had escapes."""
-
-    cdef bytes data
-    cdef uint8_t* texts
-    cdef Py_ssize_t used
 
     def __dealloc__(self):
         PyMem_Free(self.texts)
@@ -104,25 +97,21 @@ cdef class Block:
         return self.texts + self.used
 
 
-@cython.no_gc
 cdef class HotRequest:
     """A request whose header was looked at without a ``Command``; that one is made when somebody asks for it.
 
     The collector of cycles does not look at it: a connection knows nothing of its requests.
     """
 
-    cdef readonly object connection
-    cdef readonly int code
-    cdef public bint answered
-    cdef int opaque
-    cdef int flag
-    cdef int kind
-    cdef Block block
-    cdef const uint8_t* head
-    cdef const uint8_t* body
-    cdef Py_ssize_t header_size
-    cdef Py_ssize_t body_size
-    cdef object _command
+    cdef int read_fields(self, Field* fields) noexcept:
+        """The header's fields, at most ``FIELDS_MAX``, and how many; -1 when only the plain decoder can tell."""
+        cdef Head head
+        cdef bint known
+        if self.kind:
+            known = read_binary(self.head, self.header_size, &head, fields)
+        else:
+            known = read_json(self.head, self.header_size, &head, fields)
+        return head.count if known else -1
 
     @property
     def command(self):

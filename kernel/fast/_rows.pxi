@@ -1,51 +1,8 @@
 # The rows of an append batch as C fields, and its columns as lists once somebody asks. A part of _requests.pyx.
 
-cdef enum:
-    TOPICS, QUEUE_IDS, BODIES, PROPERTIES, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, BORN_HOSTS, RECONSUME_TIMES
-    PREPARED_OFFSETS, WAITS, ORIGINS, STATUSES, OFFSETS, SIZES, QUEUE_OFFSETS, COLUMNS
-
-
-cdef struct Row:
-    const uint8_t* body
-    const uint8_t* own
-    const uint8_t* common
-    const uint8_t* host
-    const uint8_t* record
-    int64_t born
-    int64_t prepared
-    int64_t offset
-    int64_t queue_offset
-    int32_t body_size
-    int32_t own_size
-    int32_t common_size
-    int32_t host_size
-    int32_t group
-    int32_t sender
-    int32_t queue_id
-    int32_t flag
-    int32_t sys_flag
-    int32_t times
-    int32_t size
-    bint wait
-
-
-cdef enum:
-    # What the origin of a request's rows is: the request, or what ``many`` makes of it, with its queue id or without.
-    ITSELF, SEVERAL, MOVABLE
-
-
-cdef struct Sender:
-    int32_t first
-    int32_t count
-    int kind
-
 
 cdef class Arena:
     """Bytes that stay where they are as long as this lives."""
-
-    cdef list blocks
-    cdef uint8_t* at
-    cdef Py_ssize_t left
 
     cdef uint8_t* take(self, Py_ssize_t size) except NULL:
         """Room for ``size`` bytes; what is not needed of it may be given back by ``put_back``."""
@@ -85,8 +42,6 @@ cdef class Column:
 cdef class Columns:
     """Rows in C with columns that become lists one by one."""
 
-    cdef list made
-
     cdef list column(self, int number):
         raise NotImplementedError
 
@@ -101,22 +56,6 @@ cdef class AppendRows(Columns):
     back. Where a list holds what the fields have no room for, all columns become lists, and the batch is treated as
     one that a plugin made (``listed``).
     """
-
-    cdef public object done
-    cdef public int traits
-    cdef public dict remarks, answers, attempts_max, own_queue_offsets
-    cdef public int64_t start, end, store_timestamp
-    cdef public Py_ssize_t refused
-    cdef bint listed, placed, frozen, waited
-    cdef Row* rows
-    cdef int32_t count, room
-    cdef Sender* senders
-    cdef int32_t senders_count, senders_room
-    cdef list origins_kept, kept, parts, pieces
-    cdef Groups groups
-    cdef Arena arena
-    cdef object many
-    cdef dict followers
 
     topics = Column(TOPICS)
     queue_ids = Column(QUEUE_IDS)
@@ -262,6 +201,21 @@ cdef class AppendRows(Columns):
         self.origins_kept.append(origin)
         return 0
 
+    cdef bint takes_rows(self):
+        """Whether rows may be added as fields: the log was not asked yet, and nobody has a column."""
+        return not (self.listed or self.placed or self.some_made(0, COLUMNS))
+
+    cdef Row* begin_row(self, origin, int32_t group, bint wait) except NULL:
+        """One more row, for this queue and of its own sender; only what a new row has, these and the wait are set."""
+        cdef Row* row
+        self.new_sender(origin, 1, ITSELF)
+        row = self.new_row()
+        row.group = group
+        row.queue_id = self.groups.groups[group].queue_id
+        row.wait = wait
+        self.waited = self.waited or wait
+        return row
+
     def add(
         self, topic, queue_id, body, properties, *, flag=0, sys_flag=0, born_timestamp=0,
         born_host=b"\x7f\0\0\x01\0\0\0\0", reconsume_times=0, prepared_offset=0, wait=True, origin=None,
@@ -296,26 +250,19 @@ cdef class AppendRows(Columns):
         self, record, topic, queue_id, *, properties=None, sys_flag=None, prepared_offset=0, wait=True, origin=None
     ):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.add_stored`."""
-        cdef Row row
-        cdef int64_t number = 0
+        cdef int64_t queue = 0, flags = 0, prepared = 0
+        cdef Row* row
         if sys_flag is None:
             sys_flag = record.sys_flag
         if (
-            type(record) is StoredRecord and properties is None and not self.listed and not self.placed and not self.some_made(0, COLUMNS)
-            and self.read_cell(&row, TOPICS, topic) and self.read_cell(&row, QUEUE_IDS, queue_id)
-            and self.read_cell(&row, SYS_FLAGS, sys_flag) and self.read_cell(&row, PREPARED_OFFSETS, prepared_offset)
+            type(record) is StoredRecord and properties is None and self.takes_rows() and type(topic) is str
+            and as_int32(queue_id, &queue) and as_int32(sys_flag, &flags) and as_int64(prepared_offset, &prepared)
         ):
-            (<StoredRecord>record).fill(&row)
-            row.group = self.groups.find(row.group, row.queue_id)
-            row.wait = bool(wait)
-            row.offset = row.queue_offset = -1
-            row.size = 0
-            row.record = NULL
-            row.sender = self.senders_count
+            row = self.begin_row(origin, self.groups.find(self.groups.topic(topic), <int32_t>queue), bool(wait))
+            (<StoredRecord>record).fill(row)
+            row.sys_flag = <int32_t>flags
+            row.prepared = prepared
             self.kept.append(record)
-            self.new_sender(origin, 1, ITSELF)
-            self.new_row()[0] = row
-            self.waited = self.waited or row.wait
             return
         self.add(
             topic, queue_id, record.body, record.properties if properties is None else properties, flag=record.flag,
@@ -451,23 +398,35 @@ cdef class AppendRows(Columns):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.follow`."""
         self.followers[row] = len(self)
 
+    cdef bint all_stored(self):
+        """Whether the log took every row, as far as is known here, and each row's origin is what it was added with."""
+        cdef int32_t number
+        if self.listed or not self.placed or self.remarks or self.some_made(ORIGINS, OFFSETS):
+            return False
+        for number in range(self.senders_count):
+            if self.senders[number].kind != ITSELF or self.senders[number].count != 1:
+                return False
+        return True
+
     def queue_of(self, Py_ssize_t row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.queue_of`."""
         if self.listed or not 0 <= row < self.count or self.some_made(TOPICS, QUEUE_IDS + 1):
             return self.column(TOPICS)[row], self.column(QUEUE_IDS)[row]
         return self.cell(TOPICS, row), self.rows[row].queue_id
 
+    cdef bint find_in(self, Row* fields, bytes name, Part* value) noexcept:
+        """The value of the first property of this name of a row, and whether there is one."""
+        return find_value(fields.own, fields.own_size, name, value) or find_value(
+            fields.common, fields.common_size, name, value
+        )
+
     def property_of(self, Py_ssize_t row, bytes name):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.property_of`."""
-        cdef Row* fields
         cdef Part value
         if self.listed or not 0 <= row < self.count or self.made[PROPERTIES] is not None:
             return find_property(self.column(PROPERTIES)[row], name)
-        fields = &self.rows[row]
-        if find_value(fields.own, fields.own_size, name, &value) or find_value(
-            fields.common, fields.common_size, name, &value
-        ):
-            return PyBytes_FromStringAndSize(<const char*>value.at, value.size) if value.size else None
+        if self.find_in(&self.rows[row], name, &value) and value.size:
+            return PyBytes_FromStringAndSize(<const char*>value.at, value.size)
         return None
 
     def sizes_of(self, Py_ssize_t row):
@@ -478,34 +437,43 @@ cdef class AppendRows(Columns):
         fields = &self.rows[row]
         return fields.body_size, fields.own_size + fields.common_size
 
+    cdef bint may_divert(self):
+        """Whether rows may be diverted as fields: the log was not asked yet, and nobody has what changes."""
+        return not (
+            self.listed or self.placed or self.some_made(TOPICS, QUEUE_IDS + 1)
+            or self.made[PROPERTIES] is not None or self.made[SYS_FLAGS] is not None
+        )
+
     def divert(self, Py_ssize_t row, str topic, int32_t queue_id, dict changes, int32_t clear):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.divert`."""
-        cdef Row* fields
-        cdef Py_ssize_t size = 0
-        if (
-            self.listed or self.placed or not 0 <= row < self.count
-            or self.some_made(TOPICS, QUEUE_IDS + 1) or self.made[PROPERTIES] is not None
-            or self.made[SYS_FLAGS] is not None
-        ):
+        if not 0 <= row < self.count or not self.may_divert():
             self.column(PROPERTIES)[row] = replace_properties(self.column(PROPERTIES)[row], changes)
             self.column(TOPICS)[row] = topic
             self.column(QUEUE_IDS)[row] = queue_id
             self.column(SYS_FLAGS)[row] &= ~clear
             return
+        self.divert_row(&self.rows[row], self.groups.find(self.groups.topic(topic), queue_id), changes)
+        self.rows[row].sys_flag &= ~clear
+
+    cdef int divert_row(self, Row* fields, int32_t group, dict changes) except -1:
+        """Let a row go to this queue with its properties changed, as :meth:`divert`."""
+        cdef Py_ssize_t size = 0
+        cdef uint8_t* replaced
         if self.arena is None:
             self.arena = Arena()
-        fields = &self.rows[row]
         for name, value in changes.items():
             size += len(name) + 2 + (0 if value is None else len(value))
-        replaced = self.arena.take(fields.own_size + fields.common_size + size + 1)
+        size += fields.own_size + fields.common_size + 1
+        replaced = self.arena.take(size)
         memcpy(replaced, fields.own, fields.own_size)
         memcpy(replaced + fields.own_size, fields.common, fields.common_size)
         fields.own_size = <int32_t>change_properties(replaced, fields.own_size + fields.common_size, changes)
+        self.arena.put_back(size - fields.own_size)
         fields.own = fields.common = replaced
         fields.common_size = 0
-        fields.group = self.groups.find(self.groups.topic(topic), queue_id)
-        fields.queue_id = queue_id
-        fields.sys_flag &= ~clear
+        fields.group = group
+        fields.queue_id = self.groups.groups[group].queue_id
+        return 0
 
     def place_of(self, Py_ssize_t row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.place_of`."""

@@ -1,16 +1,8 @@
 # One record out of the log, of which only what is asked for becomes objects. A part of _requests.pyx.
 
 
-@cython.no_gc
-@cython.final
 cdef class StoredRecord:
     """See :class:`gantrymq.kernel.record.Record`, which this is to who reads it. It has bytes of its own."""
-
-    cdef bytes data
-    cdef Py_ssize_t body_at
-    cdef Py_ssize_t properties_at
-    cdef readonly Py_ssize_t body_size, properties_size
-    cdef readonly object topic
 
     cdef const uint8_t* at(self, Py_ssize_t place) noexcept:
         return <const uint8_t*>PyBytes_AS_STRING(self.data) + place
@@ -35,9 +27,13 @@ cdef class StoredRecord:
     def flag(self):
         return <int32_t>get32(self.at(16))
 
+    cdef int64_t in_queue(self) noexcept:
+        """Its queue offset."""
+        return <int64_t>get64(self.at(20))
+
     @property
     def queue_offset(self):
-        return <int64_t>get64(self.at(20))
+        return self.in_queue()
 
     @property
     def offset(self):
@@ -84,11 +80,12 @@ cdef class StoredRecord:
         return PyBytes_FromStringAndSize(<const char*>value.at, value.size)
 
     cdef int fill(self, Row* row) noexcept:
-        """Set what a row that is this message again has of it: all but its queue, its sys flag and its sender."""
+        """Set what a row that is this message again has of it: all but its queue and its sender."""
         row.body, row.body_size = self.at(self.body_at), <int32_t>self.body_size
         row.own, row.own_size = self.at(self.properties_at), <int32_t>self.properties_size
         row.common, row.common_size = row.own, 0
         row.flag = <int32_t>get32(self.at(16))
+        row.sys_flag = <int32_t>get32(self.at(36))
         row.born = <int64_t>get64(self.at(40))
         row.host, row.host_size = self.at(48), <int32_t>(8 + self.more())
         row.times = <int32_t>get32(self.at(self.body_at - 16))

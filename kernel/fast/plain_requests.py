@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
-from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_sends, reply_form
+from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_rows, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, decode_at, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
@@ -34,9 +34,9 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
-    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_sends", "dispatch_batch",
-    "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_records", "read_requests",
-    "reply_form", "scan",
+    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows", "answer_sends",
+    "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_records",
+    "read_requests", "reply_form", "scan",
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast.plain_hot import Numbers, SendRequest
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, encode
@@ -197,6 +197,18 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBat
             frames.append(prefixes[len(header)])
             frames.append(header)
     _send(connection, frames)
+
+
+def answer_rows(batch: AppendBatch) -> None:
+    """Answer each request that is the origin of a row: with success alone when the row lies in the log, else with its
+    status and remark. A row may have no origin."""
+    for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
+        if request is None:
+            continue
+        if status in STORED:
+            request.answer(_SUCCESS)
+        else:
+            request.answer(status, batch.remarks.get(row))
 
 
 def _send(connection: Connection | None, frames: list[bytes]) -> None:

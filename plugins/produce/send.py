@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import GroupTable, TopicTable
@@ -25,15 +25,6 @@ LIMITS_SINCE = 121
 
 _BORN_HOST_V6 = 0x10
 _MULTI_TAGS = 0x2
-_STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
-"""With these codes the message lies in the log, and the reply says where."""
 
 
 @attrs.frozen
@@ -195,7 +186,7 @@ class SendProcessor:
         worst = next((row for row in rows if batch.statuses[row] != ResponseCode.SUCCESS), first)
         status = batch.statuses[worst]
         fields = self._reply_fields
-        if status in _STORED:
+        if status in STORED:
             prefix = self._id_prefix
             ids = ",".join([f"{prefix}{batch.offsets[row]:016X}" for row in rows])
             fields = {

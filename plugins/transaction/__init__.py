@@ -10,8 +10,9 @@ Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckS
 37 and 323, and 39 towards producers.
 
 ``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them, ``resume`` brings
-back what was put aside. The strategies: ``half``, with all that begins so, and ``state_strategy``, with ``redo`` and
-all that begins with ``state``.
+back what was put aside. The inner loops are ``plain``; they have a compiled twin, and ``fast`` chooses between them.
+The strategies: ``half``, with all that begins so, and ``state_strategy``, with ``redo`` and all that begins with
+``state``.
 ``docs/howto/transactions.md``.
 """
 
@@ -27,7 +28,8 @@ from gantrymq.kernel.services import Service
 from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
-from gantrymq.plugins.transaction.prepare import half_rows, refuse_halves
+from gantrymq.plugins.transaction.fast import half_rows
+from gantrymq.plugins.transaction.prepare import refuse_halves
 from gantrymq.plugins.transaction.resume import ResumeHalves
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.plugins.transaction.strategy import Means, Strategy

@@ -12,19 +12,16 @@ import structlog
 
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.reading import look_at
-from gantrymq.plugins.transaction.strategy import Ending, Strategy
+from gantrymq.plugins.transaction.fast import match_records, read_endings
+from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
+from gantrymq.remoting.transaction_headers import EndTransactionHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.record import Record
     from gantrymq.kernel.store import Store
 
 log = structlog.get_logger("gantrymq.transaction")
-
-_COMMIT = int(TransactionState.COMMIT)
-_ENDS = (_COMMIT, int(TransactionState.ROLLBACK))
 
 
 class EndTransactions:
@@ -44,42 +41,27 @@ class EndTransactions:
 
         One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ.
         """
-        asked: list[tuple[Request, EndTransactionHeader]] = []
-        is_slave = self._is_slave
-        for request in requests:
-            try:
-                header = request.header(EndTransactionHeader)
-                if is_slave:
-                    raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
-            except RemoteFault as fault:
-                _refuse(request, fault)
-            else:
-                if header.commit_or_rollback in _ENDS:
-                    asked.append((request, header))
-        if not asked:
+        if self._is_slave:
+            for request in requests:
+                _refuse_at_slave(request)
             return
-        endings = []
-        records = look_at(self._store.log, [header.commit_log_offset for _, header in asked])
-        for (request, header), record in zip(asked, records, strict=True):
-            try:
-                endings.append(self._check(request, header, record))
-            except RemoteFault as fault:
-                _refuse(request, fault)
+        endings = read_endings(requests, _refuse)
         if endings:
-            commits = sum(ending.is_commit for ending in endings)
+            records = look_at(self._store.log, [ending.commit_log_offset for ending in endings])
+            endings = match_records(endings, records, self._strategy.is_prepared, _refuse)
+        if endings:
+            commits = len([ending for ending in endings if ending.is_commit])
             self.commits += commits
             self.rollbacks += len(endings) - commits
             self._strategy.end(endings)
 
-    def _check(self, request: Request, header: EndTransactionHeader, record: Record | None) -> Ending:
-        """``record`` lies where the header says. Unless it is a half message there is none."""
-        if record is None or not self._strategy.is_prepared(record):
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
-        if record.property_of(b"PGROUP") != header.producer_group.encode():
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
-        if record.queue_offset != header.tran_state_table_offset:
-            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        return Ending(request, header, record, header.commit_or_rollback == _COMMIT)
+
+def _refuse_at_slave(request: Request) -> None:
+    try:
+        request.header(EndTransactionHeader)
+        raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
+    except RemoteFault as fault:
+        _refuse(request, fault)
 
 
 def _refuse(request: Request, fault: RemoteFault) -> None:

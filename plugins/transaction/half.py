@@ -10,43 +10,35 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.fast import new_batch
+from gantrymq.kernel.fast import answer_rows, new_batch
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import ConsumerOffsets, Service, TopicTable
+from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows
 from gantrymq.plugins.transaction.halfload import load_halves
 from gantrymq.plugins.transaction.halfrows import (
     GROUP,
     QUEUE_ID,
+    STATE_BITS,
     UNIQUE_KEY,
     add_end,
     add_real,
     check_size,
     first_offset,
     fitting_size,
-    hide,
+    hiding,
     is_written,
 )
 from gantrymq.plugins.transaction.halftable import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.halfwalk import HalfWalk
-from gantrymq.plugins.transaction.strategy import Ending, Means
+from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 
-STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
-"""With these codes a row lies in the log; who ended the transaction is told success, as in RocketMQ."""
 WAITING_MAX = 64
 """Progress that waits for the disk; further progress takes the last one's place."""
 
@@ -56,17 +48,6 @@ _TOPICS = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)
 
 
 _VERDICTS = {COMMITTED: True, ROLLED_BACK: False}
-
-
-@attrs.define(eq=False)
-class _Ended:
-    """An end in a batch of the transaction that began at ``first``: the row of the message, of a commit, and the row of
-    the note."""
-
-    ending: Ending
-    first: int
-    real_row: int | None
-    end_row: int
 
 
 class HalfStrategy:
@@ -101,13 +82,9 @@ class HalfStrategy:
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
         """See :class:`Strategy`. What could not be written again later is refused now."""
-        for row in rows:
-            hide(batch, row)
-            body, properties = batch.sizes_of(row)
-            if body + properties <= self._fitting:
-                continue
+        for row in divert_rows(batch, rows, TRANS_HALF_TOPIC, hiding, STATE_BITS, self._fitting):
             try:
-                check_size(TRANS_HALF_TOPIC, body, properties, self._store.config)
+                check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
             except RemoteFault as fault:
                 batch.refuse(row, fault.code, fault.remark)
 
@@ -147,24 +124,37 @@ class HalfStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
-        batch = new_batch(_reply)
-        table, ended, now = self._table, dict[int, _Ended](), self._store.log.clock.now_ms()
-        for ending in endings:
-            first = first_offset(ending.record)
-            current = self._current(ending.record, first) if table.moved or table.copies else first
-            if current in ended:
-                self._again(batch, ending, current, ended[current].ending.is_commit, now)
-            elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
-                self._again(batch, ending, current, _VERDICTS.get(state), now)
-            else:
-                try:
-                    ended[current] = self._add(batch, ending, first, current, now)
-                except RemoteFault as fault:
-                    log.error("half_message_ends_nowhere", queue_offset=current, reason=fault.remark)
-                    ending.request.answer(fault.code, fault.remark)
+        batch, ended = new_batch(answer_rows), dict[int, Ending]()
+        table, now = self._table, self._store.log.clock.now_ms()
+
+        def end_one(ending: Ending) -> None:
+            self._end_one(batch, ending, ended, now)
+
+        if table.copies:  # they look like half messages that began as themselves
+            for ending in endings:
+                end_one(ending)
+        else:
+            states, origin = table.states
+            terms = EndTerms(states, origin, now, self._host, self._fitting)
+            add_ends(batch, endings, ended, terms, end_one)
         if len(batch):
             self._means.append(batch)
             self._close(batch, ended)
+
+    def _end_one(self, batch: AppendBatch, ending: Ending, ended: dict[int, Ending], now: int) -> None:
+        table, first = self._table, first_offset(ending.record)
+        current = self._current(ending.record, first) if table.moved or table.copies else first
+        if current in ended:
+            self._again(batch, ending, current, ended[current].is_commit, now)
+        elif (state := table.state(current)) != OPEN and not (ending.is_commit and first in table.aside):
+            self._again(batch, ending, current, _VERDICTS.get(state), now)
+        else:
+            try:
+                self._add(batch, ending, current, now)
+                ended[current] = ending
+            except RemoteFault as fault:
+                log.error("half_message_ends_nowhere", queue_offset=current, reason=fault.remark)
+                ending.request.answer(fault.code, fault.remark)
 
     def _current(self, record: Record, first: int) -> int:
         """As which half message the transaction of ``record``, which began as ``first``, goes on."""
@@ -176,19 +166,18 @@ class HalfStrategy:
                 return table.current(copy)
         return current
 
-    def _add(self, batch: AppendBatch, ending: Ending, first: int, current: int, now: int) -> _Ended:
-        row = len(batch)
+    def _add(self, batch: AppendBatch, ending: Ending, current: int, now: int) -> None:
         if not ending.is_commit:
             self._add_note(batch, current, ending, now)
-            return _Ended(ending, first, None, row)
-        record, request = ending.record, ending.request
-        body, properties = record.body_size, record.properties_size
-        if body + properties > self._fitting:
-            check_size(record.topic, body, properties, self._store.config)
-        add_real(batch, record, ending.header.commit_log_offset, wait=not request.is_oneway, origin=request)
-        batch.follow(row)
-        add_end(batch, current, now, self._host)
-        return _Ended(ending, first, row, row + 1)
+        else:
+            row, record, request = len(batch), ending.record, ending.request
+            body, properties = record.body_size, record.properties_size
+            if body + properties > self._fitting:
+                check_size(record.topic, body, properties, self._store.config)
+            add_real(batch, record, ending.commit_log_offset, wait=not request.is_oneway, origin=request)
+            batch.follow(row)
+            add_end(batch, current, now, self._host)
+        ending.row = len(batch) - 1
 
     def _add_note(self, batch: AppendBatch, offset: int, ending: Ending, now: int) -> None:
         """``ending`` is answered when the note is safe."""
@@ -207,27 +196,25 @@ class HalfStrategy:
             # Safe when the first one is: a second note, which nobody minds, waits for the same.
             self._add_note(batch, current, ending, now)
 
-    def _close(self, batch: AppendBatch, ended: dict[int, _Ended]) -> None:
+    def _close(self, batch: AppendBatch, ended: dict[int, Ending]) -> None:
         """Take in which of the ends are written."""
-        table, noted, closed = self._table, dict[int, int](), dict[int, int]()
+        table = self._table
         self._ended_at = max(self._ended_at, batch.end)
-        for current, one in ended.items():
-            place, op_offset = batch.place_of(one.end_row)
-            if place >= 0:
-                noted[op_offset] = current
-            elif one.real_row is not None and is_written(batch, one.real_row):
+        closed, first, last, highest, unnoted = close_ends(batch, ended, *table.states)
+        table.closed(closed, ended)
+        if first >= 0:
+            table.noted(first, highest, last + 1 - first)
+        for current in unnoted:
+            ending = ended.pop(current)
+            if ending.is_commit and is_written(batch, ending.row - 1):
                 self._walk.unnoted.append(current)
-            else:
-                continue
-            closed[current] = COMMITTED if one.ending.is_commit else ROLLED_BACK
-            if table.moved:
-                table.moved.pop(one.first, None)
-            if table.aside:
-                table.aside.pop(one.first, None)
-        table.close_all(closed)
-        if noted:
-            first = min(noted)
-            table.noted(first, max(noted.values()), max(noted) + 1 - first)
+                table.close(current, COMMITTED)
+                ended[current] = ending
+        if table.moved or table.aside:
+            for ending in ended.values():
+                began = first_offset(ending.record)
+                table.moved.pop(began, None)
+                table.aside.pop(began, None)
 
     # ----------------------------------------------------------------------------------------------------- progress
 
@@ -248,13 +235,3 @@ class HalfStrategy:
         for topic, offset in zip((TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC), safe, strict=True):
             if store.queues.get(topic, QUEUE_ID) is not None and offset > (offsets.query(GROUP, topic, QUEUE_ID) or 0):
                 offsets.commit(GROUP, topic, QUEUE_ID, offset)
-
-
-def _reply(batch: AppendBatch) -> None:
-    for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
-        if request is None:
-            continue
-        if status in STORED:
-            request.answer(ResponseCode.SUCCESS)
-        else:
-            request.answer(status, batch.remarks.get(row))

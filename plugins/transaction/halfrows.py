@@ -31,7 +31,7 @@ FIRST_OFFSET = b"TRAN_PREPARED_QUEUE_OFFSET"
 UNIQUE_KEY = b"UNIQ_KEY"
 IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 _REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
-_END_PROPERTIES = b"WAIT\x01true\x02TAGS\x01" + END_TAG.encode()
+END_PROPERTIES = b"WAIT\x01true\x02TAGS\x01" + END_TAG.encode()
 """WAIT means nothing here; RocketMQ's note has it, in this order."""
 _OPS_SEPARATOR = b","
 
@@ -39,8 +39,6 @@ _OPS_SEPARATOR = b","
 KEPT_PLACES = 1024
 """So many queues are known by what the properties say of them; each message of a queue says the same."""
 LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
-TOPIC_LIMIT = 0xFFFF
-"""A record cannot have a longer topic."""
 MORE_PROPERTIES = 160
 """At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
 
@@ -63,22 +61,17 @@ def check_size(topic: str, body: int, properties: int, config: StoreConfig) -> N
 
 
 def fitting_size(config: StoreConfig) -> int:
-    """With no more bytes of body and properties together, :func:`check_size` has nothing against any message."""
-    room = config.commit_log_file_bytes - BLANK_BYTES - LONGEST_HEAD - TOPIC_LIMIT - MORE_PROPERTIES
+    """With no more bytes of body and properties together, :func:`check_size` has nothing against any half message."""
+    room = config.commit_log_file_bytes - BLANK_BYTES - LONGEST_HEAD - len(TRANS_HALF_TOPIC) - MORE_PROPERTIES
     return min(config.max_message_bytes, room, PROPERTIES_LIMIT - MORE_PROPERTIES)
 
 
-def hide(batch: AppendBatch, row: int) -> None:
-    """Make the row a half message: no consumer reads its topic; the real one is kept in its properties.
-
-    What only the broker says of a half message is taken out of what the producer sent.
-    """
-    batch.divert(row, TRANS_HALF_TOPIC, QUEUE_ID, _hiding(*batch.queue_of(row)), STATE_BITS)
-
-
 @lru_cache(KEPT_PLACES)
-def _hiding(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
-    """What changes of the properties of a message for this queue when it becomes a half message."""
+def hiding(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
+    """What changes of the properties of a message for this queue when it becomes a half message.
+
+    They keep the queue; what only the broker says of a half message is taken out of what the producer sent.
+    """
     return {FIRST_OFFSET: None, CHECK_TIMES: None, _REAL_TOPIC: topic.encode(), _REAL_QID: b"%d" % queue_id}
 
 
@@ -136,7 +129,7 @@ def add_end(
         TRANS_OP_HALF_TOPIC,
         QUEUE_ID,
         b"%d" % half_offset,
-        _END_PROPERTIES,
+        END_PROPERTIES,
         born_timestamp=now_ms,
         born_host=host,
         wait=wait,

@@ -7,7 +7,7 @@ behind all others, and the transaction goes on as that copy: ``moved`` knows it 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 
 OPEN, COMMITTED, ROLLED_BACK, GONE = range(4)
 """What a byte says; GONE: it goes on as a copy, was put aside, or ended before this broker was started."""
@@ -70,17 +70,22 @@ class HalfTable:
 
     def close(self, offset: int, state: int) -> None:
         """An open half message has ended; for any other nothing changes."""
-        self.close_all({offset: state})
+        if self.state(offset) == OPEN:
+            self._states[offset - self._origin] = state
+            self.closed(1, {offset: state})
 
-    def close_all(self, ended: Mapping[int, int]) -> None:
-        """As :meth:`close` for each offset and its state."""
+    @property
+    def states(self) -> tuple[bytearray, int]:
+        """The bytes themselves, of all that was appended, and which half message the first one stands for.
+
+        Who closes open ones in there tells :meth:`closed`. Good until the next call that changes something.
+        """
         self.refresh()
-        states, origin = self._states, self._origin
-        for offset, state in ended.items():
-            index = offset - origin
-            if 0 <= index < len(states) and states[index] == OPEN:
-                states[index] = state
-                self._ended += 1
+        return self._states, self._origin
+
+    def closed(self, count: int, ended: Container[int]) -> None:
+        """``count`` open half messages have ended, all of them in ``ended``, and their bytes say so."""
+        self._ended += count
         if self._base in ended:
             self._advance()
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
-from gantrymq.plugins.transaction.half import STORED
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault

@@ -13,17 +13,18 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import STORED, AppendBatch, DispatchBatch
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import Service, TopicTable
 from gantrymq.plugins.transaction.halfrows import check_size
+from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.statefiles import StateFiles
 from gantrymq.plugins.transaction.staterecords import add_end, is_written
 from gantrymq.plugins.transaction.staterows import STATE_BITS, is_prepared
 from gantrymq.plugins.transaction.statetable import PREPARED
 from gantrymq.plugins.transaction.statewalk import StateWalk
-from gantrymq.plugins.transaction.strategy import Ending, Means
+from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -32,15 +33,6 @@ from gantrymq.remoting.transaction_headers import TransactionState
 
 FLUSH_S = 1.0
 """The redo log goes to the disk this often; what was not there yet is read from the log at the next start."""
-STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-    }
-)
-"""With these codes a record lies in the log; who ended the transaction is told success, as in RocketMQ."""
 
 log = structlog.get_logger("gantrymq.transaction")
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from gantrymq.kernel.record import Record
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.env import Env
-    from gantrymq.kernel.processors import Request
     from gantrymq.kernel.services import Service, Services
     from gantrymq.kernel.store import Store
     from gantrymq.plugins.transaction.config import TransactionConfig
+    from gantrymq.plugins.transaction.plain import Ending
 
 
 @attrs.frozen
@@ -36,16 +35,6 @@ class Means:
     config: TransactionConfig
     services: Services
     append: Callable[[AppendBatch], None]
-
-
-@attrs.define(eq=False)
-class Ending:
-    """A producer's word on its half message, checked: ``record`` is the one it means, of the right group."""
-
-    request: Request
-    header: EndTransactionHeader
-    record: Record
-    is_commit: bool
 
 
 class Strategy(Protocol):

@@ -49,6 +49,12 @@ def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
 @pytest.mark.slow
 def test_the_wheel_has_the_compiled_twins(wheel: list[str]) -> None:
     pytest.importorskip("Cython", reason="without Cython the wheel holds the plain twins only")
-    for module in ("kernel/fast/_flusher", "kernel/fast/_records", "kernel/fast/_requests", "plugins/index/_build"):
+    twins = [
+        path.relative_to(ROOT).with_suffix("")
+        for folder in ("kernel", "plugins")
+        for path in (ROOT / folder).rglob("*.pyx")
+    ]
+    assert len(twins) >= 5
+    for module in twins:
         assert any(one.startswith(f"gantrymq/{module}.") and one.endswith(".so") for one in wheel)
-    assert not [one for one in wheel if one.endswith((".c", ".pyx", ".pxi"))]
+    assert not [one for one in wheel if one.endswith((".c", ".pyx", ".pxi", ".pxd"))]

@@ -670,6 +670,39 @@ def test_answers_of_a_code_alone_are_what_the_encoder_writes(code: int, opaque: 
         assert peer.frames == [encode(request.command.answer(code))]
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, ONEWAY_FLAG]), st.integers(0, 1), st.integers(0, 1)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([10, 12, 13, 1])), max_size=2),
+    st.sampled_from([None, "origins", "statuses", "offsets", "topics"]),
+    st.booleans(),
+)
+def test_rows_are_answered_alike(
+    rows: list[tuple[int, int, int]], outcomes: list[tuple[int, int]], looked_at: str | None, placed: bool
+) -> None:
+    results = []
+    twins: list[Any] = [plain_requests, compiled]
+    for reader, writer in itertools.product(twins, twins):
+        peers: list[Any] = [Peer(), Peer()]
+        batch = writer.new_batch(None)
+        for number, (flag, kind, whose) in enumerate(rows):
+            data = encode(Command(37, END, opaque=number, kind=kind, flag=flag & ONEWAY_FLAG))
+            (request,), _ = reader.read_requests(peers[whose], data, LIMIT)
+            batch.add("orders", 0, b"", b"", origin=None if flag == 1 else request)
+        if placed:
+            batch.place(500, 1_700_000_000_000)
+        for row, status in outcomes:
+            if row < len(rows) and status in (10, 12):
+                batch.statuses[row] = status
+            elif row < len(rows):
+                batch.refuse(row, status, "odd")
+        if looked_at is not None:
+            assert getattr(batch, looked_at) is not None
+        writer.answer_rows(batch)
+        writer.answer_rows(batch)
+        results.append([peer.frames for peer in peers])
+    assert results[1:] == results[:1] * 3
+
+
 @pytest.mark.parametrize(("code", "ext"), [(11, PULL), (310, SEND), (37, END)])
 def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> None:
     peer: Any = Peer()

@@ -12,8 +12,8 @@ from gantrymq.kernel.record import Record
 from gantrymq.plugins.transaction import halfwalk
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.plugins.transaction.halfload import count_open_halves
+from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
-from gantrymq.plugins.transaction.strategy import Ending
 from gantrymq.testing import transactionkit
 
 

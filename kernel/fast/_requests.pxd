@@ -1,0 +1,209 @@
+# cython: language_level=3
+# What requests, records and rows are in C, for the parts of _requests.pyx and for the compiled twins of plugins' inner
+# loops, which cimport it. Those are built with it, from one source: unlike the hooks, nothing here is promised to stay.
+
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
+
+
+# ---------------------------------------------------------------------------------------------------------- headers
+
+cdef enum:
+    FIELDS_MAX = 32
+
+
+cdef struct Text:
+    const uint8_t* at
+    Py_ssize_t size
+    bint escaped
+    bint wide
+
+
+cdef struct Field:
+    Text name
+    Text value
+
+
+cdef struct Head:
+    int64_t code
+    int64_t flag
+    int64_t opaque
+    int count
+
+
+@cython.no_gc
+@cython.final
+cdef class Block:
+    cdef bytes data
+    cdef uint8_t* texts
+    cdef Py_ssize_t used
+
+    cdef uint8_t* room(self) except NULL
+
+
+@cython.no_gc
+cdef class HotRequest:
+    cdef readonly object connection
+    cdef readonly int code
+    cdef public bint answered
+    cdef int opaque
+    cdef int flag
+    cdef int kind
+    cdef Block block
+    cdef const uint8_t* head
+    cdef const uint8_t* body
+    cdef Py_ssize_t header_size
+    cdef Py_ssize_t body_size
+    cdef object _command
+
+    cdef int read_fields(self, Field* fields) noexcept
+
+
+cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* value) noexcept nogil
+cdef int read_bool(Text* text) noexcept nogil
+cdef uint8_t* put_number(uint8_t* at, int64_t value) noexcept nogil
+
+
+# ------------------------------------------------------------------------------------------------------- properties
+
+cdef struct Part:
+    const uint8_t* at
+    int32_t size
+
+
+cdef bint find_value(const uint8_t* at, Py_ssize_t size, bytes name, Part* value) noexcept
+cdef object known_topic(bytes raw)
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+
+cdef enum:
+    TOPICS, QUEUE_IDS, BODIES, PROPERTIES, FLAGS, SYS_FLAGS, BORN_TIMESTAMPS, BORN_HOSTS, RECONSUME_TIMES
+    PREPARED_OFFSETS, WAITS, ORIGINS, STATUSES, OFFSETS, SIZES, QUEUE_OFFSETS, COLUMNS
+
+
+cdef struct Row:
+    const uint8_t* body
+    const uint8_t* own
+    const uint8_t* common
+    const uint8_t* host
+    const uint8_t* record
+    int64_t born
+    int64_t prepared
+    int64_t offset
+    int64_t queue_offset
+    int32_t body_size
+    int32_t own_size
+    int32_t common_size
+    int32_t host_size
+    int32_t group
+    int32_t sender
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t times
+    int32_t size
+    bint wait
+
+
+cdef enum:
+    # What the origin of a request's rows is: the request, or what ``many`` makes of it, with its queue id or without.
+    ITSELF, SEVERAL, MOVABLE
+
+
+cdef struct Sender:
+    int32_t first
+    int32_t count
+    int kind
+
+
+cdef struct Group:
+    int32_t topic
+    int32_t queue_id
+    int32_t head
+    int32_t tail
+    int32_t count
+    bint loaded
+    int64_t next_offset
+
+
+cdef class Groups:
+    cdef dict numbers
+    cdef list names
+    cdef object last_name
+    cdef int32_t last_number
+    cdef Group* groups
+    cdef int32_t count
+    cdef int32_t room
+    cdef int32_t* slots
+    cdef uint32_t mask
+
+    cdef int32_t topic(self, object name) except -1
+    cdef int32_t find(self, int32_t topic, int32_t queue_id) except -1
+    cdef int grow(self) except -1
+    cdef tuple key(self, int32_t number)
+
+
+cdef class Arena:
+    cdef list blocks
+    cdef uint8_t* at
+    cdef Py_ssize_t left
+
+    cdef uint8_t* take(self, Py_ssize_t size) except NULL
+    cdef void put_back(self, Py_ssize_t size) noexcept
+
+
+cdef class Columns:
+    cdef list made
+
+    cdef list column(self, int number)
+    cdef int replace_column(self, int number, value) except -1
+
+
+cdef class AppendRows(Columns):
+    cdef public object done
+    cdef public int traits
+    cdef public dict remarks, answers, attempts_max, own_queue_offsets
+    cdef public int64_t start, end, store_timestamp
+    cdef public Py_ssize_t refused
+    cdef bint listed, placed, frozen, waited
+    cdef Row* rows
+    cdef int32_t count, room
+    cdef Sender* senders
+    cdef int32_t senders_count, senders_room
+    cdef list origins_kept, kept, parts, pieces
+    cdef Groups groups
+    cdef Arena arena
+    cdef object many
+    cdef dict followers
+
+    cdef object cell(self, int number, Py_ssize_t place)
+    cdef list make_origins(self)
+    cdef int to_lists(self) except -1
+    cdef bint some_made(self, int first, int behind)
+    cdef bint takes_rows(self)
+    cdef Row* new_row(self) except NULL
+    cdef int new_sender(self, origin, int32_t count, int kind) except -1
+    cdef Row* begin_row(self, origin, int32_t group, bint wait) except NULL
+    cdef bint read_cells(self, Row* row, tuple cells) except -1
+    cdef bint read_cell(self, Row* row, int number, cell) except -1
+    cdef bint freeze(self) except -1
+    cdef bint all_stored(self)
+    cdef bint find_in(self, Row* fields, bytes name, Part* value) noexcept
+    cdef bint may_divert(self)
+    cdef int divert_row(self, Row* fields, int32_t group, dict changes) except -1
+
+
+@cython.no_gc
+@cython.final
+cdef class StoredRecord:
+    cdef bytes data
+    cdef Py_ssize_t body_at
+    cdef Py_ssize_t properties_at
+    cdef readonly Py_ssize_t body_size, properties_size
+    cdef readonly object topic
+
+    cdef const uint8_t* at(self, Py_ssize_t place) noexcept
+    cdef Py_ssize_t more(self) noexcept
+    cdef int64_t in_queue(self) noexcept
+    cdef int fill(self, Row* row) noexcept

@@ -1,0 +1,342 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Compiled twin of :mod:`gantrymq.plugins.transaction.plain`.
+
+It works on the kernel's requests, records and rows as they are in C, without an object for each of their parts.
+"""
+
+cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memcmp, memcpy
+
+from gantrymq.kernel.fast._requests cimport (
+    COLUMNS, FIELDS_MAX, OFFSETS, PROPERTIES, AppendRows, Arena, Field, HotRequest, Part, Row, StoredRecord, Text,
+    find_value, known_topic, put_number, read_bool, read_number,
+)
+
+from gantrymq.plugins.transaction import halftable, plain
+from gantrymq.plugins.transaction.halfrows import END_PROPERTIES, FIRST_OFFSET
+from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.transaction_headers import TransactionState
+
+KIND = "compiled"
+
+cdef enum:
+    ONEWAY = 2
+    DIGITS_MAX = 20
+
+cdef int COMMIT = TransactionState.COMMIT
+cdef int ROLLBACK = TransactionState.ROLLBACK
+cdef int OPEN = halftable.OPEN
+cdef int COMMITTED = halftable.COMMITTED
+cdef int ROLLED_BACK = halftable.ROLLED_BACK
+cdef int STATE_BITS = TransactionState.ROLLBACK
+cdef bytes BEGAN = FIRST_OFFSET
+cdef bytes NOTE = END_PROPERTIES
+cdef str HALVES = TRANS_HALF_TOPIC
+cdef str ENDS = TRANS_OP_HALF_TOPIC
+
+
+@cython.no_gc
+@cython.final
+cdef class Ending:
+    """See :class:`gantrymq.plugins.transaction.plain.Ending`. The group lies in the request until a record is found."""
+
+    cdef readonly object request
+    cdef readonly int64_t table_offset, commit_log_offset
+    cdef readonly bint is_commit
+    cdef public object record
+    cdef public int row
+    cdef const uint8_t* group_at
+    cdef Py_ssize_t group_size
+
+    @property
+    def group(self):
+        return PyBytes_FromStringAndSize(<const char*>self.group_at, self.group_size)
+
+
+# ------------------------------------------------------------------------------------------------- what producers say
+
+
+cdef inline int header_field(Text* name) noexcept nogil:
+    """Which field of ``EndTransactionHeader`` this is; -1 for one that it has not."""
+    cdef const uint8_t* at = name.at
+    if name.size == 13 and memcmp(at, b"producerGroup", 13) == 0: return 0
+    if name.size == 20 and memcmp(at, b"tranStateTableOffset", 20) == 0: return 1
+    if name.size == 15 and memcmp(at, b"commitLogOffset", 15) == 0: return 2
+    if name.size == 16 and memcmp(at, b"commitOrRollback", 16) == 0: return 3
+    if name.size == 5 and memcmp(at, b"msgId", 5) == 0: return 4
+    if name.size == 20 and memcmp(at, b"fromTransactionCheck", 20) == 0: return 5
+    if name.size == 13 and memcmp(at, b"transactionId", 13) == 0: return 6
+    if name.size == 5 and memcmp(at, b"topic", 5) == 0: return 7
+    return -1
+
+
+cdef bint read_ending(HotRequest request, list endings) except -1:
+    """Add what the request says to ``endings``; False when only the plain twin can tell."""
+    cdef Field fields[FIELDS_MAX]
+    cdef Text* texts[8]
+    cdef int64_t numbers[4]
+    cdef int count = request.read_fields(fields), number, place
+    cdef Ending ending
+    for place in range(8):
+        texts[place] = NULL
+    for number in range(count):
+        place = header_field(&fields[number].name)
+        if fields[number].value.escaped or fields[number].value.wide or (place >= 0 and texts[place] != NULL):
+            return False
+        if place >= 0:
+            texts[place] = &fields[number].value
+    for place in range(5):
+        if texts[place] == NULL:
+            return False
+    for place in range(1, 4):
+        if not read_number(texts[place].at, texts[place].size, &numbers[place]):
+            return False
+    if not -0x80000000LL <= numbers[3] <= 0x7FFFFFFFLL or (texts[5] != NULL and read_bool(texts[5]) < 0):
+        return False
+    if numbers[3] == COMMIT or numbers[3] == ROLLBACK:
+        ending = Ending.__new__(Ending)
+        ending.request = request
+        ending.group_at, ending.group_size = texts[0].at, texts[0].size
+        ending.table_offset, ending.commit_log_offset = numbers[1], numbers[2]
+        ending.is_commit = numbers[3] == COMMIT
+        ending.row = -1
+        endings.append(ending)
+    return True
+
+
+def read_endings(list requests, refuse):
+    """See :func:`gantrymq.plugins.transaction.plain.read_endings`."""
+    cdef list endings = []
+    for request in requests:
+        if not isinstance(request, HotRequest) or not read_ending(<HotRequest>request, endings):
+            endings += plain.read_endings([request], refuse)
+    return endings
+
+
+def match_records(list endings, list records, is_prepared, refuse):
+    """See :func:`gantrymq.plugins.transaction.plain.match_records`."""
+    cdef list matching = []
+    cdef Ending ending
+    cdef StoredRecord record
+    cdef Part value
+    for one, found in zip(endings, records, strict=True):
+        if type(one) is Ending and type(found) is StoredRecord and is_prepared(found):
+            ending, record = <Ending>one, <StoredRecord>found
+            if (
+                find_value(record.at(record.properties_at), record.properties_size, b"PGROUP", &value)
+                and value.size and value.size == ending.group_size
+                and memcmp(value.at, ending.group_at, value.size) == 0
+                and record.in_queue() == ending.table_offset
+            ):
+                ending.record = record
+                matching.append(ending)
+                continue
+        matching += plain.match_records([one], [found], is_prepared, refuse)
+    return matching
+
+
+# ------------------------------------------------------------------------------------------------------ half messages
+
+
+def half_rows(batch):
+    """See :func:`gantrymq.plugins.transaction.plain.half_rows`."""
+    cdef AppendRows some
+    cdef Row* row
+    cdef Part value
+    cdef int32_t number
+    cdef list rows = []
+    if type(batch) is not AppendRows:
+        return plain.half_rows(batch)
+    some = <AppendRows>batch
+    if some.listed or some.refused or some.made[PROPERTIES] is not None:
+        return plain.half_rows(batch)
+    for number in range(some.count):
+        row = &some.rows[number]
+        if not some.find_in(row, b"TRAN_MSG", &value) or value.size != 4:
+            continue
+        if memcmp(value.at, b"true", 4) != 0:
+            return plain.half_rows(batch)
+        if some.find_in(row, b"DELAY", &value) and value.size and (value.size != 1 or value.at[0] != c"0"):
+            return plain.half_rows(batch)
+        if not some.find_in(row, b"PGROUP", &value) or not value.size:
+            return plain.half_rows(batch)
+        rows.append(number)
+    return rows
+
+
+def divert_rows(batch, list rows, str topic, changes, int32_t clear, Py_ssize_t fitting):
+    """See :func:`gantrymq.plugins.transaction.plain.divert_rows`."""
+    cdef AppendRows some
+    cdef Row* row
+    cdef int32_t group
+    cdef Py_ssize_t number
+    cdef dict known = {}
+    cdef list large = []
+    if type(batch) is not AppendRows or not rows or not (<AppendRows>batch).may_divert():
+        return plain.divert_rows(batch, rows, topic, changes, clear, fitting)
+    some = <AppendRows>batch
+    group = some.groups.find(some.groups.topic(topic), 0)
+    for number in rows:
+        if not 0 <= number < some.count:
+            raise IndexError(number)
+        row = &some.rows[number]
+        change = known.get(row.group)
+        if change is None:
+            change = known[row.group] = changes(*some.groups.key(row.group))
+        some.divert_row(row, group, change)
+        row.sys_flag &= ~clear
+        if row.body_size + row.own_size > fitting:
+            large.append(number)
+    return large
+
+
+# --------------------------------------------------------------------------------------------------------------- ends
+
+
+@cython.no_gc
+@cython.final
+cdef class EndRows:
+    """The rows of ends in one batch: what all of them have, and the topic that the last message went to."""
+
+    cdef AppendRows batch
+    cdef bytearray states
+    cdef bytes host
+    cdef int64_t origin, born
+    cdef Py_ssize_t fitting
+    cdef int32_t notes
+    cdef bytes last_name
+    cdef int32_t last_topic
+
+    def __cinit__(self, AppendRows batch, terms):
+        self.batch = batch
+        self.states, self.origin = terms.states, terms.origin
+        self.born, self.host, self.fitting = terms.born, terms.host, terms.fitting
+        self.notes = -1
+        self.last_name = b""
+        batch.kept.append(self.host)
+        if batch.arena is None:
+            batch.arena = Arena()
+
+    cdef bint is_open(self, Ending ending, dict ended) except -1:
+        """Whether its half message is open, began as itself, and does not end in this batch already."""
+        cdef StoredRecord record = <StoredRecord>ending.record
+        cdef int64_t index = ending.table_offset - self.origin
+        cdef Part value
+        if not 0 <= index < PyByteArray_GET_SIZE(self.states) or PyByteArray_AS_STRING(self.states)[index] != OPEN:
+            return False
+        if find_value(record.at(record.properties_at), record.properties_size, BEGAN, &value):
+            return False
+        return ending.table_offset not in ended
+
+    cdef int32_t queue_of(self, StoredRecord record) except -2:
+        """The queue that the message is meant for, by number in the batch; -1 when only the plain twin can tell."""
+        cdef const uint8_t* at = record.at(record.properties_at)
+        cdef Part name, queue_id
+        cdef int64_t number
+        if not (
+            find_value(at, record.properties_size, b"REAL_TOPIC", &name)
+            and find_value(at, record.properties_size, b"REAL_QID", &queue_id) and name.size
+            and read_number(queue_id.at, queue_id.size, &number) and 0 <= number <= 0x7FFFFFFFLL
+        ):
+            return -1
+        if name.size != PyBytes_GET_SIZE(self.last_name) or memcmp(
+            name.at, PyBytes_AS_STRING(self.last_name), name.size
+        ):
+            raw = PyBytes_FromStringAndSize(<const char*>name.at, name.size)
+            topic = known_topic(raw)
+            if topic is None or topic == HALVES:
+                return -1
+            self.last_topic = self.batch.groups.topic(topic)
+            self.last_name = raw
+        return self.batch.groups.find(self.last_topic, <int32_t>number)
+
+    cdef int add_note(self, int64_t offset, origin, bint wait) except -1:
+        """Add the row that says that the half message at ``offset`` has ended."""
+        cdef uint8_t* digits = self.batch.arena.take(DIGITS_MAX)
+        cdef int size = <int>(put_number(digits, offset) - digits)
+        cdef Row* row
+        self.batch.arena.put_back(DIGITS_MAX - size)
+        if self.notes < 0:
+            self.notes = self.batch.groups.find(self.batch.groups.topic(ENDS), 0)
+        row = self.batch.begin_row(origin, self.notes, wait)
+        row.body, row.body_size = digits, size
+        row.own = <const uint8_t*>PyBytes_AS_STRING(NOTE)
+        row.own_size = <int32_t>PyBytes_GET_SIZE(NOTE)
+        row.common, row.common_size = row.own, 0
+        row.host, row.host_size = <const uint8_t*>PyBytes_AS_STRING(self.host), <int32_t>PyBytes_GET_SIZE(self.host)
+        row.born = self.born
+        row.flag = row.sys_flag = row.times = 0
+        return 0
+
+    cdef bint add(self, Ending ending, dict ended) except -1:
+        """Add the rows of an end; False when only the plain twin can tell."""
+        cdef StoredRecord record
+        cdef HotRequest request
+        cdef Row* row
+        cdef int32_t first = self.batch.count, group
+        cdef bint wait
+        if (
+            type(ending.record) is not StoredRecord or not isinstance(ending.request, HotRequest)
+            or not self.batch.takes_rows() or not self.is_open(ending, ended)
+        ):
+            return False
+        record, request = <StoredRecord>ending.record, <HotRequest>ending.request
+        wait = not request.flag & ONEWAY
+        if ending.is_commit:
+            group = self.queue_of(record)
+            if group < 0 or record.body_size + record.properties_size > self.fitting:
+                return False
+            row = self.batch.begin_row(request, group, wait)
+            record.fill(row)
+            row.sys_flag = row.sys_flag & ~STATE_BITS | COMMIT
+            row.prepared = ending.commit_log_offset
+            self.batch.kept.append(record)
+            self.batch.followers[first] = first + 1
+            self.add_note(ending.table_offset, None, False)
+        else:
+            self.add_note(ending.table_offset, request, wait)
+        ending.row = self.batch.count - 1
+        ended[ending.table_offset] = ending
+        return True
+
+
+def add_ends(batch, list endings, dict ended, terms, other):
+    """See :func:`gantrymq.plugins.transaction.plain.add_ends`."""
+    cdef EndRows rows
+    if type(batch) is not AppendRows:
+        return plain.add_ends(batch, endings, ended, terms, other)
+    rows = EndRows(batch, terms)
+    for ending in endings:
+        if type(ending) is not Ending or not rows.add(<Ending>ending, ended):
+            other(ending)
+
+
+def close_ends(batch, dict ended, bytearray states, int64_t origin):
+    """See :func:`gantrymq.plugins.transaction.plain.close_ends`."""
+    cdef AppendRows some
+    cdef int64_t offset, note, first = -1, last = -1, highest = -1
+    cdef int32_t row, closed = 0
+    cdef char* state
+    cdef bint is_commit
+    cdef list unnoted = []
+    if type(batch) is not AppendRows or (<AppendRows>batch).some_made(OFFSETS, COLUMNS):
+        return plain.close_ends(batch, ended, states, origin)
+    some = <AppendRows>batch
+    for offset, ending in ended.items():
+        row = (<Ending>ending).row if type(ending) is Ending else ending.row
+        is_commit = (<Ending>ending).is_commit if type(ending) is Ending else ending.is_commit
+        if not 0 <= row < some.count or some.rows[row].offset < 0:
+            unnoted.append(offset)
+            continue
+        note = some.rows[row].queue_offset
+        if first < 0 or note < first:
+            first = note
+        last, highest = max(last, note), max(highest, offset)
+        state = PyByteArray_AS_STRING(states) + (offset - origin)
+        if 0 <= offset - origin < PyByteArray_GET_SIZE(states) and state[0] == OPEN:
+            state[0] = COMMITTED if is_commit else ROLLED_BACK
+            closed += 1
+    return closed, first, last, highest, unnoted

@@ -1,0 +1,33 @@
+"""The transactions' inner loops. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in
+``kernel/fast``, on whose compiled rows the compiled one works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel import fast
+from gantrymq.plugins.transaction.plain import Ending, EndTerms
+
+if TYPE_CHECKING or fast.KIND == "plain":
+    from gantrymq.plugins.transaction import plain as twin
+else:
+    try:
+        from gantrymq.plugins.transaction import _fast as twin
+    except (ImportError, TypeError, ValueError) as error:
+        if getattr(error, "name", None) is None:
+            # It is there, but the kernel's rows are not those that it was built for.
+            raise ImportError(fast.STALE.format(error)) from error
+        from gantrymq.plugins.transaction import plain as twin
+
+KIND = twin.KIND
+add_ends = twin.add_ends
+close_ends = twin.close_ends
+divert_rows = twin.divert_rows
+half_rows = twin.half_rows
+match_records = twin.match_records
+read_endings = twin.read_endings
+
+__all__ = [
+    "KIND", "EndTerms", "Ending", "add_ends", "close_ends", "divert_rows", "half_rows", "match_records",
+    "read_endings",
+]  # fmt: skip

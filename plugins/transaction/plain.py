@@ -1,0 +1,193 @@
+"""The transactions' inner loops as plain functions: the reference, and what runs without a compiler.
+
+The compiled twin (``_fast``) takes what is usual and hands everything else to what is here, or to the ``other`` that
+the caller passes, so that there is one meaning of every end and one text for every refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import AppendBatch
+    from gantrymq.kernel.processors import Request
+    from gantrymq.kernel.record import Record
+
+KIND: Final = "plain"
+
+_COMMIT = int(TransactionState.COMMIT)
+_ENDS = (_COMMIT, int(TransactionState.ROLLBACK))
+_NO_DELAYS = (None, b"0")
+
+Refuse = Callable[["Request", RemoteFault], None]
+
+
+@attrs.define(eq=False)
+class Ending:
+    """A producer's word on its half message: who says it, what names the message, and whether it is "commit".
+
+    ``record`` is the message, once it was found to be the one that is meant. There may be others with the same
+    attributes.
+    """
+
+    request: Request
+    group: bytes
+    table_offset: int
+    commit_log_offset: int
+    is_commit: bool
+    record: Record = attrs.field(init=False)
+    row: int = attrs.field(init=False, default=-1)
+    """Of the strategy that writes a batch of ends: the last row that is this one's."""
+
+
+def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
+    """What producers say; ``refuse`` answers a request that cannot be read. One that says nothing yet is left out."""
+    endings = []
+    for request in requests:
+        try:
+            header = request.header(EndTransactionHeader)
+        except RemoteFault as fault:
+            refuse(request, fault)
+            continue
+        if header.commit_or_rollback in _ENDS:
+            endings.append(
+                Ending(
+                    request,
+                    header.producer_group.encode(),
+                    header.tran_state_table_offset,
+                    header.commit_log_offset,
+                    header.commit_or_rollback == _COMMIT,
+                )
+            )
+    return endings
+
+
+def match_records(
+    endings: Sequence[Ending],
+    records: Sequence[Record | None],
+    is_prepared: Callable[[Record], bool],
+    refuse: Refuse,
+) -> list[Ending]:
+    """Those of ``endings`` that mean a half message of their group, which lies in ``records``, by their ``record``.
+
+    ``refuse`` answers the others: RocketMQ 4.9.7 ``EndTransactionProcessor`` has the texts and the order.
+    """
+    matching = []
+    for ending, record in zip(endings, records, strict=True):
+        if record is None or not is_prepared(record):
+            remark = "Find prepared transaction message failed"
+        elif record.property_of(b"PGROUP") != ending.group:
+            remark = "The producer group wrong"
+        elif record.queue_offset != ending.table_offset:
+            remark = "The transaction state table offset wrong"
+        else:
+            ending.record = record
+            matching.append(ending)
+            continue
+        refuse(ending.request, RemoteFault(ResponseCode.SYSTEM_ERROR, remark))
+    return matching
+
+
+def half_rows(batch: AppendBatch) -> list[int]:
+    """The live rows that are half messages (property TRAN_MSG), of those that may be; others of them are refused.
+
+    What a client before 4.6.1 sends back to be consumed again has the property still, and is none. A half message with
+    a delay would lie in a queue of delays, where no transaction finds it: RocketMQ loses it, here it is refused.
+    """
+    rows = []
+    property_of = batch.property_of
+    for row in batch.live:
+        if (property_of(row, b"TRAN_MSG") or b"").lower() != b"true":
+            continue
+        is_delayed = property_of(row, b"DELAY") not in _NO_DELAYS
+        if is_delayed and batch.reconsume_times[row] > 0:
+            continue
+        if is_delayed:
+            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message cannot have a delay level")
+        elif not property_of(row, b"PGROUP"):
+            batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message must name its producer group (PGROUP)")
+        else:
+            rows.append(row)
+    return rows
+
+
+def divert_rows(
+    batch: AppendBatch,
+    rows: Sequence[int],
+    topic: str,
+    changes: Callable[[str, int], dict[bytes, bytes | None]],
+    clear: int,
+    fitting: int,
+) -> list[int]:
+    """``batch.divert`` each of the ``rows`` to queue 0 of ``topic``; ``changes`` tells them for the queue of a row.
+
+    Returns the rows whose body and properties have more than ``fitting`` bytes then.
+    """
+    large = []
+    for row in rows:
+        batch.divert(row, topic, 0, changes(*batch.queue_of(row)), clear)
+        if sum(batch.sizes_of(row)) > fitting:
+            large.append(row)
+    return large
+
+
+@attrs.frozen
+class EndTerms:
+    """What holds for all ends of a batch.
+
+    ``states`` has a byte for each half message, the first one's for queue offset ``origin``. ``born`` and ``host`` are
+    the notes'. ``fitting``: a half message with no more bytes of body and properties can be stored again.
+    """
+
+    states: bytearray
+    origin: int
+    born: int
+    host: bytes
+    fitting: int
+
+
+def add_ends(
+    batch: AppendBatch,
+    endings: Sequence[Ending],
+    ended: dict[int, Ending],
+    terms: EndTerms,
+    other: Callable[[Ending], None],
+) -> None:
+    """Add the rows of ends that are new, and the ends to ``ended`` by the queue offset of their half message.
+
+    ``other`` does that for the end that it is given, or answers it; it may be asked for each of them.
+    """
+    for ending in endings:
+        other(ending)
+
+
+def close_ends(
+    batch: AppendBatch, ended: Mapping[int, Ending], states: bytearray, origin: int
+) -> tuple[int, int, int, int, list[int]]:
+    """Set the state of what ended, by its queue offset, where the note of that is written.
+
+    Returns how many were open till then; the lowest and the highest queue offset of a note, and the highest of a half
+    message that has one (-1 all without a note); and what has none.
+    """
+    closed, first, last, highest = 0, -1, -1, -1
+    unnoted = []
+    for offset, ending in ended.items():
+        place, note = batch.place_of(ending.row)
+        if place < 0:
+            unnoted.append(offset)
+            continue
+        first = note if first < 0 else min(first, note)
+        last, highest = max(last, note), max(highest, offset)
+        index = offset - origin
+        if 0 <= index < len(states) and states[index] == OPEN:
+            states[index] = COMMITTED if ending.is_commit else ROLLED_BACK
+            closed += 1
+    return closed, first, last, highest, unnoted
