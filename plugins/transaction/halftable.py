@@ -110,6 +110,9 @@ class HalfTable:
             del self._states[:drop]
             self._origin += drop
             self._ended -= drop
+            self.copies = {
+                key: copy for key, copy in self.copies.items() if copy >= self._origin or copy in self.moved
+            }  # how the others ended is not known any more
 
     # ------------------------------------------------------------------------------------------- the queue of ends
 

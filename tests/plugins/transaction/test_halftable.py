@@ -39,6 +39,16 @@ def test_how_the_last_ones_ended_is_remembered_and_no_more_than_that() -> None:
     assert table.open_count == 0
 
 
+def test_rocketmqs_copies_are_forgotten_with_how_they_ended() -> None:
+    count = 3 * REMEMBERED
+    table = HalfTable(0, lambda: count)
+    table.copies = {b"long ago": 5, b"goes on": 7, b"new": count - 1}
+    table.moved[7] = count - 2
+    for offset in range(count):
+        table.close(offset, COMMITTED)
+    assert table.copies == {b"goes on": 7, b"new": count - 1}
+
+
 def test_the_queue_of_ends_is_done_with_up_to_the_first_that_is_needed() -> None:
     table = HalfTable(0, lambda: 10)
     assert table.ops_done() is None
