@@ -67,6 +67,24 @@ def test_loops_that_cannot_be_loaded_are_done_without(name: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("plain", "")
 
 
+PLUGIN = FAILING_IMPORT.replace("kernel.fast._records", "plugins.transaction._fast")
+
+
+@pytest.mark.parametrize("error", ["ValueError('HotRequest size changed')", "ImportError('no function find_value')"])
+def test_a_plugins_loops_that_were_built_for_other_rows_say_what_to_do(error: str) -> None:
+    pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+    done = run(f"import sys\n{PLUGIN.format(error)}\nimport gantrymq.plugins.transaction")
+    assert done.returncode == 1
+    assert "make install" in done.stderr.splitlines()[-1]
+
+
+def test_a_plugins_loops_that_are_not_there_are_done_without() -> None:
+    error = "ModuleNotFoundError('no', name='gantrymq.plugins.transaction._fast')"
+    done = run(f"import sys\n{PLUGIN.format(error)}\nfrom gantrymq.plugins.transaction.fast import KIND; print(KIND)")
+    assert (done.stdout.strip(), done.stderr) == ("plain", "")
+
+
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere there may be no compiler")
 def test_ci_tests_both_twins() -> None:
-    assert importlib.util.find_spec("gantrymq.kernel.fast._requests") is not None
+    for name in ("kernel.fast._requests", "plugins.transaction._fast", "plugins.index._build"):
+        assert importlib.util.find_spec(f"gantrymq.{name}") is not None
