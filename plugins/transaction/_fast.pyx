@@ -8,11 +8,11 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp
 
 from gantrymq.kernel.fast._requests cimport (
-    COLUMNS, FIELDS_MAX, OFFSETS, PROPERTIES, AppendRows, Arena, Field, HotRequest, Part, Row, StoredRecord, Text,
-    find_value, known_topic, put_number, read_bool, read_number,
+    COLUMNS, FIELDS_MAX, OFFSETS, PROPERTIES, AppendRows, Arena, Block, Field, HotRequest, Part, Row, StoredRecord,
+    Text, find_value, known_topic, put_number, read_bool, read_number,
 )
 
 from gantrymq.plugins.transaction import halftable, plain
@@ -41,13 +41,14 @@ cdef str ENDS = TRANS_OP_HALF_TOPIC
 @cython.no_gc
 @cython.final
 cdef class Ending:
-    """See :class:`gantrymq.plugins.transaction.plain.Ending`. The group lies in the request until a record is found."""
+    """See :class:`gantrymq.plugins.transaction.plain.Ending`. The group lies in the bytes that the request came in."""
 
     cdef readonly object request
     cdef readonly int64_t table_offset, commit_log_offset
     cdef readonly bint is_commit
     cdef public object record
     cdef public int row
+    cdef Block block
     cdef const uint8_t* group_at
     cdef Py_ssize_t group_size
 
@@ -99,7 +100,7 @@ cdef bint read_ending(HotRequest request, list endings) except -1:
     if numbers[3] == COMMIT or numbers[3] == ROLLBACK:
         ending = Ending.__new__(Ending)
         ending.request = request
-        ending.group_at, ending.group_size = texts[0].at, texts[0].size
+        ending.block, ending.group_at, ending.group_size = request.block, texts[0].at, texts[0].size
         ending.table_offset, ending.commit_log_offset = numbers[1], numbers[2]
         ending.is_commit = numbers[3] == COMMIT
         ending.row = -1

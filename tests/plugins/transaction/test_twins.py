@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
@@ -24,6 +25,7 @@ from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.testing.columns import GIVEN
 from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, Producer, TransactedStore, received
 
 compiled = pytest.importorskip("gantrymq.plugins.transaction._fast", reason="the extension is not built")
@@ -266,8 +268,11 @@ STEPS = st.one_of(
 LOOPS = ("add_ends", "close_ends", "divert_rows")
 
 
-def lived(steps: list[Step], twin: Any, kernel: Any) -> Any:
-    """All that can be seen of a strategy that these steps were done with."""
+HOSTS = [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"]
+
+
+def lived(steps: list[Step], host: bytes, twin: Any, kernel: Any) -> Any:
+    """All that can be seen of a strategy that these steps were done with, in a broker at ``host``."""
     with pytest.MonkeyPatch.context() as patch:
         for name in LOOPS:
             patch.setattr(half, name, getattr(twin, name))
@@ -279,7 +284,7 @@ def lived(steps: list[Step], twin: Any, kernel: Any) -> Any:
         patch.setattr("gantrymq.kernel.reading.read_records", kernel.read_records)
         patch.setattr(half, "new_batch", kernel.new_batch)
         patch.setattr(half, "answer_rows", kernel.answer_rows)
-        world = TransactedStore(MemoryEnv(), check_max=3)
+        world = TransactedStore(MemoryEnv(), config=attrs.evolve(TINY, store_host=host), check_max=3)
         world.producers.join()
         halves: list[Half] = []
         seen = [step(world, halves) for step in steps]
@@ -296,21 +301,33 @@ def lived(steps: list[Step], twin: Any, kernel: Any) -> Any:
         return seen, stored, counts
 
 
+LIVES = [
+    [send([b""] * 3, "T", 0), end([(0, True, False, False), (1, False, False, False), (0, True, False, True)])],
+    [send([b""] * 3, "T", 0), end([(2, True, False, False), (0, False, False, False)])],
+    [send([b""], "T", 0), end([(0, True, True, False)])],
+    [send([b""], "T", 0), strange(PLACES[-2]), end([(1, True, False, False)])],
+    [strange(PLACES[-1]), send([b""], "T", 0), end([(0, True, False, False), (1, True, False, False)])],
+    [send([b""], "T", 0), walk, end([(0, True, False, False)]), walk, end([(0, True, True, False)])],
+    [send([b""] * 2, "T", 1), no_room, end([(0, True, False, False), (1, True, False, False)]), walk],
+]
+
+
+@pytest.mark.parametrize("steps", LIVES)
+@pytest.mark.parametrize("host", HOSTS, ids=["ipv4", "ipv6"])
+def test_known_lives_are_the_same_with_either_twin(steps: list[Step], host: bytes) -> None:
+    same_lives(steps, host)
+
+
 @settings(max_examples=150, deadline=None)
-@given(st.lists(STEPS, min_size=2, max_size=10))
-@example([send([b""] * 3, "T", 0), end([(0, True, False, False), (1, False, False, False), (0, True, False, True)])])
-@example([send([b""] * 3, "T", 0), end([(2, True, False, False), (0, False, False, False)])])
-@example([send([b""], "T", 0), end([(0, True, True, False)])])
-@example([send([b""], "T", 0), strange(PLACES[-2]), end([(1, True, False, False)])])
-@example([strange(PLACES[-1]), send([b""], "T", 0), end([(0, True, False, False), (1, True, False, False)])])
-@example([send([b""], "T", 0), walk, end([(0, True, False, False)]), walk, end([(0, True, True, False)])])
-@example([send([b""] * 2, "T", 1), no_room, end([(0, True, False, False), (1, True, False, False)]), walk])
-def test_a_strategy_lives_the_same_life_with_either_twin(steps: list[Step]) -> None:
-    first, *others = [lived(steps, twin, kernel) for twin, kernel in
-                      ((plain, plain_requests), (plain, compiled_kernel), (compiled, plain_requests),
-                       (compiled, compiled_kernel))]  # fmt: skip
-    for other in others:
-        assert other == first
+@given(st.lists(STEPS, min_size=2, max_size=10), st.sampled_from(HOSTS))
+def test_a_strategy_lives_the_same_life_with_either_twin(steps: list[Step], host: bytes) -> None:
+    same_lives(steps, host)
+
+
+def same_lives(steps: list[Step], host: bytes) -> None:
+    first = lived(steps, host, plain, plain_requests)
+    for twin, kernel in ((plain, compiled_kernel), (compiled, plain_requests), (compiled, compiled_kernel)):
+        assert lived(steps, host, twin, kernel) == first
 
 
 @pytest.mark.skipif(kernel_fast.KIND == "plain", reason="what is usual has no road of its own")
