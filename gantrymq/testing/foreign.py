@@ -93,13 +93,14 @@ class Java:
         return f"{self.cache / 'classes'}:{self.cache / 'lib'}/*"
 
     def command(self, home: Path, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-        """How to run class ``main`` with ``home`` as the user's home, so that its logs and offsets go there."""
+        """How to run class ``main`` with ``home`` as the user's home: logs, offsets and temporary keys go there."""
         home.mkdir(parents=True, exist_ok=True)
         return [
             self.java,
             *self.common,
             *_OPENED,
             f"-Duser.home={home}",
+            f"-Djava.io.tmpdir={home}",
             f"-Drocketmq.client.logRoot={home}",
             f"-Drocketmq.home.dir={self._home(home)}",
             f"-Drmq.logback.configurationFile={self.conf / 'rmq.logback.xml'}",
