@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # a native part is built from these: when they change, it is installed anew
 BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.px? plugins/*/*.pyx)
 QUICK := not slow and not interop and not spark and not crash
-# Without what never touches the compiled loops or their twins: Spark, the documentation, wheels, Java brokers alone.
+# Without what never touches the compiled loops or their twins (Spark, the documentation, wheels, Java brokers alone), and
+# what cannot tell them apart: foreign software on what plugins decide, when other tests show both twins the same to it.
 PLAIN := not once and not spark
 # two of anything: more workers than processors let tests that wait for others wait too long
 WORKERS ?= 2
@@ -63,7 +64,7 @@ demo: $(VENV)/.base
 	@$(BIN)/python -m gantrymq.cli.demo $(if $(FILE),--file '$(FILE)')
 
 # The plain twin of the compiled loops is the reference, and what a machine without a compiler has: it passes the same
-# tests, with fewer kills.
+# tests, but for those that would be the same once more, with fewer kills.
 test: lint
 	$(BIN)/python -m pytest $(PARALLEL)
 	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-20} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)'

@@ -20,7 +20,7 @@ from gantrymq.testing.foreign import Java, ask, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 from gantrymq.testing.stores import log_records
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 Homes = Callable[[str], Path]
 SEED = 43

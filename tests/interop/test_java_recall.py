@@ -22,7 +22,7 @@ from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.foreign import Java, ask, start_broker
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
 Homes = Callable[[str], Path]
 

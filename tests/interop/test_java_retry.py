@@ -20,7 +20,7 @@ from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 Names = Callable[[str], str]
 Homes = Callable[[str], Path]
@@ -66,7 +66,7 @@ def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[Syste
         nameserver.discard()
 
 
-@pytest.fixture(scope="module", params=["gantrymq", pytest.param("java", marks=pytest.mark.once)])
+@pytest.fixture(scope="module", params=["gantrymq", "java"])
 def pair(request: pytest.FixtureRequest, java: Java, homes: Homes) -> Iterator[System]:
     """Each of the two, one after the other."""
     store = homes("store")

@@ -17,7 +17,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics.json"
 MISSING = {"message_type"}

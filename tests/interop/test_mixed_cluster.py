@@ -19,7 +19,7 @@ from gantrymq.testing.clients import ForeignClient, Producer, check_complete
 from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 Homes = Callable[[str], Path]
 OURS, THEIRS, THEIRS5 = "gantry-broker", "java-broker-b", "java5-broker-b"

@@ -28,7 +28,7 @@ from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.requests import send
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(120)]
 
 Homes = Callable[[str], Path]
 TOPIC = "TimerCrossing"
