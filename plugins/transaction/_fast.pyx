@@ -204,6 +204,7 @@ cdef class EndRows:
 
     cdef AppendRows batch
     cdef bytearray states
+    cdef dict moved
     cdef bytes host
     cdef int64_t origin, born
     cdef Py_ssize_t fitting
@@ -213,7 +214,7 @@ cdef class EndRows:
 
     def __cinit__(self, AppendRows batch, terms):
         self.batch = batch
-        self.states, self.origin = terms.states, terms.origin
+        self.states, self.origin, self.moved = terms.states, terms.origin, terms.moved
         self.born, self.host, self.fitting = terms.born, terms.host, terms.fitting
         self.notes = -1
         self.last_name = b""
@@ -222,7 +223,7 @@ cdef class EndRows:
             batch.arena = Arena()
 
     cdef bint is_open(self, Ending ending, dict ended) except -1:
-        """Whether its half message is open, began as itself, and does not end in this batch already."""
+        """Whether its half message is open, goes on as itself, and does not end in this batch already."""
         cdef StoredRecord record = <StoredRecord>ending.record
         cdef int64_t index = ending.table_offset - self.origin
         cdef Part value
@@ -230,7 +231,7 @@ cdef class EndRows:
             return False
         if find_value(record.at(record.properties_at), record.properties_size, BEGAN, &value):
             return False
-        return ending.table_offset not in ended
+        return ending.table_offset not in self.moved and ending.table_offset not in ended
 
     cdef int32_t queue_of(self, StoredRecord record) except -2:
         """The queue that the message is meant for, by number in the batch; -1 when only the plain twin can tell."""

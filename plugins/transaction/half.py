@@ -135,7 +135,7 @@ class HalfStrategy:
                 end_one(ending)
         else:
             states, origin = table.states
-            terms = EndTerms(states, origin, now, self._host, self._fitting)
+            terms = EndTerms(states, origin, table.moved, now, self._host, self._fitting)
             add_ends(batch, endings, ended, terms, end_one)
         if len(batch):
             self._means.append(batch)

@@ -143,12 +143,14 @@ def divert_rows(
 class EndTerms:
     """What holds for all ends of a batch.
 
-    ``states`` has a byte for each half message, the first one's for queue offset ``origin``. ``born`` and ``host`` are
-    the notes'. ``fitting``: a half message with no more bytes of body and properties can be stored again.
+    ``states`` has a byte for each half message, the first one's for queue offset ``origin``; ``moved`` has the first
+    offsets of transactions that go on as another one. ``born`` and ``host`` are the notes'. ``fitting``: a half message
+    with no more bytes of body and properties can be stored again.
     """
 
     states: bytearray
     origin: int
+    moved: dict[int, int]
     born: int
     host: bytes
     fitting: int

@@ -308,6 +308,7 @@ LIVES = [
     [send([b""], "T", 0), strange(PLACES[-2]), end([(1, True, False, False)])],
     [strange(PLACES[-1]), send([b""], "T", 0), end([(0, True, False, False), (1, True, False, False)])],
     [send([b""], "T", 0), walk, end([(0, True, False, False)]), walk, end([(0, True, True, False)])],
+    [strange(PLACES[1]), send([b""], "T", 0), strange(PLACES[-2]), walk, end([(0, False, False, False)])],
     [send([b""] * 2, "T", 1), no_room, end([(0, True, False, False), (1, True, False, False)]), walk],
 ]
 
