@@ -168,6 +168,11 @@ cdef bint read_binary(const uint8_t* at, Py_ssize_t size, Head* head, Field* fie
     return True
 
 
+cdef inline bint read_head(int kind, const uint8_t* at, Py_ssize_t size, Head* head, Field* fields) noexcept nogil:
+    """A header of this kind, as its frame says it; False when only the plain decoder can tell."""
+    return read_binary(at, size, head, fields) if kind else read_json(at, size, head, fields)
+
+
 cdef list _names = [None] * 1024
 
 

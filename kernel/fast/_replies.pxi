@@ -22,10 +22,14 @@ cdef class Output:
             self.start = <uint8_t*>moved
         return self.start + self.size
 
-    cdef bytes take(self):
-        cdef bytes data = PyBytes_FromStringAndSize(<const char*>self.start, self.size)
-        self.size = 0
-        return data
+    cdef int let_go(self, connection) except -1:
+        """Give the connection what is there, if there is something."""
+        cdef bytes data
+        if self.size:
+            data = PyBytes_FromStringAndSize(<const char*>self.start, self.size)
+            self.size = 0
+            connection.send_bytes(data)
+        return 0
 
 
 cdef inline uint8_t* put_bytes(uint8_t* at, bytes data) noexcept:
@@ -88,12 +92,6 @@ cdef class Replies:
         self.most = sum(map(len, form.json)) + len(self.fixed) + len(self.fields) + len(self.id_prefix) + 256
         self.output = Output()
 
-    cdef int let_go(self, connection) except -1:
-        """Give the connection its replies so far."""
-        if self.output.size:
-            connection.send_bytes(self.output.take())
-        return 0
-
     cdef uint8_t* put_ids(self, uint8_t* at, Row* rows, Py_ssize_t count) noexcept:
         """The message ids of rows that follow each other, with commas between them."""
         cdef Py_ssize_t row
@@ -154,18 +152,18 @@ def answer_sends(batch, form, other):
             continue
         origin = some.origins_kept[number]
         if type(origin) is not SendRequest or some.remarks or (sender.kind == MOVABLE and some.answers):
-            replies.let_go(connection)
+            replies.output.let_go(connection)
             following = other(batch, sender.first)
             continue
         send = <SendRequest>origin
         if send.connection is not connection:
-            replies.let_go(connection)
+            replies.output.let_go(connection)
             connection = send.connection
         if not (send.answered or send.flag & ONEWAY):
             send.answered = True
             row = &some.rows[sender.first]
             replies.add(send, row, sender.count, send.queue_id if sender.kind == MOVABLE else row.queue_id)
-    replies.let_go(connection)
+    replies.output.let_go(connection)
 
 
 def answer_rows(batch):
@@ -174,18 +172,15 @@ def answer_rows(batch):
     cdef HotRequest request
     cdef object connection = None
     cdef bytes frame
-    cdef Output output
-    cdef int32_t number
+    cdef Output output = Output()
     if type(batch) is not AppendRows or not (<AppendRows>batch).all_stored():
         return plain.answer_rows(batch)
     some = <AppendRows>batch
-    output = Output()
     for origin in some.origins_kept:
         if origin is None:
             continue
         if not isinstance(origin, HotRequest):
-            if output.size:
-                connection.send_bytes(output.take())
+            output.let_go(connection)
             origin.answer(SUCCESS)
             continue
         request = <HotRequest>origin
@@ -193,14 +188,12 @@ def answer_rows(batch):
             continue
         request.answered = True
         if request.connection is not connection:
-            if output.size:
-                connection.send_bytes(output.take())
+            output.let_go(connection)
             connection = request.connection
         frame = short_answer(SUCCESS, request.kind, request.opaque)
         put_bytes(output.reserve(PyBytes_GET_SIZE(frame)), frame)
         output.size += PyBytes_GET_SIZE(frame)
-    if output.size:
-        connection.send_bytes(output.take())
+    output.let_go(connection)
 
 
 cdef int answer_lists(AppendRows some, form, other) except -1:
@@ -223,7 +216,7 @@ cdef int answer_lists(AppendRows some, form, other) except -1:
         ):
             send = <SendRequest>origins[row]
             if send.connection is not connection:
-                replies.let_go(connection)
+                replies.output.let_go(connection)
                 connection = send.connection
             if not (send.answered or send.flag & ONEWAY):
                 send.answered = True
@@ -231,7 +224,7 @@ cdef int answer_lists(AppendRows some, form, other) except -1:
                 replies.add(send, &fields, 1, <int32_t>queue_id)
             row += 1
             continue
-        replies.let_go(connection)
+        replies.output.let_go(connection)
         row = other(some, row)
-    replies.let_go(connection)
+    replies.output.let_go(connection)
     return 0

@@ -10,6 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
 
 cdef enum:
     FIELDS_MAX = 32
+    ONEWAY = 2  # of a request's flag
 
 
 cdef struct Text:

@@ -49,7 +49,6 @@ cdef enum:
     PULL = 11
     LITE_PULL = 361
     RESPONSE = 1
-    ONEWAY = 2
     BORN_HOST_V6 = 0x10
     PROPERTIES_MAX = 32767
     NAME_MAX = 256
@@ -106,12 +105,7 @@ cdef class HotRequest:
     cdef int read_fields(self, Field* fields) noexcept:
         """The header's fields, at most ``FIELDS_MAX``, and how many; -1 when only the plain decoder can tell."""
         cdef Head head
-        cdef bint known
-        if self.kind:
-            known = read_binary(self.head, self.header_size, &head, fields)
-        else:
-            known = read_json(self.head, self.header_size, &head, fields)
-        return head.count if known else -1
+        return head.count if read_head(self.kind, self.head, self.header_size, &head, fields) else -1
 
     @property
     def command(self):
@@ -173,8 +167,7 @@ cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, in
     cdef Field fields[FIELDS_MAX]
     cdef Head head
     cdef HotRequest request
-    cdef bint known = read_binary(header, size, &head, fields) if kind else read_json(header, size, &head, fields)
-    if not known or head.flag & RESPONSE or not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
+    if not read_head(kind, header, size, &head, fields) or head.flag & RESPONSE or not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
         return None
     if not 0 <= head.flag <= 0x7FFFFFFF or not -0x80000000LL <= head.code <= 0x7FFFFFFFLL:
         return None

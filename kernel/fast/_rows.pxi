@@ -86,6 +86,7 @@ cdef class AppendRows(Columns):
         self.origins_kept = []
         self.kept = []
         self.groups = Groups()
+        self.arena = Arena()
 
     def __dealloc__(self):
         PyMem_Free(self.rows)
@@ -459,8 +460,6 @@ cdef class AppendRows(Columns):
         """Let a row go to this queue with its properties changed, as :meth:`divert`."""
         cdef Py_ssize_t size = 0
         cdef uint8_t* replaced
-        if self.arena is None:
-            self.arena = Arena()
         for name, value in changes.items():
             size += len(name) + 2 + (0 if value is None else len(value))
         size += fields.own_size + fields.common_size + 1

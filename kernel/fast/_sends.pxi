@@ -336,8 +336,6 @@ def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes
     some = <AppendRows>batch
     some.many = many
     some.kept.append(parted)
-    if some.arena is None:
-        some.arena = Arena()
     for request in requests:
         if type(request) is not SendRequest:
             other(batch, request)

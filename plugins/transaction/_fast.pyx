@@ -11,19 +11,18 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcmp
 
 from gantrymq.kernel.fast._requests cimport (
-    COLUMNS, FIELDS_MAX, OFFSETS, PROPERTIES, AppendRows, Arena, Block, Field, HotRequest, Part, Row, StoredRecord,
+    COLUMNS, FIELDS_MAX, OFFSETS, ONEWAY, PROPERTIES, AppendRows, Block, Field, HotRequest, Part, Row, StoredRecord,
     Text, find_value, known_topic, put_number, read_bool, read_number,
 )
 
 from gantrymq.plugins.transaction import halftable, plain
-from gantrymq.plugins.transaction.halfrows import END_PROPERTIES, FIRST_OFFSET
+from gantrymq.plugins.transaction.halfrows import END_PROPERTIES, FIRST_OFFSET, STATE_BITS
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.transaction_headers import TransactionState
 
 KIND = "compiled"
 
 cdef enum:
-    ONEWAY = 2
     DIGITS_MAX = 20
 
 cdef int COMMIT = TransactionState.COMMIT
@@ -31,7 +30,7 @@ cdef int ROLLBACK = TransactionState.ROLLBACK
 cdef int OPEN = halftable.OPEN
 cdef int COMMITTED = halftable.COMMITTED
 cdef int ROLLED_BACK = halftable.ROLLED_BACK
-cdef int STATE_BITS = TransactionState.ROLLBACK
+cdef int STATES = STATE_BITS
 cdef bytes BEGAN = FIRST_OFFSET
 cdef bytes NOTE = END_PROPERTIES
 cdef str HALVES = TRANS_HALF_TOPIC
@@ -219,8 +218,6 @@ cdef class EndRows:
         self.notes = -1
         self.last_name = b""
         batch.kept.append(self.host)
-        if batch.arena is None:
-            batch.arena = Arena()
 
     cdef bint is_open(self, Ending ending, dict ended) except -1:
         """Whether its half message is open, goes on as itself, and does not end in this batch already."""
@@ -293,7 +290,7 @@ cdef class EndRows:
                 return False
             row = self.batch.begin_row(request, group, wait)
             record.fill(row)
-            row.sys_flag = row.sys_flag & ~STATE_BITS | COMMIT
+            row.sys_flag = row.sys_flag & ~STATES | COMMIT
             row.prepared = ending.commit_log_offset
             self.batch.kept.append(record)
             self.batch.followers[first] = first + 1

@@ -57,11 +57,12 @@ class EndTransactions:
 
 
 def _refuse_at_slave(request: Request) -> None:
+    fault = RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
     try:
         request.header(EndTransactionHeader)
-        raise RemoteFault(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
-    except RemoteFault as fault:
-        _refuse(request, fault)
+    except RemoteFault as unreadable:
+        fault = unreadable
+    _refuse(request, fault)
 
 
 def _refuse(request: Request, fault: RemoteFault) -> None:
