@@ -33,9 +33,12 @@ from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.kernel.sweep import Sweep
 from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.peers import is_loopback
 
 log = structlog.get_logger("gantrymq.broker")
 
+ACCESS_CONTROL_SLOT = "access_control"
+"""Whoever holds it controls access: with it the broker may listen beyond the loopback address."""
 DRAIN_S = 5.0
 """How long a stopping broker waits for its last acknowledgements."""
 
@@ -169,10 +172,10 @@ class Broker:
 
         Raises :class:`StartError` for what the user can mend, ``LogPoisoned`` when the disk failed.
         """
-        self._bind()
-        self.store = Store(self.env, self.root, self._store_config())
         recovered = False
         try:
+            self._bind()
+            self.store = Store(self.env, self.root, self._store_config())
             self.store.open()
             try:
                 self.manager.by_plugin("configure", broker=self, config=self.config)
@@ -252,8 +255,20 @@ class Broker:
     def _bind(self) -> None:
         host, port = parse_address(self.config.broker.listen, any_port=True)
         bound_host, bound_port = self.sweep.bind(host, port)
+        self._check_protected(bound_host)
         self.listening = format_address(bound_host, bound_port)
         self.address = self.config.broker.advertise or format_address(_reachable(bound_host), bound_port)
+
+    def _check_protected(self, host: str) -> None:
+        """Protected mode: without access control, only this machine is listened to."""
+        holders = [info.name for info in self.manager.plugins if info.slot == ACCESS_CONTROL_SLOT]
+        if is_loopback(host) or self.config.broker.insecure or holders:
+            return
+        raise StartError(
+            f"broker.listen = {self.config.broker.listen!r}: no plugin controls access, so every machine that connects"
+            " would have full access; listen on 127.0.0.1, or start with --insecure (broker.insecure = true) on a"
+            " network where every machine is trusted"
+        )
 
     def _store_config(self) -> StoreConfig:
         section = self.config.store

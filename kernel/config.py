@@ -72,6 +72,8 @@ class BrokerConfig:
     data: str = filled("./gantrymq-data")
     nameservers: list[str] = attrs.field(factory=lambda: ["127.0.0.1:9876"], validator=_check_nameservers)
     persist_interval: float = duration("5s", minimum="10ms", maximum="1h")
+    insecure: bool = False
+    """Whether it may listen beyond the loopback address although nothing controls access (``--insecure``)."""
     watchdog: float = duration("2s", minimum="0s", maximum="1h")
     """How long the loop may stand still before the log says who holds it; 0: nobody looks."""
 
@@ -93,6 +95,9 @@ class LimitsSection:
     """Section ``[limits]``: everything that arrives from outside has a bound."""
 
     connections: int = number(10_000, 1, 1_000_000)
+    connections_per_address: int = number(0, 0, 1_000_000)
+    """How many of them one address may have; 0: as many as there is room for. While all are taken, the address that has
+    most gives way to one that has fewer."""
     frame_bytes: int = size("16 MiB", minimum="1 KiB", maximum="1 GiB")
     write_buffer_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
     buffered_bytes: int = size("256 MiB", minimum="256 KiB", maximum="64 GiB")
@@ -102,6 +107,7 @@ class LimitsSection:
     sweep_bytes: int = size("8 MiB", minimum="4 KiB", maximum="256 MiB")
     sweep_rows: int = number(4096, 1, 65_536)
     idle: float = duration("120s", minimum="100ms", maximum="1d")
+    first_frame: float = duration("10s", minimum="100ms", maximum="1d")
     frame_deadline: float = duration("15s", minimum="100ms", maximum="1h")
 
 

@@ -11,6 +11,7 @@ import trio
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
+from gantrymq.remoting.peers import site_of
 
 if TYPE_CHECKING:
     from gantrymq.kernel.sweep import Sweep
@@ -37,7 +38,7 @@ class Connection:
 
     __slots__ = (
         "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes",
-        "partial_since", "peer", "sock", "wants_write",
+        "partial_since", "peer", "silent_since", "site", "sock", "wants_write",
     )  # fmt: skip
 
     def __init__(self, sweep: Sweep, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
@@ -52,6 +53,10 @@ class Connection:
         self.outbound_bytes = 0
         self.active_at = now
         self.partial_since: float | None = None
+        self.silent_since: float | None = now
+        """When it was accepted, until its first whole frame."""
+        self.site = site_of(peer[0])
+        """Whom it counts for where peers share: its IPv4 address, or the network of its IPv6 address."""
         self.wants_write = False
         self.closed = False
         self._asked: dict[int, _Asked] = {}

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
+from gantrymq.kernel.admission import Admission
 from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.env import Env
@@ -23,7 +24,6 @@ from gantrymq.kernel.fast import read_requests
 from gantrymq.kernel.listening import OUT_OF_DESCRIPTORS, Listener
 from gantrymq.kernel.patience import Patience
 from gantrymq.kernel.processors import Request
-from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault
 
 log = structlog.get_logger("gantrymq.sweep")
@@ -32,8 +32,6 @@ RECEIVE_BYTES = 256 * 1024
 EVENTS_A_TURN = 512
 ACCEPTS_A_TURN = 128
 CHECKED_AT_ONCE = 256
-DESCRIPTOR_SHARE = 2
-"""Half of the process's descriptors are for the connections, the rest for the files of the store."""
 TURNS_WITHOUT_CHECKPOINT = 64
 STAY_S = 0.0015
 LINGER_S = 0.001
@@ -68,7 +66,7 @@ class Sweep:
         self._listener: Listener | None = None
         self._accepting = False
         self._short = False
-        self._connections_max = min(limits.connections, descriptors_allowed(DESCRIPTOR_SHARE))
+        self._admission = Admission(limits, self.drop)
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
         self._unsent = 0
@@ -235,6 +233,7 @@ class Sweep:
         connection.closed = True
         descriptor = connection.sock.fileno()
         self._connections.pop(descriptor, None)
+        self._admission.closed(connection)
         self._dirty.pop(connection, None)
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(descriptor)
@@ -260,12 +259,15 @@ class Sweep:
         count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
         connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
         idle_since, frame_since = now - self._limits.idle, now - self._limits.frame_deadline
+        accepted_since = now - self._limits.first_frame
         for connection in connections:
             self._unread += len(connection.inbound)
             if connection.active_at < idle_since:
                 self.drop(connection, "idle")
             elif connection.partial_since is not None and connection.partial_since < frame_since:
                 self.drop(connection, "a frame took too long")
+            elif connection.silent_since is not None and connection.silent_since < accepted_since:
+                self.drop(connection, "no frame came")
         if not self._unchecked:
             self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
         if self._listener is not None and not self._accepting:
@@ -303,13 +305,13 @@ class Sweep:
                     return
                 continue
             self._short = False
-            if len(self._connections) >= self._connections_max:
-                log.warning("connection refused", peer=peer[0], limit=self._connections_max)
+            if not self._admission.admits(peer[0], now):
                 sock.close()
                 continue
             self._numbers += 1
             connection = Connection(self, sock, self._numbers, peer, now)
             self._connections[sock.fileno()] = connection
+            self._admission.opened(connection)
             self._epoll.register(sock.fileno(), select.EPOLLIN)
             self._changes.opened.append(connection)
 
@@ -338,6 +340,8 @@ class Sweep:
             del inbound[:taken]
         elif taken < len(data):
             inbound += data[taken:]
+        if taken:
+            connection.silent_since = None
         if not inbound:
             connection.partial_since = None
         elif taken or connection.partial_since is None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.peers import is_loopback
 
 if TYPE_CHECKING:
     from gantrymq.cli.loading import Loaded
@@ -121,6 +122,24 @@ def advertised(advertise: str, listen: str) -> Finding:
         advice = "for others set broker.listen, and broker.advertise where clients see another address"
         return Finding(check, OK, f"{host}: only clients on this machine reach it", advice)
     return Finding(check, OK, f"{host} leads to this machine")
+
+
+def protected(loaded: Loaded) -> Finding:
+    """Whether the broker would refuse to listen where it is told to, because nothing controls access."""
+    check = "protected mode"
+    broker = loaded.config.broker
+    host, _ = parse_address(broker.listen, any_port=True)
+    try:
+        numeric = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return Finding(check, WARN, f"{host} cannot be resolved", "choose another address")
+    if is_loopback(numeric):
+        return Finding(check, OK, f"{host}: only this machine can connect")
+    if broker.insecure:
+        advice = "nothing, if every machine on that network is trusted"
+        return Finding(check, WARN, f"{host}: every machine that can connect has full access (--insecure)", advice)
+    advice = "listen on 127.0.0.1, enable a plugin that controls access, or start with --insecure on a trusted network"
+    return Finding(check, WARN, f"{host}: the broker refuses to start unless a plugin controls access", advice)
 
 
 def folder(data: str) -> Finding:
@@ -256,6 +275,7 @@ def all_checks(loaded: Loaded, nameserver_listen: str) -> Iterator[Callable[[], 
     yield lambda: port("broker", broker.listen)
     yield lambda: port("nameserver", nameserver_listen)
     yield lambda: advertised(broker.advertise, broker.listen)
+    yield lambda: protected(loaded)
     yield lambda: folder(broker.data)
     yield lambda: disk(broker.data, file_bytes)
     yield lambda: fdatasync(broker.data)

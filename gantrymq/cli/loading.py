@@ -28,6 +28,7 @@ class ConfigFlags:
     sets: Sequence[str] = ()
     enable: Sequence[str] = ()
     disable: Sequence[str] = ()
+    insecure: bool = False
 
 
 @attrs.frozen
@@ -44,6 +45,9 @@ def config_options(function: F) -> F:
         click.option("--config", metavar="FILE", help="TOML, or RocketMQ's broker.conf (*.conf, *.properties)."),
         click.option("--data", metavar="DIR", help="The store's folder (broker.data)."),
         click.option("--listen", metavar="HOST:PORT", help="Where the broker listens (broker.listen)."),
+        click.option(
+            "--insecure", is_flag=True, help="Listen beyond loopback without access control (broker.insecure)."
+        ),
         click.option(
             "--enable", multiple=True, metavar="PLUGIN", help="Add a plugin: an entry point or module:attr. Repeatable."
         ),
@@ -76,7 +80,11 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
         data = Path(flags.config).read_bytes() if flags.config is not None else None
     except OSError as error:
         raise ConfigError([f"--config {flags.config}: {advice_for(error)}"]) from None
-    named = [("broker.data", flags.data), ("broker.listen", flags.listen)]
+    named = [
+        ("broker.data", flags.data),
+        ("broker.listen", flags.listen),
+        ("broker.insecure", "true" if flags.insecure else None),
+    ]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
     given = (flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
     settings = read_settings(*given)

@@ -25,8 +25,13 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
     metavar="HOST:PORT",
     help="Where the nameserver listens.",
 )
+@click.option(
+    "--nameserver-peers",
+    metavar="ADDRESS[,NETWORK]",
+    help="Whose brokers and administrators may change its routes, besides this machine's: 10.0.0.0/24.",
+)
 @log_level_option()
-def serve(nameserver_listen: str, log_level: str, **flags: Any) -> None:
+def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, **flags: Any) -> None:
     """Run nameserver and broker in one process.
 
     A line that begins with `ready` tells that clients may come. SIGTERM or Ctrl-C drains and ends, a second one forces.
@@ -39,7 +44,7 @@ def serve(nameserver_listen: str, log_level: str, **flags: Any) -> None:
 
     from gantrymq.cli.servers import run_broker
 
-    trio.run(run_broker, loaded, again, nameserver_listen)
+    trio.run(run_broker, loaded, again, nameserver_listen, _listed(nameserver_peers))
 
 
 @click.command()
@@ -66,8 +71,18 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=true|false", help="By RocketMQ's names: supportActingMaster=true."
 )
+@click.option(
+    "--peers",
+    envvar="GANTRYMQ_NAMESERVER_PEERS",
+    show_envvar=True,
+    metavar="ADDRESS[,NETWORK]",
+    help="Whose brokers and administrators may change routes, besides this machine's: 10.0.0.7,10.0.1.0/24.",
+)
+@click.option("--insecure", is_flag=True, help="Let any machine that can connect change routes.")
 @log_level_option()
-def nameserver(listen: str, data: str | None, settings: tuple[str, ...], log_level: str) -> None:
+def nameserver(
+    listen: str, data: str | None, settings: tuple[str, ...], peers: str | None, insecure: bool, log_level: str
+) -> None:
     """Run a nameserver alone."""
     configure_logs(log_level)
 
@@ -75,4 +90,9 @@ def nameserver(listen: str, data: str | None, settings: tuple[str, ...], log_lev
 
     from gantrymq.cli.servers import run_nameserver
 
-    trio.run(run_nameserver, listen, Path(data) / "kvConfig.json" if data is not None else None, settings)
+    kv_path = Path(data) / "kvConfig.json" if data is not None else None
+    trio.run(run_nameserver, listen, kv_path, settings, _listed(peers), insecure)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

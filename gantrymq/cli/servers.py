@@ -34,20 +34,31 @@ REGISTRATION_SECONDS = 3.0
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
-async def run_nameserver(listen: str, kv_path: Path | None, settings: Sequence[str] = ()) -> None:
+async def run_nameserver(
+    listen: str,
+    kv_path: Path | None,
+    settings: Sequence[str] = (),
+    peers: Sequence[str] = (),
+    insecure: bool = False,
+) -> None:
     """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``."""
     raise_descriptor_limit()
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
-            server = await _start_nameserver(nursery, listen, kv_path, settings)
+            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
             await stop.wait()
             nursery.cancel_scope.cancel()
 
 
-async def run_broker(loaded: Loaded, load: Callable[[], Loaded], nameserver_listen: str | None = None) -> None:
+async def run_broker(
+    loaded: Loaded,
+    load: Callable[[], Loaded],
+    nameserver_listen: str | None = None,
+    nameserver_peers: Sequence[str] = (),
+) -> None:
     """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes.
 
     A broker that asks for it is started again, with the configuration as ``load`` finds it then.
@@ -66,7 +77,8 @@ async def run_broker(loaded: Loaded, load: Callable[[], Loaded], nameserver_list
             server = None
             if nameserver_listen is not None:
                 kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
-                server = await _start_nameserver(nursery, nameserver_listen, kv_path)
+                insecure = loaded.config.broker.insecure
+                server = await _start_nameserver(nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure)
             while True:
                 config = loaded.config
                 if server is not None:
@@ -164,11 +176,24 @@ def _nameservers(loaded: Loaded, own: str) -> list[str]:
 
 
 async def _start_nameserver(
-    nursery: trio.Nursery, listen: str, kv_path: Path | None, settings: Sequence[str] = ()
+    nursery: trio.Nursery,
+    listen: str,
+    kv_path: Path | None,
+    settings: Sequence[str] = (),
+    peers: Sequence[str] = (),
+    insecure: bool = False,
 ) -> NameServer:
     try:
         host, port = parse_address(listen, any_port=True)
-        server = NameServer(NameServerConfig(host=host, port=port, kv_path=kv_path, switches=read_switches(settings)))
+        config = NameServerConfig(
+            host=host,
+            port=port,
+            kv_path=kv_path,
+            switches=read_switches(settings),
+            peers=tuple(peers),
+            insecure=insecure,
+        )
+        server = NameServer(config)
     except ValueError as error:
         raise CommandFailed(f"nameserver: {error}") from None
     try:

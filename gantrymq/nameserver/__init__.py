@@ -6,6 +6,6 @@ the end of the process.
 
 from __future__ import annotations
 
-from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.nameserver.server import NameServer, NameServerConfig, NotProtected
 
-__all__ = ["NameServer", "NameServerConfig"]
+__all__ = ["NameServer", "NameServerConfig", "NotProtected"]

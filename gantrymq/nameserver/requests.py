@@ -47,6 +47,24 @@ ZONE_NAME: Final = "__ZONE_NAME"
 SERVICE_WAIT_SECONDS: Final = 45.0
 """With ``needWaitForService``: a nameserver that has just begun knows only some of the brokers (5.3.3)."""
 
+CHANGES: Final = frozenset(
+    {
+        RequestCode.PUT_KV_CONFIG,
+        RequestCode.DELETE_KV_CONFIG,
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+        RequestCode.REGISTER_TOPIC_IN_NAMESRV,
+        RequestCode.QUERY_DATA_VERSION,
+        RequestCode.BROKER_HEARTBEAT,
+        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
+        RequestCode.ADD_WRITE_PERM_OF_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+        RequestCode.UPDATE_NAMESRV_CONFIG,
+    }
+)
+"""What changes the tables, or how long a broker stays in them: for the peers that were named."""
+NOT_A_PEER: Final = "this address may not change routes or settings here; name it with the nameserver's --peers"
+
 log = structlog.get_logger()
 
 
@@ -103,6 +121,8 @@ class Requests:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
             )
         try:
+            if request.code in CHANGES and not getattr(connection, "may_change", True):
+                raise RemoteFault(ResponseCode.NO_PERMISSION, NOT_A_PEER)
             return await handler(request, connection)
         except RemoteFault as fault:
             log.info("request refused", code=request.code, answer=fault.code, remark=fault.remark)

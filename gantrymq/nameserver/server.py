@@ -21,17 +21,30 @@ from gantrymq.nameserver.switches import Switches
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.descriptors import descriptors_allowed
-from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
+from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback, site_of
 
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
 """Answers to requests that came together go out together, in pieces of about this size."""
 ACCEPT_PAUSE_SECONDS = 0.1
+REFUSALS_REPORT_SECONDS = 10.0
 DESCRIPTOR_SHARE = 4
 """A quarter of the process's descriptors: a broker may live in the same process."""
 
 log = structlog.get_logger()
+
+
+class NotProtected(GantryError):
+    """The nameserver would listen beyond the loopback address, where nobody said who may change routes."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"nameserver {address}: every machine that can connect could change the routes; listen on 127.0.0.1, name"
+            " the brokers' and administrators' addresses with --peers, or start with --insecure on a network where"
+            " every machine is trusted"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +52,8 @@ class NameServerConfig:
     """Where to listen, and the limits. Times in seconds, sizes in bytes.
 
     ``kv_path``: file of the KV config; None keeps it in memory. ``switches``: what is on at the start.
+    ``peers``: addresses and networks whose brokers and administrators may change the tables, besides this machine.
+    ``insecure``: without ``peers``, any peer may, and the nameserver may listen beyond the loopback address.
     ``frame_seconds``: how long one frame may take from its first byte to its last.
     ``buffered_max``: how much all connections together may have sent of unfinished frames.
     """
@@ -47,6 +62,8 @@ class NameServerConfig:
     port: int = 9876
     kv_path: Path | None = None
     switches: Switches = Switches()  # noqa: RUF009 - frozen
+    peers: tuple[str, ...] = ()
+    insecure: bool = False
     connections_max: int = 10_000
     frame_max: int = FRAME_MAX_BYTES
     buffered_max: int = 16 * FRAME_MAX_BYTES
@@ -61,9 +78,11 @@ class NameServerConfig:
 class Connection:
     """One peer. The tables know a broker's connection by this object; closing it ends its task."""
 
-    def __init__(self, stream: trio.abc.Stream, peer: str) -> None:
+    def __init__(self, stream: trio.abc.Stream, peer: str, may_change: bool = True) -> None:
         self.stream = stream
         self.peer = peer
+        self.may_change = may_change
+        """Whether it may change the tables: registrations, permissions, topics, the KV config, settings."""
         self.buffer = bytearray()
         self.scope = trio.CancelScope()
 
@@ -76,7 +95,7 @@ class NameServer:
     """A nameserver; :meth:`serve` runs it until cancelled. Time is trio's clock."""
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
-        """Reads the KV config's file: :class:`ValueError` or OSError when that fails."""
+        """Reads the KV config's file: :class:`ValueError` or OSError when that, or a text of ``peers``, is wrong."""
         self.config = config or NameServerConfig()
         self._cache = RouteCache()
         self._notices = Notices()
@@ -84,14 +103,24 @@ class NameServer:
         kv = KVConfig(self.config.kv_path)
         self.requests = Requests(self.routes, kv, self.config.switches, _told(self.config), self._cache)
         self.connections: set[Connection] = set()
+        self._shares: FairShares[Connection] = FairShares()
+        self._peers = PeerRule((*LOOPBACK, *self.config.peers))
         self._connections_max = min(self.config.connections_max, descriptors_allowed(DESCRIPTOR_SHARE))
         self.address = ""
         self._buffered = 0
+        self._refused = 0
+        self._report_refusals_at = 0.0
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen and answer until cancelled. Reports the bound address as "host:port"; OSError when it is taken."""
+        """Listen and answer until cancelled. Reports the bound address as "host:port"; OSError when it is taken,
+        :class:`NotProtected` when it would let machines change routes that nobody named."""
         listeners = await trio.open_tcp_listeners(self.config.port, host=self.config.host)
-        self.address = format_address(*listeners[0].socket.getsockname()[:2])
+        host, port = listeners[0].socket.getsockname()[:2]
+        self.address = format_address(host, port)
+        if not (is_loopback(host) or self.config.insecure or self.config.peers):
+            for listener in listeners:
+                await listener.aclose()
+            raise NotProtected(self.address)
         self.requests.begin()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
@@ -145,18 +174,36 @@ class NameServer:
     async def _accept(self, stream: trio.SocketStream) -> None:
         async with stream:
             try:
-                peer = format_address(*stream.socket.getpeername()[:2])
+                host, port = stream.socket.getpeername()[:2]
+                own = stream.socket.getsockname()[0]
             except OSError:  # it is gone already
                 return
+            site = site_of(host)
             if len(self.connections) >= self._connections_max:
-                log.warning("connection refused", peer=peer, open=len(self.connections))
-                return
-            await self.serve_stream(stream, peer)
+                displaced = self._shares.to_displace(site)
+                if displaced is None:
+                    self._count_refusal(host)
+                    return
+                self._count_refusal(displaced.peer)
+                displaced.close()
+            may_change = host == own or self._peers.admits(host) or (self.config.insecure and not self.config.peers)
+            await self.serve_stream(stream, format_address(host, port), site, may_change)
 
-    async def serve_stream(self, stream: trio.abc.Stream, peer: str) -> None:
-        """Serve one connected peer until it leaves or misbehaves, then close and clean up after it."""
-        connection = Connection(stream, peer)
+    def _count_refusal(self, peer: str) -> None:
+        """Log the first, and then every ten seconds how many there were."""
+        self._refused += 1
+        if trio.current_time() >= self._report_refusals_at:
+            log.warning("connection_refused", peer=peer, limit=self._connections_max, refused=self._refused)
+            self._refused, self._report_refusals_at = 0, trio.current_time() + REFUSALS_REPORT_SECONDS
+
+    async def serve_stream(self, stream: trio.abc.Stream, peer: str, site: str = "", may_change: bool = True) -> None:
+        """Serve one connected peer until it leaves or misbehaves, then close and clean up after it.
+
+        ``site``: whom it counts for where peers share. ``may_change``: whether it may change the tables.
+        """
+        connection = Connection(stream, peer, may_change)
         self.connections.add(connection)
+        self._shares.add(site, connection)
         reason = "closed"
         try:
             with connection.scope:
@@ -169,6 +216,7 @@ class NameServer:
             reason = "failed"
         finally:
             self.connections.discard(connection)
+            self._shares.remove(site, connection)
             self._buffered -= len(connection.buffer)
             for live in self.routes.remove_connection(connection):
                 log.info("broker left", broker=live.identity.name, address=live.identity.address, reason=reason)

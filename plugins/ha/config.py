@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_network
 from typing import Literal
 
 import attrs
 
 from gantrymq.kernel.config import address, duration, number, size
 from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES
+from gantrymq.remoting.peers import PeerRule
 
 
 def _check_peers(_instance: object, _attribute: attrs.Attribute[list[str]], value: list[str]) -> None:
-    for text in value:
-        try:
-            ip_network(text)
-        except ValueError:
-            raise ValueError(f"must be addresses or networks like '10.0.0.7' or '10.0.0.0/24', not {text!r}") from None
+    PeerRule(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -46,7 +42,7 @@ class HaConfig:
     full_copy: bool = False
     """A master's: send all of the log to a slave that has nothing; RocketMQ begins with the last file."""
     peers: list[str] = attrs.field(factory=list, validator=_check_peers)
-    """A master's: from where slaves may come, addresses or networks; empty: from anywhere."""
+    """A master's: from where slaves may come, addresses or networks; empty: from this machine only."""
     slaves_max: int = number(16, 1, 1024)
     """A master's: so many connections of slaves at a time."""
     sync_tables: float = duration("10s", minimum="100ms", maximum="1h")

@@ -7,7 +7,6 @@ it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
 from __future__ import annotations
 
 import contextlib
-from ipaddress import ip_address, ip_network
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -21,6 +20,7 @@ from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
 from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -49,7 +49,7 @@ class Master:
         self._copies = copies
         self._grown = trio.lowlevel.ParkingLot()
         self._windows = LogWindows(broker.env, broker.log)
-        self._networks = [ip_network(text) for text in config.peers]
+        self._peers = PeerRule(config.peers or LOOPBACK)
         self._listener, self.address = _listen(broker, config.listen)
 
     def grown(self) -> None:
@@ -90,11 +90,12 @@ class Master:
                     sock.close()
 
     def _admits(self, host: str) -> bool:
-        if self._networks and not any(ip_address(host) in network for network in self._networks):
-            log.warning("slave refused", peer=host, reason="not in plugin.ha.peers")
+        if not self._peers.admits(host):
+            # A slave gets every message, and its confirmations count.
+            log.warning("slave_refused", peer=host, reason=f"plugin.ha.peers does not name it; add {host!r} to it")
             return False
         if len(self._copies) >= self._config.slaves_max:
-            log.warning("slave refused", peer=host, reason=f"there are {len(self._copies)} already")
+            log.warning("slave_refused", peer=host, reason=f"plugin.ha.slaves_max = {len(self._copies)} are connected")
             return False
         return True
 

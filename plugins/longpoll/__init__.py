@@ -3,7 +3,8 @@
 Slot: none.
 Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_services,
 stopping.
-Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once),
+Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once, those of the
+address that holds most first), ``max_held_per_address`` (of one address; 0: no such limit),
 ``max_wait`` (the longest a pull is held, whatever it asks for).
 Files: none. Answers for RocketMQ's ``PullRequestHoldService``.
 """
@@ -23,7 +24,7 @@ from gantrymq.plugins.longpoll.hold import HeldPulls
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config, number
+    from gantrymq.kernel.config import Config
     from gantrymq.kernel.connection import ConnectionsBatch
     from gantrymq.kernel.metrics import Metrics
 
@@ -36,6 +37,7 @@ class LongPollConfig:
     """``[plugin.longpoll]``."""
 
     max_held: int = number(100_000, 0, 10_000_000)
+    max_held_per_address: int = number(0, 0, 10_000_000)
     max_wait: float = duration(default="60s")
 
 
@@ -52,7 +54,7 @@ class LongPollPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         section = config.section(LongPollConfig)
         self._broker = broker
-        self._held = HeldPulls(section.max_held, section.max_wait)
+        self._held = HeldPulls(section.max_held, section.max_wait, section.max_held_per_address)
         self._stopping = False
 
     @hookimpl

@@ -8,6 +8,7 @@ from itertools import count
 
 from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
 from gantrymq.kernel.connection import Connection
+from gantrymq.remoting.peers import FairShares
 
 Resume = Callable[[list[Pull]], None]
 
@@ -16,10 +17,15 @@ COMPACT_ABOVE = 4096
 
 
 class HeldPulls:
-    """At most ``limit`` pulls, none held longer than ``longest_s`` seconds."""
+    """At most ``limit`` pulls, and ``each`` of one address (0: no such limit), none longer than ``longest_s`` seconds.
 
-    def __init__(self, limit: int, longest_s: float) -> None:
+    While there is no room, the address that holds most gives way to one that holds at least two fewer.
+    """
+
+    def __init__(self, limit: int, longest_s: float, each: int = 0) -> None:
         self._limit = limit
+        self._each = each
+        self._shares: FairShares[Pull] = FairShares()
         self._longest_s = longest_s
         self._by_queue: dict[tuple[str, int], dict[Pull, Resume]] = {}
         self._by_connection: dict[Connection, dict[Pull, None]] = {}
@@ -32,16 +38,21 @@ class HeldPulls:
 
     def hold(self, batch: PullBatch, now: float) -> list[Pull]:
         """Keep the rows; returns those for which there is no room."""
-        room = max(0, self._limit - self._held)
-        for pull in batch.rows[:room]:
+        refused = []
+        for pull in batch.rows:
+            connection = pull.request.connection
+            if (self._each or self._held >= self._limit) and not self._has_room_for(connection.site):
+                refused.append(pull)
+                continue
             self._by_queue.setdefault((pull.topic, pull.queue_id), {})[pull] = batch.resume
-            self._by_connection.setdefault(pull.request.connection, {})[pull] = None
+            self._by_connection.setdefault(connection, {})[pull] = None
+            self._shares.add(connection.site, pull)
             heapq.heappush(self._deadlines, (min(pull.deadline, now + self._longest_s), next(self._order), pull))
             self._held += 1
         if len(self._deadlines) > 2 * self._held + COMPACT_ABOVE:
             self._deadlines = [entry for entry in self._deadlines if self._holds(entry[2])]
             heapq.heapify(self._deadlines)
-        return batch.rows[room:]
+        return refused
 
     def resume_arrived(self, batch: DispatchBatch) -> None:
         """Run the pulls again whose queue got an entry that their filter lets through."""
@@ -75,6 +86,17 @@ class HeldPulls:
             for pull in list(self._by_connection.get(connection, ())):
                 self._take(pull)
 
+    def _has_room_for(self, site: str) -> bool:
+        if self._each and self._shares.count(site) >= self._each:
+            return False
+        if self._held < self._limit:
+            return True
+        displaced = self._shares.to_displace(site)
+        if displaced is None:
+            return False
+        self._resume([displaced])
+        return self._held < self._limit
+
     def _holds(self, pull: Pull) -> bool:
         return pull in self._by_queue.get((pull.topic, pull.queue_id), ())
 
@@ -93,6 +115,7 @@ class HeldPulls:
         if not queue:
             del self._by_queue[key]
         connection = pull.request.connection
+        self._shares.remove(connection.site, pull)
         pulls = self._by_connection[connection]
         del pulls[pull]
         if not pulls:

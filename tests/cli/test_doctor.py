@@ -38,7 +38,8 @@ def test_every_check_is_told_and_leaves_nothing_behind(doctor: Callable[..., Any
     code, found = doctor("--set", "store.commit_log_file_bytes=1 MiB")
     assert code == 0
     assert list(found) == [
-        "system", "hot path", "plugins", "broker port", "nameserver port", "advertised address", "data folder", "disk",
+        "system", "hot path", "plugins", "broker port", "nameserver port", "advertised address", "protected mode",
+        "data folder", "disk",
         "fdatasync", "open files", "clock", "java", "pyspark",
     ]  # fmt: skip
     assert {row["state"] for row in found.values()} <= {"ok", "warn"}
@@ -91,6 +92,22 @@ def test_the_advertised_address_is_tried(doctor: Callable[..., Any], advertise: 
 def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> None:
     _, found = doctor("--listen", "0.0.0.0:0")
     assert found["advertised address"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("flags", "state", "told"),
+    [
+        (["--listen", "127.0.0.1:0"], "ok", "only this machine"),
+        (["--listen", "0.0.0.0:0"], "warn", "refuses to start"),
+        (["--listen", "0.0.0.0:0", "--insecure"], "warn", "has full access"),
+    ],
+)
+def test_listening_beyond_loopback_is_a_warning(
+    doctor: Callable[..., Any], flags: list[str], state: str, told: str
+) -> None:
+    _, found = doctor(*flags)
+    assert found["protected mode"]["state"] == state
+    assert told in found["protected mode"]["found"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import attrs
 import pytest
+import structlog
 
 from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import ConnectionsBatch
@@ -201,11 +202,14 @@ def test_a_turn_takes_no_more_rows_than_its_limit_and_the_rest_follows() -> None
 
 def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
     idle, trickling, busy = bench.connect(), bench.connect(), bench.connect()
+    idle.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert len(answers(idle, 1)) == 1
     trickling.sendall(request(1)[:-1])
     bench.turns(lambda: any(connection.inbound for connection in bench.sweep.connections))
     bench.env.now += 16.0
     busy.sendall(request(1))
-    bench.turns(lambda: len(bench.requests) == 1)
+    bench.turns(lambda: len(bench.requests) == 2)
     bench.sweep.check_deadlines()
     assert trickling.recv(1) == b""
     assert len(bench.sweep.connections) == 2
@@ -215,6 +219,63 @@ def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
     assert len(bench.sweep.connections) == 1
     for peer in (idle, trickling, busy):
         peer.close()
+
+
+def test_who_connects_and_sends_no_frame_is_closed_within_ten_seconds(bench: Bench) -> None:
+    silent, honest = bench.connect(), bench.connect()
+    honest.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    bench.env.now += 9.0
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 2
+    bench.env.now += 2.0
+    bench.sweep.check_deadlines()
+    assert silent.recv(1) == b""
+    assert [connection.peer for connection in bench.sweep.connections] == [honest.getsockname()]
+    for peer in (silent, honest):
+        peer.close()
+
+
+def connect_from(bench: Bench, host: str) -> socket.socket:
+    """A connection from another address of the loopback network."""
+    peer = socket.socket()
+    peer.bind((host, 0))
+    peer.settimeout(5)
+    peer.connect(("127.0.0.1", bench.port))
+    for _ in range(10):
+        bench.sweep.turn()
+    return peer
+
+
+def test_one_address_cannot_take_every_connection() -> None:
+    bench = make_bench(connections=4)
+    greedy = [connect_from(bench, "127.0.0.2") for _ in range(4)]
+    modest = [connect_from(bench, "127.0.0.3") for _ in range(3)]
+    hosts = sorted(connection.peer[0] for connection in bench.sweep.connections)
+    assert hosts == ["127.0.0.2"] * 2 + ["127.0.0.3"] * 2, "each has its half"
+    assert greedy[3].recv(1) == greedy[2].recv(1) == b"", "the newest of the greedy address gave way"
+    assert modest[2].recv(1) == b""
+    modest[0].sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    for peer in (*greedy, *modest):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_a_cap_by_address_holds_while_there_is_room_for_others() -> None:
+    bench = make_bench(connections=10, connections_per_address=2)
+    with structlog.testing.capture_logs() as lines:
+        greedy = [connect_from(bench, "127.0.0.2") for _ in range(5)]
+        other = connect_from(bench, "127.0.0.3")
+        bench.env.now += 11.0
+        greedy.append(connect_from(bench, "127.0.0.2"))
+    assert sorted(connection.peer[0] for connection in bench.sweep.connections) == ["127.0.0.2"] * 2 + ["127.0.0.3"]
+    refusals = [line for line in lines if line["event"] == "connection_refused"]
+    assert [line["refused"] for line in refusals] == [1, 3], "one line for many"
+    assert refusals[0]["setting"] == "limits.connections_per_address"
+    for peer in (*greedy, other):
+        peer.close()
+    bench.sweep.close()
 
 
 def test_more_connections_than_allowed_are_turned_away() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,17 +46,17 @@ class Cluster:
             self._machines[host] = Machine(self.network, self._nursery, host)
         return self._machines[host]
 
-    async def start_nameserver(self, host: str) -> Machine:
-        """A nameserver at this machine; brokers and clients that start later know it."""
+    async def start_nameserver(self, host: str, peers: Sequence[str] = ()) -> Machine:
+        """A nameserver at this machine; brokers and clients that start later know it. See ``Machine``."""
         machine = self.machine(host)
-        address = await machine.start_nameserver()
+        address = await machine.start_nameserver(peers)
         if address not in self.nameservers:
             self.nameservers.append(address)
         return machine
 
     async def start_broker(self, host: str, broker_id: int = 0, settings: Mapping[str, str] | None = None) -> Broker:
         """A broker with the plugin ``ha`` at this machine, a master or (``broker_id`` not 0) a slave."""
-        given = {"broker.id": str(broker_id), **(settings or {})}
+        given = {"broker.id": str(broker_id), "plugin.ha.peers": "10.0.0.0/8", **(settings or {})}
         return await self.machine(host).start_broker(self.nameservers, given, [HA])
 
     def end(self) -> None:

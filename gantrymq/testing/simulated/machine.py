@@ -49,12 +49,13 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------- beginning
 
-    async def start_nameserver(self) -> str:
-        """Returns its address once it listens."""
+    async def start_nameserver(self, peers: Sequence[str] = ()) -> str:
+        """Returns its address once it listens. Only ``peers`` may change its routes, or without any, everybody."""
 
         async def body(status: trio.TaskStatus[None]) -> None:
             async with trio.open_nursery() as nursery:
-                await nursery.start(NameServer(NameServerConfig(host=self.host, port=NAMESERVER_PORT)).serve)
+                config = NameServerConfig(host=self.host, port=NAMESERVER_PORT, peers=tuple(peers), insecure=True)
+                await nursery.start(NameServer(config).serve)
                 status.started()
 
         await self._start(body)
@@ -66,6 +67,7 @@ class Machine:
         """Returns it once it listens. It is started again for as long as it asks for that."""
         given = {
             "broker.listen": self.address,
+            "broker.insecure": "true",
             "broker.watchdog": "0s",  # a thread, and the clock it looks at is not ours
             "store.commit_log_file_bytes": "256 KiB",
             "store.queue_file_units": "1000",

@@ -5,16 +5,27 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
+
 from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.plugins.longpoll.hold import HeldPulls
 from gantrymq.remoting.properties import java_hash
 
 
+def peer(site: str = "10.0.0.1") -> Any:
+    return Peer(site)
+
+
+@attrs.frozen(eq=False)
+class Peer:
+    site: str
+
+
 def pull(
     topic: str = "T", queue_id: int = 0, tags: str = "*", deadline: float = 15.0, connection: object = None
 ) -> Pull:
-    request: Any = SimpleNamespace(connection=connection)
+    request: Any = SimpleNamespace(connection=connection or peer())
     return Pull(request, "g", topic, queue_id, 0, 32, compile_tags(tags), True, deadline)
 
 
@@ -27,10 +38,10 @@ def arrival(*rows: tuple[str, int, str]) -> DispatchBatch:
 
 
 class Holder:
-    def __init__(self, limit: int = 100, longest_s: float = 60.0) -> None:
+    def __init__(self, limit: int = 100, longest_s: float = 60.0, each: int = 0) -> None:
         self.resumed: list[Pull] = []
         self.calls = 0
-        self.table = HeldPulls(limit, longest_s)
+        self.table = HeldPulls(limit, longest_s, each)
 
     def resume(self, rows: list[Pull]) -> None:
         self.calls += 1
@@ -79,10 +90,30 @@ def test_past_the_limit_pulls_are_handed_back() -> None:
     assert len(holder.table) == 2
 
 
+def test_one_address_may_hold_no_more_than_its_cap() -> None:
+    holder = Holder(each=2)
+    greedy = [pull(connection=peer("10.0.0.1")) for _ in range(3)]
+    assert holder.hold(*greedy) == greedy[2:]
+    assert holder.hold(pull(connection=peer("10.0.0.2"))) == []
+
+
+def test_while_there_is_no_room_the_address_that_holds_most_gives_way() -> None:
+    holder = Holder(limit=4)
+    greedy = [pull(connection=peer("10.0.0.1")) for _ in range(4)]
+    holder.hold(*greedy)
+    modest = [pull(connection=peer("10.0.0.2")) for _ in range(4)]
+    assert holder.hold(*modest) == modest[2:], "half of the places each"
+    assert holder.resumed == [greedy[3], greedy[2]], "the newest of the greedy address are answered"
+    assert holder.hold(pull(connection=peer("10.0.0.1"))) != []
+    assert len(holder.table) == 4
+    holder.table.forget([pull.request.connection for pull in greedy[:2]])
+    assert holder.hold(pull(connection=peer("10.0.0.1"))) == [], "places that were given back are free"
+
+
 def test_pulls_of_a_closed_connection_are_forgotten() -> None:
     holder = Holder()
-    gone: Any = object()
-    kept = pull(connection=object())
+    gone = peer()
+    kept = pull(connection=peer())
     holder.hold(pull(connection=gone), kept)
     holder.table.forget([gone])
     holder.table.resume_all()

@@ -1,0 +1,97 @@
+"""Which peers may do something, by their addresses, and how peers share what there is too little of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
+IPV6_SITE_BITS: Final = 64
+"""One site has so many bits of an IPv6 address to itself, and so as many addresses as it likes (RFC 4291)."""
+
+
+class PeerRule:
+    """Addresses and networks, such as ``10.0.0.7`` and ``10.0.0.0/24``."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """``ValueError`` names the text that is neither an address nor a network."""
+        self._networks = []
+        for text in texts:
+            try:
+                self._networks.append(ip_network(text))
+            except ValueError:
+                raise ValueError(
+                    f"must be addresses or networks like '10.0.0.7' or '10.0.0.0/24', not {text!r}"
+                ) from None
+
+    def admits(self, host: str) -> bool:
+        """Whether ``host``, a numeric address, belongs to them."""
+        address = _parse(host)
+        return address is not None and any(address in network for network in self._networks)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``, a numeric address; a name is none."""
+    address = _parse(host)
+    return address is not None and address.is_loopback
+
+
+def site_of(host: str) -> str:
+    """Whom connections from ``host`` count for: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    address = _parse(host)
+    if isinstance(address, IPv6Address):
+        return str(ip_network((int(address) >> IPV6_SITE_BITS << IPV6_SITE_BITS, IPV6_SITE_BITS)))
+    return host if address is None else str(address)
+
+
+def _parse(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address if mapped is None else mapped
+
+
+class FairShares(Generic[T]):
+    """Who holds how many of a limited number of places, so that no owner keeps the others out."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[T, None]] = {}
+        self._most: str | None = None
+
+    def add(self, owner: str, item: T) -> None:
+        """``owner`` holds one place more."""
+        held = self._held.setdefault(owner, {})
+        held[item] = None
+        if self._most is not None and len(held) > len(self._held.get(self._most, ())):
+            self._most = owner
+
+    def remove(self, owner: str, item: T) -> None:
+        """``owner`` gives a place back."""
+        held = self._held.get(owner)
+        if held is not None and item in held:
+            del held[item]
+            if not held:
+                del self._held[owner]
+            if owner == self._most:
+                self._most = None
+
+    def count(self, owner: str) -> int:
+        """How many places ``owner`` holds."""
+        return len(self._held.get(owner, ()))
+
+    def to_displace(self, owner: str) -> T | None:
+        """When all places are taken: whose place ``owner`` gets, or None when its share is not below the largest.
+
+        It is the newest place of the owner that holds most; after the exchange both hold at least as many as
+        ``owner`` did with the new one.
+        """
+        if self._most is None:
+            self._most = max(self._held, key=lambda each: len(self._held[each]), default=None)
+        if self._most is None or self.count(owner) + 1 >= len(self._held[self._most]):
+            return None
+        return next(reversed(self._held[self._most]))
