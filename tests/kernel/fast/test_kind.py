@@ -6,8 +6,11 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from gantrymq.kernel import fast
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -88,3 +91,13 @@ def test_a_plugins_loops_that_are_not_there_are_done_without() -> None:
 def test_ci_tests_both_twins() -> None:
     for name in ("kernel.fast._requests", "plugins.transaction._fast", "plugins.index._build"):
         assert importlib.util.find_spec(f"gantrymq.{name}") is not None
+
+
+def test_a_run_under_sanitizers_runs_what_was_built_with_them() -> None:
+    """``make asan`` would prove nothing about extensions that were built without."""
+    if "libasan" not in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("only `make asan` runs under sanitizers")
+    assert fast.KIND == "compiled"
+    from gantrymq.kernel.fast import _requests
+
+    assert b"__asan_report" in Path(_requests.__file__).read_bytes()
