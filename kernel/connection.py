@@ -109,6 +109,7 @@ class Connection:
         if asked is not None and asked.answer is None:
             asked.answer = command
             asked.done.set()
+            self._sweep.give_way()
 
     def ended(self) -> None:
         """The connection is closed: who waits for an answer learns of it."""

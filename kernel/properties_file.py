@@ -134,6 +134,8 @@ _KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
     "slaveReadEnable": ("plugin.consume", "slave_read_enable", _same),
     "accessMessageInMemoryMaxRatio": ("plugin.consume", "memory_percent", _same),
     "notifyConsumerIdsChangedEnable": ("plugin.clients", "notify", _same),
+    "storeReplyMessageEnable": ("plugin.reply", "store", _same),
+    "replyThreadPoolQueueCapacity": ("plugin.reply", "max_waiting", _same),
     "messageDelayLevel": ("plugin.delay", "levels", _same),
     "transactionCheckInterval": ("plugin.transaction", "check_interval", _milliseconds),
     "transactionTimeOut": ("plugin.transaction", "timeout", _milliseconds),

@@ -15,6 +15,7 @@ from gantrymq.remoting.bodies import SubscriptionData, SubscriptionGroupConfig, 
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
+    from gantrymq.remoting.headers import SendMessageHeader
 
 
 @attrs.frozen
@@ -117,6 +118,26 @@ class ProducerGroups(Protocol):
 
     def producers_of(self, group: str) -> Sequence[GroupMember]:
         """The members of the producer group ``group``, by whose connections they can be asked."""
+
+    def connection_of(self, client_id: str) -> Connection | None:
+        """The connection of the producer with this client id, the newest one if it has several."""
+
+
+class SendRules(Protocol):
+    """What a message must be that a client sends, and what each answer to it says (plugin ``produce``)."""
+
+    @property
+    def answer_fields(self) -> Mapping[str, str]:
+        """The header fields that every answer to a sender has: MSG_REGION and TRACE_ON. Not to be changed."""
+
+    def check_topic(self, header: SendMessageHeader) -> TopicConfig:
+        """The message's topic, created on first use where that is allowed.
+
+        ``RemoteFault`` with RocketMQ's code when clients may not send to it, or not to this queue.
+        """
+
+    def traits_of(self, properties: bytes) -> int:
+        """What the encoded properties ask for beyond storing: bits of ``batch.Trait``."""
 
 
 class ConsumerOffsets(Protocol):

@@ -10,6 +10,7 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.offsets:OffsetsPlugin",
     "gantrymq.plugins.clients:ClientsPlugin",
     "gantrymq.plugins.retry:RetryPlugin",
+    "gantrymq.plugins.reply:ReplyPlugin",
     "gantrymq.plugins.transaction:TransactionPlugin",
     "gantrymq.plugins.delay:DelayPlugin",
     "gantrymq.plugins.locks:LocksPlugin",

@@ -11,7 +11,8 @@ from enum import IntEnum
 
 class RequestCode(IntEnum):
     """What a request asks for. The tables of headers: ``headers.REQUESTS``, ``admin_headers.ADMIN_REQUESTS``,
-    ``transaction_headers.TRANSACTION_REQUESTS``, ``recall_headers.RECALL_REQUESTS``."""
+    ``transaction_headers.TRANSACTION_REQUESTS``, ``recall_headers.RECALL_REQUESTS``,
+    ``reply_headers.REPLY_REQUESTS``."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -87,6 +88,9 @@ class RequestCode(IntEnum):
     QUERY_CONSUME_QUEUE = 321
     QUERY_DATA_VERSION = 322
     RESUME_CHECK_HALF_MESSAGE = 323
+    SEND_REPLY_MESSAGE = 324
+    SEND_REPLY_MESSAGE_V2 = 325
+    PUSH_REPLY_MESSAGE_TO_CLIENT = 326
     ADD_WRITE_PERM_OF_BROKER = 327
     GET_ALL_PRODUCER_INFO = 328
     DELETE_EXPIRED_COMMITLOG = 329

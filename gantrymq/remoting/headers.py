@@ -48,7 +48,8 @@ SEND_LETTERS = {
     "sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j",
     "unitMode": "k", "maxReconsumeTimes": "l", "batch": "m",
 }  # fmt: skip
-"""The one-letter names of 310 and 320 for the long names of 10; all three carry the same fields."""
+"""The one-letter names of 310, 320 and 325 for the long names of 10 and 324; all of them carry the same fields."""
+_LONG_NAMES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
 
 
 class SendMessageHeader(
@@ -60,7 +61,8 @@ class SendMessageHeader(
         "unit_mode": "k", "max_reconsume_times": "l", "batch": "m",
     },
 ):  # fmt: skip
-    """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), and SEND_MESSAGE (10) through :func:`read_send_header`."""
+    """SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), SEND_REPLY_MESSAGE_V2 (325); through
+    :func:`read_send_header` also SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324)."""
 
     producer_group: str
     topic: str
@@ -78,8 +80,8 @@ class SendMessageHeader(
 
 
 def read_send_header(code: int, ext: dict[str, str] | None) -> SendMessageHeader:
-    """The header of any of the three send requests."""
-    if code == RequestCode.SEND_MESSAGE and ext:
+    """The header of a request that sends a message or a reply, whichever names its fields have."""
+    if code in _LONG_NAMES and ext:
         ext = {SEND_LETTERS.get(name, name): value for name, value in ext.items()}
     return read_header(SendMessageHeader, ext)
 

@@ -122,6 +122,11 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def reply_topic(cluster: str) -> str:
+    """The topic that the replies to requests are sent to, one in each cluster."""
+    return f"{cluster}_REPLY_TOPIC"
+
+
 def is_retry_topic(name: str) -> bool:
     """Whether ``name`` is some group's retry topic."""
     return name.startswith(RETRY_PREFIX)

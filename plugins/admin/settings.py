@@ -68,6 +68,8 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.consume", "slave_read_enable"): ("slaveReadEnable", _plain),
     ("plugin.consume", "memory_percent"): ("accessMessageInMemoryMaxRatio", _plain),
     ("plugin.clients", "notify"): ("notifyConsumerIdsChangedEnable", _plain),
+    ("plugin.reply", "store"): ("storeReplyMessageEnable", _plain),
+    ("plugin.reply", "max_waiting"): ("replyThreadPoolQueueCapacity", _plain),
     ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
     ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
     ("plugin.retention", "at"): ("deleteWhen", _plain),

@@ -29,7 +29,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import TopicHeader, read_header
-from gantrymq.remoting.names import SYSTEM_TOPICS
+from gantrymq.remoting.names import SYSTEM_TOPICS, reply_topic
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -92,7 +92,7 @@ class TopicAdmin:
 
     def system_topics(self, request: Request) -> Command:
         """305."""
-        own = {self._broker.cluster, self._broker.name, f"{self._broker.cluster}_REPLY_TOPIC"}
+        own = {self._broker.cluster, self._broker.name, reply_topic(self._broker.cluster)}
         return request.command.answer(ResponseCode.SUCCESS, body=TopicList(sorted(SYSTEM_TOPICS | own)).to_bytes())
 
     def clean_expired(self, request: Request) -> Command:

@@ -12,6 +12,7 @@ import structlog
 
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
+from gantrymq.plugins.clients.producerids import ProducerIds
 from gantrymq.plugins.clients.roster import Roster
 from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
@@ -35,6 +36,7 @@ class Clients:
     def __init__(self, env: Env, config: ClientsConfig) -> None:
         self.consumers = Roster(ConsumerGroup, config.max_groups)
         self.producers = Roster(Group, config.max_groups)
+        self._producer_ids = ProducerIds()
         self.changed: dict[str, None] = {}
         self._env = env
         self._config = config
@@ -84,6 +86,10 @@ class Clients:
         found = self.producers.groups.get(group)
         return [] if found is None else list(found.members.values())
 
+    def connection_of(self, client_id: str) -> Connection | None:
+        """The connection of the producer with this client id, the newest one if it has several."""
+        return self._producer_ids.find(client_id)
+
     def member(self, connection: Connection, client_id: str, language: str = "OTHER", version: int = 0) -> Member:
         """A client that was just heard of."""
         env = self._env
@@ -92,6 +98,7 @@ class Clients:
     def join_producers(self, member: Member, group: str) -> None:
         """A producer's heartbeat."""
         self.producers.join(member.connection.id, group).members[member.connection.id] = member
+        self._producer_ids.heard(member.client_id, member.connection)
 
     def join_consumers(self, member: Member, data: ConsumerData, *, notify: bool, keep_subscriptions: bool) -> None:
         """A consumer's heartbeat. ``notify``: whether the group's members want to hear of changes."""
@@ -120,6 +127,8 @@ class Clients:
         """The client on this connection leaves these groups."""
         if producer_group is not None:
             self.producers.leave(connection.id, producer_group)
+            if not self.producers.has(connection.id):
+                self._producer_ids.drop(connection)
         if consumer_group is not None and self.consumers.leave(connection.id, consumer_group):
             self._forget(connection.id, consumer_group)
             self._left(consumer_group)
@@ -128,6 +137,7 @@ class Clients:
         """These connections have ended."""
         for connection in connections:
             self.producers.leave_all(connection.id)
+            self._producer_ids.drop(connection)
             for name in self.consumers.leave_all(connection.id):
                 self._forget(connection.id, name)
                 self._left(name)

@@ -38,6 +38,10 @@ class Roster(Generic[G]):
         self._joined.setdefault(connection_id, set()).add(name)
         return group
 
+    def has(self, connection_id: int) -> bool:
+        """Whether the connection is in any group."""
+        return connection_id in self._joined
+
     def leave(self, connection_id: int, name: str) -> bool:
         """The connection leaves one group; returns whether it was in it."""
         joined = self._joined.get(connection_id)

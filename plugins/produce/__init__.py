@@ -3,7 +3,7 @@
 Slot: none; essential.
 Hooks: before_append, configure, config_section, register_processors.
 Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), ``trace`` (TRACE_ON).
-Files: none. Answers for RocketMQ's ``SendMessageProcessor``.
+Files: none. Service: SendRules. Answers for RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
 store such a message as an ordinary one would deliver it too early. A slave (``broker.id`` above 0) refuses everything.
@@ -17,7 +17,8 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.kernel.services import GroupTable, SendRules, TopicTable
+from gantrymq.plugins.produce.rules import Rules
 from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
 from gantrymq.remoting.codes import RequestCode
@@ -50,6 +51,9 @@ class ProducePlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         self._config = config.section(ProduceConfig)
         self._slave_id = broker.broker_id
+        trace = "true" if self._config.trace else "false"
+        self._rules = Rules(broker, {"MSG_REGION": self._config.region, "TRACE_ON": trace})
+        broker.services.provide(SendRules, self._rules)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
@@ -57,7 +61,7 @@ class ProducePlugin:
             broker,
             broker.services.get(TopicTable),
             broker.services.get(GroupTable),
-            {"MSG_REGION": self._config.region, "TRACE_ON": "true" if self._config.trace else "false"},
+            self._rules.answer_fields,
         )
         codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
         return dict.fromkeys(codes, processor)

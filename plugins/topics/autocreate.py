@@ -8,7 +8,13 @@ from __future__ import annotations
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
-from gantrymq.remoting.names import AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, OFFSET_MOVED_TOPIC, SELF_TEST_TOPIC
+from gantrymq.remoting.names import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_TOPIC,
+    SELF_TEST_TOPIC,
+    reply_topic,
+)
 
 PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 UNIT = 1
@@ -31,7 +37,7 @@ def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicCo
         topic_config(cluster, CLUSTER_TOPIC_QUEUES, PERM_ALL),
         topic_config(broker, 1, PERM_ALL),
         topic_config(OFFSET_MOVED_TOPIC, 1),
-        topic_config(f"{cluster}_REPLY_TOPIC", 1),
+        topic_config(reply_topic(cluster), 1),
     ]
     if config.auto_create:
         topics.append(topic_config(AUTO_CREATE_TOPIC, config.default_queues, PERM_ALL))

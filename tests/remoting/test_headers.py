@@ -23,6 +23,7 @@ from gantrymq.remoting.headers import (
     read_send_header,
 )
 from gantrymq.remoting.recall_headers import RECALL_REQUESTS
+from gantrymq.remoting.reply_headers import REPLY_REQUESTS
 from gantrymq.remoting.transaction_headers import TRANSACTION_REQUESTS, CheckTransactionHeader, EndTransactionHeader
 
 LONG = {
@@ -102,7 +103,7 @@ def test_a_missing_or_wrong_field_is_named_in_code_1(ext: dict[str, str] | None,
 
 
 def test_every_request_code_has_its_headers_in_the_table() -> None:
-    tables = [REQUESTS, ADMIN_REQUESTS, TRANSACTION_REQUESTS, RECALL_REQUESTS]
+    tables = [REQUESTS, ADMIN_REQUESTS, TRANSACTION_REQUESTS, RECALL_REQUESTS, REPLY_REQUESTS]
     assert sorted(itertools.chain(*tables)) == sorted(RequestCode), "each once"
     assert {spec.server for table in tables for spec in table.values()} == {"broker", "nameserver", "client"}
 

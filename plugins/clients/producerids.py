@@ -1,0 +1,40 @@
+"""Which connection a producer's client id stands for: replies to its requests go there.
+
+Source: RocketMQ 4.9.7 ``ProducerManager.clientChannelTable``. There the end of any connection of a client id, or its
+leaving of any group, takes the id out, though a newer connection or another group of it is still here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+
+
+class ProducerIds:
+    """Connections by client id: the newest one of each id, and one id for each connection."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, Connection] = {}
+        self._ids: dict[int, str] = {}
+
+    def find(self, client_id: str) -> Connection | None:
+        """The connection of the client, None when it is not here."""
+        return self._connections.get(client_id)
+
+    def heard(self, client_id: str, connection: Connection) -> None:
+        """A heartbeat: the id is this connection's unless a newer one has it."""
+        known = self._ids.get(connection.id)
+        if known == client_id and client_id in self._connections:
+            return
+        if known is not None:
+            self.drop(connection)
+        self._ids[connection.id] = client_id
+        self._connections[client_id] = connection
+
+    def drop(self, connection: Connection) -> None:
+        """The connection has no producer any more."""
+        client_id = self._ids.pop(connection.id, None)
+        if client_id is not None and self._connections.get(client_id) is connection:
+            del self._connections[client_id]

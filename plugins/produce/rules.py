@@ -1,0 +1,30 @@
+"""The rules for sent messages, for other plugins that take messages from clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.produce.validate import check_topic, traits_of
+from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.headers import SendMessageHeader
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+
+class Rules:
+    """The service ``SendRules``. ``answer_fields``: what each answer to a sender says."""
+
+    def __init__(self, broker: Broker, answer_fields: dict[str, str]) -> None:
+        self.answer_fields = answer_fields
+        self._broker = broker
+
+    def check_topic(self, header: SendMessageHeader) -> TopicConfig:
+        """The message's topic; ``RemoteFault`` when it may not be sent to."""
+        services = self._broker.services
+        return check_topic(header, services.get(TopicTable), services.get(GroupTable), self._broker.name)
+
+    def traits_of(self, properties: bytes) -> int:
+        """What the encoded properties ask for beyond storing."""
+        return traits_of(properties)

@@ -1,0 +1,130 @@
+"""Push replies to the clients that made the requests, a bounded number at a time to each.
+
+Source: RocketMQ 4.9.7 ``ReplyMessageProcessor.pushReplyMessage``, ``Broker2Client.callClient``. There each push blocks
+one of some twenty threads for up to ten seconds; here a slow client delays only the replies to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.plugins.reply.config import ReplyConfig
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.connection import Connection
+
+IN_FLIGHT_MAX: Final = 48
+"""Pushes that one client may owe an answer to. Below ``connection.ASKED_MAX``, so that administrators can still ask."""
+SHARE: Final = 4
+"""One client may occupy this fraction of the room for waiting replies."""
+CONGESTED_S: Final = 0.02
+"""How often to look whether a client has read what it was sent."""
+
+Done = Callable[[str | None], None]
+"""Called once when a push has ended, with the remark for the replying client; None: the requester has the reply."""
+
+log = structlog.get_logger("gantrymq.reply")
+
+
+@attrs.define(eq=False)
+class _Lane:
+    """The replies that wait for one client, and the turn-taking among them."""
+
+    in_flight: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(IN_FLIGHT_MAX))
+    room: trio.Lock = attrs.field(factory=trio.Lock)
+    """Its holder waits until the client reads again."""
+    waiting: int = 0
+    waiting_bytes: int = 0
+
+
+class Pusher:
+    """Pushes replies, in tasks of its own: the service ``reply.push`` runs :meth:`run`."""
+
+    def __init__(self, config: ReplyConfig) -> None:
+        self.waiting = 0
+        """Replies that were not acknowledged yet."""
+        self.pushed = 0
+        self.failed = 0
+        self._config = config
+        self._waiting_bytes = 0
+        self._lanes: dict[Connection, _Lane] = {}
+        self._tasks: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Push until cancelled; what waits then is dropped with its connections."""
+        async with trio.open_nursery() as self._tasks:
+            await trio.sleep_forever()
+
+    def is_full(self, size: int) -> bool:
+        """Whether a reply of ``size`` bytes has no room beside those that wait."""
+        config = self._config
+        return self.waiting >= config.max_waiting or self._waiting_bytes + size > config.max_waiting_bytes
+
+    def push(self, connection: Connection, client_id: str, command: Command, size: int, done: Done) -> None:
+        """Push ``command``, a reply of ``size`` bytes, as soon as the client takes it; ``done`` hears what came of it.
+
+        A client that has too many replies waiting gets no further one.
+        """
+        assert self._tasks is not None  # services start before the sockets open
+        config = self._config
+        lane = self._lanes.get(connection)
+        if lane is None:
+            lane = self._lanes[connection] = _Lane()
+        # A single reply always fits: the largest message may be more than a share.
+        elif (
+            lane.waiting >= max(1, config.max_waiting // SHARE)
+            or lane.waiting_bytes + size > config.max_waiting_bytes // SHARE
+        ):
+            waiting = f"{lane.waiting} replies of {lane.waiting_bytes} bytes wait for it already"
+            self._fail(client_id, f"{waiting} (plugin.reply.max_waiting, .max_waiting_bytes)", done)
+            return
+        lane.waiting += 1
+        lane.waiting_bytes += size
+        self.waiting += 1
+        self._waiting_bytes += size
+        self._tasks.start_soon(self._push, lane, connection, client_id, command, size, done)
+
+    async def _push(
+        self, lane: _Lane, connection: Connection, client_id: str, command: Command, size: int, done: Done
+    ) -> None:
+        reason: str | None = f"no answer in {self._config.push_timeout:g} s"
+        try:
+            with trio.move_on_after(self._config.push_timeout):
+                reason = await self._ask(lane, connection, command)
+        finally:
+            lane.waiting -= 1
+            lane.waiting_bytes -= size
+            self.waiting -= 1
+            self._waiting_bytes -= size
+            if not lane.waiting:
+                del self._lanes[connection]
+        if reason is None:
+            self.pushed += 1
+            done(None)
+        else:
+            self._fail(client_id, reason, done)
+
+    async def _ask(self, lane: _Lane, connection: Connection, command: Command) -> str | None:
+        """Why the client does not have the reply; None when it does."""
+        async with lane.in_flight:
+            async with lane.room:
+                while connection.is_congested():  # noqa: ASYNC110 - no event tells that a peer reads again
+                    await trio.sleep(CONGESTED_S)
+            try:
+                answer = await connection.ask(command, self._config.push_timeout)
+            except (ConnectError, RemoteFault) as error:
+                return str(error)
+        return None if answer.code == ResponseCode.SUCCESS else f"it answered {answer.code}: {answer.remark}"
+
+    def _fail(self, client_id: str, reason: str, done: Done) -> None:
+        self.failed += 1
+        log.info("reply_not_pushed", client_id=client_id, reason=reason)
+        done(f"push reply message to {client_id}fail.")
