@@ -1,4 +1,4 @@
-// Drives rocketmq-client-go: `produce` and `push`, arguments name=value, answers as JSON lines on stdout.
+// Drives rocketmq-client-go: `produce`, `push`, `request` and `respond`, arguments name=value, answers as JSON lines on stdout.
 package main
 
 import (
@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/apache/rocketmq-client-go/v2"
 	"github.com/apache/rocketmq-client-go/v2/consumer"
@@ -114,6 +115,100 @@ func push(options map[string]string) {
 	printLine(map[string]any{"event": "stopped"})
 }
 
+// request makes requests. Each line of stdin is `mode first count timeout`: so many requests with the content of their
+// index, `sync` one after the other, `async` all at once; the timeout is in milliseconds.
+func request(options map[string]string) {
+	asker, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{options["namesrv"]}), producer.WithGroupName(options["group"]),
+		producer.WithInstanceName(options["group"]))
+	check(err)
+	check(asker.Start())
+	printLine(map[string]any{"event": "started"})
+	orders := bufio.NewScanner(os.Stdin)
+	for orders.Scan() && orders.Text() != "stop" {
+		words := strings.Fields(orders.Text())
+		first, err := strconv.Atoi(words[1])
+		check(err)
+		count, err := strconv.Atoi(words[2])
+		check(err)
+		timeout, err := time.ParseDuration(words[3] + "ms")
+		check(err)
+		var open sync.WaitGroup
+		for index := first; index < first+count; index++ {
+			message := content(options["topic"], number(options, "seed"), index)
+			index := index
+			done := func(_ context.Context, reply *primitive.Message, err error) {
+				if err != nil {
+					printLine(map[string]any{"event": "failed", "index": index, "error": err.Error()})
+				} else if reply != nil {
+					printLine(map[string]any{
+						"event": "replied", "index": index, "body": hex.EncodeToString(reply.Body),
+						"topic": reply.Topic, "properties": reply.GetProperties()})
+				} else {
+					return // called again when the request is forgotten
+				}
+				open.Done()
+			}
+			open.Add(1)
+			if words[0] == "sync" {
+				reply, err := asker.Request(context.Background(), timeout, message)
+				done(context.Background(), reply, err)
+			} else {
+				check(asker.RequestAsync(context.Background(), timeout, done, message))
+			}
+		}
+		open.Wait()
+		printLine(map[string]any{"event": "obeyed"})
+	}
+	check(asker.Shutdown())
+	printLine(map[string]any{"event": "stopped"})
+}
+
+// respond replies to each request with its body back to front.
+func respond(options map[string]string) {
+	replier, err := rocketmq.NewProducer(
+		producer.WithNameServer([]string{options["namesrv"]}), producer.WithGroupName(options["group"]+"-replies"),
+		producer.WithInstanceName(options["group"]+"-replies"))
+	check(err)
+	check(replier.Start())
+	eater, err := rocketmq.NewPushConsumer(
+		consumer.WithNameServer([]string{options["namesrv"]}), consumer.WithGroupName(options["group"]),
+		consumer.WithInstance(options["group"]), consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	check(err)
+	check(eater.Subscribe(options["topic"], consumer.MessageSelector{},
+		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+			for _, message := range messages {
+				body := make([]byte, len(message.Body))
+				for k := range body {
+					body[k] = message.Body[len(body)-1-k]
+				}
+				reply, err := consumer.CreateReplyMessage(message, body)
+				check(err)
+				index, err := strconv.Atoi(message.GetProperty("index"))
+				check(err)
+				reply.WithProperty("index", strconv.Itoa(index))
+				result, err := replier.SendSync(context.Background(), reply)
+				if err != nil {
+					printLine(map[string]any{"event": "refused", "index": index, "code": -1, "remark": err.Error()})
+					continue
+				}
+				printLine(map[string]any{
+					"event": "sent", "index": index, "status": int(result.Status), "offsetMsgId": result.OffsetMsgID,
+					"queueId": result.MessageQueue.QueueId, "queueOffset": result.QueueOffset,
+					"broker": result.MessageQueue.BrokerName, "topic": reply.Topic})
+			}
+			return consumer.ConsumeSuccess, nil
+		}))
+	check(eater.Start())
+	printLine(map[string]any{"event": "started"})
+	orders := bufio.NewScanner(os.Stdin)
+	for orders.Scan() && orders.Text() != "stop" {
+	}
+	check(eater.Shutdown())
+	check(replier.Shutdown())
+	printLine(map[string]any{"event": "stopped"})
+}
+
 func number(options map[string]string, name string) int {
 	value, err := strconv.Atoi(options[name])
 	check(err)
@@ -130,6 +225,10 @@ func main() {
 	switch os.Args[1] {
 	case "produce":
 		produce(options)
+	case "request":
+		request(options)
+	case "respond":
+		respond(options)
 	case "push":
 		push(options)
 	default:

@@ -12,11 +12,14 @@ import pytest
 import trio
 
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.record import Record
+from gantrymq.kernel.services import ProducerGroups
 from gantrymq.remoting.bodies import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers import SEND_LETTERS, read_header
 from gantrymq.remoting.names import reply_topic
 from gantrymq.remoting.properties import decode_properties, encode_properties
@@ -47,7 +50,7 @@ def reply(client_id: str | None = "asker", body: bytes = b"42", *, code: int = S
 
 @attrs.define
 class Requester:
-    """A producer that keeps what is pushed to it and answers with ``code``; 0 or less: as ``answering`` lets it."""
+    """A producer that keeps what is pushed to it; ``answering`` is for a silent one to acknowledge it."""
 
     channel: Channel
     pushes: list[Command]
@@ -98,6 +101,11 @@ def stored(broker: Broker, answer: Command) -> Record:
     return broker.log.read_record(int(answer.ext["msgId"][16:], 16))
 
 
+def connection_of(broker: Broker, client_id: str) -> Connection | None:
+    """The broker's connection of a producer."""
+    return broker.services.get(ProducerGroups).connection_of(client_id)
+
+
 async def wait_for(condition: Any) -> None:
     with trio.fail_after(5):
         while not condition():  # noqa: ASYNC110 - conditions of the tests, on the broker's own loop
@@ -120,7 +128,7 @@ async def test_a_reply_is_pushed_with_its_fields_and_stored_as_it_was_sent(tmp_p
         sent = {"MSG_TYPE": "reply", "CORRELATION_ID": "c1", "TTL": "3000", "REPLY_TO_CLIENT": "asker"}
         assert properties == sent
         replier = next(one for one in broker.connections if one.address == header.born_host)
-        assert replier.address != next(one.address for one in broker.connections if one is broker_side(broker, "asker"))
+        assert replier is not connection_of(broker, "asker")
         assert (header.store_host, header.producer_group, header.topic) == (broker.address, "repliers", TOPIC)
         assert (header.default_topic, header.default_topic_queue_nums, header.queue_id) == ("TBW102", 4, 0)
         assert (header.sys_flag, header.born_timestamp, header.flag) == (0, 1234, 7)
@@ -131,13 +139,6 @@ async def test_a_reply_is_pushed_with_its_fields_and_stored_as_it_was_sent(tmp_p
         assert answer.ext == {
             **ALWAYS, "msgId": record.message_id, "queueId": "0", "queueOffset": "0",
         }  # fmt: skip
-
-
-def broker_side(broker: Broker, client_id: str) -> object:
-    """The broker's connection of a producer."""
-    from gantrymq.kernel.services import ProducerGroups
-
-    return broker.services.get(ProducerGroups).connection_of(client_id)
 
 
 async def test_without_storing_the_answer_has_a_message_id_that_clients_can_read(tmp_path: Path) -> None:
@@ -323,3 +324,84 @@ async def test_when_too_many_replies_wait_senders_are_told_that_the_broker_is_bu
             for requester in requesters:
                 requester.answering.set()
         assert (await channel.call(reply("asker-0", body))).code == 0
+
+
+async def test_a_requester_that_does_not_read_keeps_its_connection_and_delays_no_other(tmp_path: Path) -> None:
+    settings = {"limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "500ms"}
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(run_broker(make_broker(tmp_path, settings=settings)))
+        channel = await stack.enter_async_context(open_channel(broker.address))
+        other = await stack.enter_async_context(requesting(broker, "other"))
+        host, _, port = broker.address.rpartition(":")
+        stream = await stack.enter_async_context(await trio.open_tcp_stream(host, int(port)))
+        data = HeartbeatData("asker", producer_data_set=[ProducerData("askers")])
+        await stream.send_all(encode(Command(RequestCode.HEART_BEAT, None, data.to_bytes())))
+        assert await stream.receive_some()
+        requester = connection_of(broker, "asker")
+        assert requester is not None
+        answers: list[Command] = []
+
+        async def send() -> None:
+            answers.append(await channel.call(reply(body=bytes(256 * 1024)), 10))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(48):
+                nursery.start_soon(send)
+            await wait_for(lambda: requester.is_congested())
+            assert (await channel.call(reply("other"))).code == 0
+            assert not answers, "the other requester's reply overtakes those that wait"
+        assert {(answer.code, answer.remark) for answer in answers} == {(1, "push reply message to askerfail.")}
+        assert len(other.pushes) == 1
+        assert not requester.closed
+        assert requester.outbound_bytes <= 512 * 1024 + 1024, "one reply past the mark of congestion"
+
+
+async def test_storing_can_be_switched_while_the_broker_runs(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, channel), requesting(broker):
+        for value, stored_then in (("false", 0), ("true", 1)):
+            body = f"storeReplyMessageEnable={value}".encode()
+            answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, {}, body))
+            assert answer.code == 0, answer.remark
+            assert (await channel.call(reply())).code == 0
+            queue = broker.queues.get(TOPIC, 0)
+            assert (0 if queue is None else queue.max_offset) == stored_then
+
+
+async def test_replies_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, channel), requesting(broker), requesting(broker, "bad", code=1):
+        for client_id in ("asker", "asker", "bad"):
+            await channel.call(reply(client_id))
+        metrics = Metrics(1000)
+        broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
+        assert metrics.families["gantrymq_replies_pushed_total"].series == {("acknowledged",): 2, ("failed",): 1}
+        assert metrics.families["rocketmq_processor_watermark"].series[("reply",)] == 0
+
+
+async def test_a_producer_is_found_by_its_newest_connection_as_long_as_it_has_one(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, channel):
+        async with requesting(broker) as first, AsyncExitStack() as later:
+            second = await later.enter_async_context(requesting(broker))
+            await beat(second.channel, "asker", "askers", "others")
+            await channel.call(reply())
+            assert (len(first.pushes), len(second.pushes)) == (0, 1)
+            # Leaving one group of two changes nothing; a heartbeat of the other connection does not take the id away.
+            header = {"clientID": "asker", "producerGroup": "others"}
+            assert (await second.channel.call(Command(RequestCode.UNREGISTER_CLIENT, header))).code == 0
+            await beat(first.channel, "asker", "askers")
+            await channel.call(reply())
+            assert (len(first.pushes), len(second.pushes)) == (0, 2)
+            # The end of the newest connection: the next heartbeat makes the other one known.
+            await later.aclose()
+            await wait_for(lambda: connection_of(broker, "asker") is None)
+            await beat(first.channel, "asker", "askers")
+            await channel.call(reply())
+            assert len(first.pushes) == 1
+            # Leaving the last group does.
+            header["producerGroup"] = "askers"
+            assert (await first.channel.call(Command(RequestCode.UNREGISTER_CLIENT, header))).code == 0
+            assert (await channel.call(reply())).remark == GONE
+            # A new id in the place of the old one.
+            await beat(first.channel, "asker", "askers")
+            await beat(first.channel, "renamed", "askers")
+            assert (await channel.call(reply())).remark == GONE
+            assert (await channel.call(reply("renamed"))).code == 0

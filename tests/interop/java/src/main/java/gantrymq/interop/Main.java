@@ -26,6 +26,12 @@ public final class Main {
             case "recall":
                 Recall.run(options);
                 break;
+            case "request":
+                Request.run(options);
+                break;
+            case "respond":
+                Respond.run(options);
+                break;
             case "transact":
                 Transact.run(options);
                 break;

@@ -1,0 +1,154 @@
+"""Requests and replies between Java and Go clients, in each direction; time-outs, and requesters that are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.names import reply_topic
+from gantrymq.testing.clients import ForeignClient
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import Java, ask
+from gantrymq.testing.processes import Child, wait_for
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
+
+Names = Callable[[str], str]
+
+TOPIC = reply_topic("DefaultCluster")
+SEED = 31
+GONE = "push reply message fail, channel of <"
+ADDED = {"CORRELATION_ID", "REPLY_TO_CLIENT", "PUSH_REPLY_TIME", "ARRIVE_TIME", "MSG_TYPE", "TTL"}
+
+
+@pytest.fixture(scope="session")
+def java5_client(java5: Java, homes: Callable[[str], Path]) -> ForeignClient:
+    """The Java client library 5.3.3."""
+    return ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
+
+
+def stored_replies(broker: str) -> int:
+    """How many replies the broker has stored."""
+    answer = ask(broker, Command(RequestCode.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"}))
+    assert answer.ext is not None
+    return int(answer.ext["offset"])
+
+
+def is_known(broker: str, group: str) -> bool:
+    """Whether the broker has had a heartbeat of the producer group."""
+    answer = ask(broker, Command(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}))
+    return answer.code == 0 and bool(json.loads(answer.body)["connectionSet"])
+
+
+@contextmanager
+def talking(
+    system: Any, requester: ForeignClient, replier: ForeignClient, names: Names, held: str = ""
+) -> Iterator[tuple[Child, Child]]:
+    """A requester and a replier of a topic of their own; the broker knows both."""
+    topic, askers, repliers = names("t"), names("askers"), names("repliers")
+    ext = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    wait_for(lambda: is_routed(system.nameserver, topic))
+    common = (f"namesrv={system.nameserver}", f"topic={topic}")
+    with (
+        replier.run("respond", *common, f"group={repliers}", f"held={held}") as responding,
+        requester.run("request", *common, f"group={askers}", f"seed={SEED}") as requesting,
+    ):
+        responding.wait_event("started")
+        requesting.wait_event("started")
+        yield requesting, responding
+
+
+def is_routed(nameserver: str, topic: str) -> bool:
+    """Whether the nameserver has a route for the topic."""
+    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
+
+
+def make_requests(child: Child, mode: str, first: int, count: int, timeout_ms: int = 20_000) -> list[dict[str, Any]]:
+    """What became of so many requests."""
+    child.say(f"{mode} {first} {count} {timeout_ms}")
+    outcomes: list[dict[str, Any]] = []
+    for event in child.events(timeout=60):
+        if event["event"] == "obeyed":
+            break
+        outcomes.append(event)
+    return sorted(outcomes, key=lambda outcome: outcome["index"])
+
+
+def check_replies(outcomes: list[dict[str, Any]], first: int, count: int) -> None:
+    """AssertionError unless each request has its own reply."""
+    assert [(one["event"], one["index"]) for one in outcomes] == [
+        ("replied", index) for index in range(first, first + count)
+    ]
+    for one in outcomes:
+        assert bytes.fromhex(one["body"]) == content(SEED, one["index"]).body[::-1]
+        assert one["properties"]["index"] == str(one["index"])
+        assert set(one["properties"]) >= ADDED
+        assert one["topic"] == TOPIC
+    assert len({one["properties"]["CORRELATION_ID"] for one in outcomes}) == count
+
+
+PAIRS = [
+    ("java4_client", "java4_client"),
+    ("java5_client", "java4_client"),
+    ("java4_client", "java5_client"),
+    ("java5_client", "go_client"),
+    ("go_client", "java4_client"),
+    ("go_client", "go_client"),
+]
+
+
+@pytest.mark.parametrize(("requester", "replier"), PAIRS, ids=[f"{one[:5]}-{two[:5]}" for one, two in PAIRS])
+def test_each_request_gets_its_reply(
+    requester: str, replier: str, system: Any, names: Names, request: pytest.FixtureRequest
+) -> None:
+    from_clients = request.getfixturevalue(requester), request.getfixturevalue(replier)
+    before = stored_replies(system.broker)
+    with talking(system, *from_clients, names) as (requesting, responding):
+        wait_for(lambda: is_known(system.broker, names("askers")))
+        check_replies(make_requests(requesting, "sync", 0, 12), 0, 12)
+        check_replies(make_requests(requesting, "async", 12, 60), 12, 60)
+        sent = [responding.wait_event("sent") for _ in range(72)]
+    assert {one["status"] for one in sent} <= {0, "SEND_OK"}
+    assert sorted(int(str(one["queueOffset"])) for one in sent) == list(range(before, before + 72))
+    assert stored_replies(system.broker) == before + 72
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_request_without_a_reply_times_out_and_a_late_reply_does_no_harm(
+    mode: str, java_client: ForeignClient, java4_client: ForeignClient, system: Any, names: Names
+) -> None:
+    with talking(system, java_client, java4_client, names, held="0") as (requesting, responding):
+        (outcome,) = make_requests(requesting, mode, 0, 1, 1500)
+        assert (outcome["event"], outcome["error"]) == ("failed", "RequestTimeoutException")
+        responding.wait_event("held")
+        responding.say("reply")
+        assert responding.wait_event("sent")["status"] == "SEND_OK"
+        check_replies(make_requests(requesting, mode, 1, 3), 1, 3)
+
+
+def test_a_reply_to_a_requester_that_is_gone_is_refused_and_stored(
+    java4_client: ForeignClient, system: Any, names: Names
+) -> None:
+    with talking(system, java4_client, java4_client, names, held="0") as (requesting, responding):
+        requesting.say("async 0 1 20000")
+        responding.wait_event("held")
+        before = stored_replies(system.broker)
+        requesting.kill()
+        wait_for(lambda: not is_known(system.broker, names("askers")))
+        responding.say("reply")
+        refused: dict[str, Any] = responding.wait_event("refused")
+        assert refused["code"] == 1
+        assert refused["remark"].startswith(GONE)
+        # The client tries three times.
+        assert stored_replies(system.broker) == before + 3
