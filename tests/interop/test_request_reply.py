@@ -24,6 +24,8 @@ Names = Callable[[str], str]
 
 TOPIC = reply_topic("DefaultCluster")
 SEED = 31
+WARM_UP = 1000
+"""The index of a request whose reply may get lost."""
 GONE = "push reply message fail, channel of <"
 ADDED = {"CORRELATION_ID", "REPLY_TO_CLIENT", "PUSH_REPLY_TIME", "ARRIVE_TIME", "MSG_TYPE", "TTL"}
 
@@ -115,13 +117,25 @@ def test_each_request_gets_its_reply(
     from_clients = request.getfixturevalue(requester), request.getfixturevalue(replier)
     before = stored_replies(system.broker)
     with talking(system, *from_clients, names) as (requesting, responding):
-        wait_for(lambda: is_known(system.broker, names("askers")))
+        if requester == "go_client":
+            # Its first request may be answered before its first heartbeat has told the broker who it is.
+            make_requests(requesting, "sync", WARM_UP, 1, 3000)
+            wait_for(lambda: is_known(system.broker, names("askers")), 60)
         check_replies(make_requests(requesting, "sync", 0, 12), 0, 12)
         check_replies(make_requests(requesting, "async", 12, 60), 12, 60)
-        sent = [responding.wait_event("sent") for _ in range(72)]
+        sent: list[dict[str, Any]] = []
+        for event in responding.events():
+            if event["index"] != WARM_UP:
+                sent.append(event)
+            if len(sent) == 72:
+                break
+    assert {one["event"] for one in sent} == {"sent"}
     assert {one["status"] for one in sent} <= {0, "SEND_OK"}
-    assert sorted(int(str(one["queueOffset"])) for one in sent) == list(range(before, before + 72))
-    assert stored_replies(system.broker) == before + 72
+    assert sorted(one["index"] for one in sent) == list(range(72))
+    offsets = {one["queueOffset"] for one in sent}
+    assert len(offsets) == 72
+    assert min(offsets) >= before
+    assert max(offsets) < stored_replies(system.broker)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

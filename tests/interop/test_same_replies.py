@@ -23,7 +23,7 @@ from gantrymq.remoting.names import reply_topic
 from gantrymq.remoting.properties import decode_properties, encode_properties
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull
 
@@ -135,6 +135,9 @@ class Peers:
             self.requester.send(pushed.answer(acknowledge, "process reply message fail" if acknowledge else None))
         answer = self.replier.answer_to(7)
         assert answer is not None
+        if (answer.ext or {}).get("msgId", "0") != "0" and "DELAY" not in str(command.ext):
+            # RocketMQ's consume queues follow its log a moment later.
+            wait_for(lambda: any(self._end(topic, queue) > end for queue, end in before.items()), 5)
         stored = [record for queue, end in before.items() for record in self._read(topic, queue, end)]
         fields = dict(answer.ext or {})
         if "msgId" in fields and fields["msgId"] != "0":
@@ -152,9 +155,9 @@ class Peers:
         body = ask(self.address, pull(topic, queue, offset)).body
         return [
             {
-                "queue": record.queue_id, "body": record.body[:100], "flag": record.flag, "sys_flag": record.sys_flag,
+                "queue": record.queue_id, "body": record.stored_body[:100], "flag": record.flag, "sys_flag": record.sys_flag,
                 "born": record.born_timestamp, "reconsumed": record.reconsume_times,
-                "properties": decode_properties(record.properties.decode()),
+                "properties": dict(record.properties),
             }
             for record in decode_records(body)
         ]  # fmt: skip

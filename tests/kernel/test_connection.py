@@ -12,6 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from gantrymq.kernel.connection import ASKED_MAX, Connection
+from gantrymq.kernel.sweep import Sweep
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
@@ -111,3 +112,18 @@ async def test_the_end_of_the_connection_ends_the_waiting(tmp_path: Path):
                 await peer.connection.ask(Command(307), ASK_S)
         with pytest.raises(ChannelClosed, match="is closed"):
             await peer.connection.ask(Command(307), ASK_S)
+
+
+async def test_an_answer_lets_the_sweep_give_way_to_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ways: list[None] = []
+    async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
+        monkeypatch.setattr(Sweep, "give_way", lambda sweep: ways.append(None))
+
+        @nursery.start_soon
+        async def answer() -> None:
+            (command,) = await peer.read()
+            await peer.answer(command.opaque + 1, b"another's")
+            await peer.answer(command.opaque, b"right")
+
+        await peer.connection.ask(Command(307), ASK_S)
+        assert len(ways) == 1, "once, and not for an answer that nobody waits for"
