@@ -44,6 +44,24 @@ class _Lane:
     waiting: int = 0
     waiting_bytes: int = 0
 
+    def has_room(self, connection: Connection) -> bool:
+        """Whether another push may leave at once; it is then one of those in flight."""
+        if not self.in_flight.value or self.room.locked() or connection.is_congested():
+            return False
+        self.in_flight.acquire_nowait()
+        return True
+
+    async def wait_for_room(self, connection: Connection) -> None:
+        """Return when another push may leave, which is then one of those in flight."""
+        await self.in_flight.acquire()
+        try:
+            async with self.room:
+                while connection.is_congested():  # noqa: ASYNC110 - no event tells that a peer reads again
+                    await trio.sleep(CONGESTED_S)
+        except trio.Cancelled:
+            self.in_flight.release()
+            raise
+
 
 class Pusher:
     """Pushes replies, in tasks of its own: the service ``reply.push`` runs :meth:`run`."""
@@ -95,10 +113,8 @@ class Pusher:
     async def _push(
         self, lane: _Lane, connection: Connection, client_id: str, command: Command, size: int, done: Done
     ) -> None:
-        reason: str | None = f"no answer in {self._config.push_timeout:g} s"
         try:
-            with trio.move_on_after(self._config.push_timeout):
-                reason = await self._ask(lane, connection, command)
+            reason = await self._ask(lane, connection, command)
         finally:
             lane.waiting -= 1
             lane.waiting_bytes -= size
@@ -114,14 +130,20 @@ class Pusher:
 
     async def _ask(self, lane: _Lane, connection: Connection, command: Command) -> str | None:
         """Why the client does not have the reply; None when it does."""
-        async with lane.in_flight:
-            async with lane.room:
-                while connection.is_congested():  # noqa: ASYNC110 - no event tells that a peer reads again
-                    await trio.sleep(CONGESTED_S)
-            try:
-                answer = await connection.ask(command, self._config.push_timeout)
-            except (ConnectError, RemoteFault) as error:
-                return str(error)
+        timeout = self._config.push_timeout
+        if not lane.has_room(connection):
+            started = trio.current_time()
+            with trio.move_on_after(timeout) as waiting:
+                await lane.wait_for_room(connection)
+            if waiting.cancelled_caught:
+                return f"it had not taken the replies before within {timeout:g} s"
+            timeout -= trio.current_time() - started
+        try:
+            answer = await connection.ask(command, timeout)
+        except (ConnectError, RemoteFault) as error:
+            return str(error)
+        finally:
+            lane.in_flight.release()
         return None if answer.code == ResponseCode.SUCCESS else f"it answered {answer.code}: {answer.remark}"
 
     def _fail(self, client_id: str, reason: str, done: Done) -> None:

@@ -155,8 +155,9 @@ class Peers:
         body = ask(self.address, pull(topic, queue, offset)).body
         return [
             {
-                "queue": record.queue_id, "body": record.stored_body[:100], "flag": record.flag, "sys_flag": record.sys_flag,
-                "born": record.born_timestamp, "reconsumed": record.reconsume_times,
+                "queue": record.queue_id, "body": record.stored_body[:100], "flag": record.flag,
+                "sys_flag": record.sys_flag, "born": record.born_timestamp,
+                "reconsumed": record.reconsume_times,
                 "properties": dict(record.properties),
             }
             for record in decode_records(body)
