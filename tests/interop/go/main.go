@@ -137,17 +137,18 @@ func request(options map[string]string) {
 		for index := first; index < first+count; index++ {
 			message := content(options["topic"], number(options, "seed"), index)
 			index := index
+			var once sync.Once // the client calls back again when it forgets the request
 			done := func(_ context.Context, reply *primitive.Message, err error) {
-				if err != nil {
-					printLine(map[string]any{"event": "failed", "index": index, "error": err.Error()})
-				} else if reply != nil {
-					printLine(map[string]any{
-						"event": "replied", "index": index, "body": hex.EncodeToString(reply.Body),
-						"topic": reply.Topic, "properties": reply.GetProperties()})
-				} else {
-					return // called again when the request is forgotten
-				}
-				open.Done()
+				once.Do(func() {
+					if err != nil {
+						printLine(map[string]any{"event": "failed", "index": index, "error": err.Error()})
+					} else {
+						printLine(map[string]any{
+							"event": "replied", "index": index, "body": hex.EncodeToString(reply.Body),
+							"topic": reply.Topic, "properties": reply.GetProperties()})
+					}
+					open.Done()
+				})
 			}
 			open.Add(1)
 			if words[0] == "sync" {

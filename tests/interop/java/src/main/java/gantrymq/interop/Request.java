@@ -1,6 +1,7 @@
 package gantrymq.interop;
 
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.rocketmq.client.exception.RequestTimeoutException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.RequestCallback;
@@ -50,11 +51,12 @@ final class Request {
     }
 
     private static RequestCallback callback(int index, CountDownLatch open) {
+        AtomicBoolean done = new AtomicBoolean();
         return new RequestCallback() {
             @Override
             public void onSuccess(Message message) {
-                // The client also calls back, without a reply, when the request has been sent.
-                if (message != null) {
+                // The client also calls back when the request has been sent, mostly without a reply.
+                if (message != null && done.compareAndSet(false, true)) {
                     replied(index, message);
                     open.countDown();
                 }
@@ -62,8 +64,10 @@ final class Request {
 
             @Override
             public void onException(Throwable error) {
-                failed(index, error);
-                open.countDown();
+                if (done.compareAndSet(false, true)) {
+                    failed(index, error);
+                    open.countDown();
+                }
             }
         };
     }
