@@ -197,6 +197,13 @@ def theirs(request: pytest.FixtureRequest, homes: Callable[[str], Path]) -> Iter
         yield Peers(broker.address, stack)
 
 
+def drop_answer_fields(seen: Seen) -> None:
+    """Take out of the properties what RocketMQ 5.3.3, unlike 4.9.7, adds to those of every message that is sent."""
+    for properties in [one["properties"] for one in (seen.pushed, *seen.stored) if one is not None]:
+        properties.pop("MSG_REGION", None)
+        properties.pop("TRACE_ON", None)
+
+
 @pytest.mark.parametrize("store", [True, False], ids=["stored", "not stored"])
 def test_replies_are_pushed_stored_and_answered_alike(theirs: Peers, ours: Peers, store: bool) -> None:
     for peers in (ours, theirs):
@@ -207,8 +214,9 @@ def test_replies_are_pushed_stored_and_answered_alike(theirs: Peers, ours: Peers
     for name, command, acknowledge in CASES:
         seen = ours.send(command, acknowledge), theirs.send(command, acknowledge)
         for one in seen:
-            # Both began with empty queues; what only one of them stored moves its offsets.
+            # What only one of them stored moves its offsets.
             one.fields.pop("queueOffset", None)
+            drop_answer_fields(one)
         if seen[0] != seen[1]:
             different[name] = seen
     expected = set(ON_PURPOSE) - (set() if store else {"a compressed body"})
