@@ -183,8 +183,10 @@ func respond(options map[string]string) {
 				for k := range body {
 					body[k] = message.Body[len(body)-1-k]
 				}
-				reply, err := consumer.CreateReplyMessage(message, body)
+				// v2.1.2 reads properties out of the body that it is given, and leaves the reply without one.
+				reply, err := consumer.CreateReplyMessage(message, nil)
 				check(err)
+				reply.Body = body
 				index, err := strconv.Atoi(message.GetProperty("index"))
 				check(err)
 				reply.WithProperty("index", strconv.Itoa(index))
