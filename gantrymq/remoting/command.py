@@ -13,14 +13,15 @@ import msgspec
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, Frame, join_frame
+from gantrymq.remoting.lenient_header import LANGUAGES, read_lenient
 
 VERSION: Final = 407
 """What we announce: the ordinal of RocketMQ 4.9.7, whose behaviour we answer for (``MQVersion``)."""
-LANGUAGES: Final = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
-    "NODE_JS",
-)  # fmt: skip
+LANGUAGE: Final = "PYTHON"
 FIELDS_MAX: Final = 256
+LONG_HEADER_BYTES: Final = 64 * 1024
+"""A longer JSON header is looked at before it is read, so that it cannot fill the memory with tiny fields."""
+LONG_HEADER_QUOTES: Final = 4 * (FIELDS_MAX + 16)
 
 _BINARY_FIXED = struct.Struct(">hBhii")
 _I16 = struct.Struct(">h")
@@ -40,7 +41,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}):
     opaque: int = 0
     flag: int = 0
     remark: str | None = None
-    language: str = "PYTHON"
+    language: str = LANGUAGE
     version: int = VERSION
     kind: int = JSON_HEADER
 
@@ -96,20 +97,39 @@ def encode(command: Command) -> bytes:
 
 def decode(frame: Frame) -> Command:
     """The command in ``frame``; :class:`FatalRemoteFault` when its header cannot be read."""
-    if frame.kind == BINARY_HEADER:
-        command = _decode_binary(frame.header)
-    else:
-        try:
-            command = _decode_json(frame.header)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise FatalRemoteFault(f"unreadable JSON header: {error}") from None
-        if command.ext is not None and len(command.ext) > FIELDS_MAX:
-            raise FatalRemoteFault(f"{len(command.ext)} header fields, at most {FIELDS_MAX} are taken")
-        if not -0x80000000 <= command.opaque <= 0x7FFFFFFF:
-            raise FatalRemoteFault(f"opaque {command.opaque} is no 32-bit number")
+    command = _decode_binary(frame.header) if frame.kind == BINARY_HEADER else _decode_json_header(frame.header)
     command.kind = frame.kind
     command.body = frame.body
     return command
+
+
+def _decode_json_header(header: bytes) -> Command:
+    if len(header) > LONG_HEADER_BYTES and _count_quotes(header) > LONG_HEADER_QUOTES:
+        raise FatalRemoteFault(f"a JSON header of {len(header)} bytes with more than {FIELDS_MAX} fields")
+    try:
+        command = _decode_json(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        try:
+            code, ext, opaque, flag, remark, language, version = read_lenient(header)
+        except ValueError as error:
+            raise FatalRemoteFault(f"unreadable JSON header: {error}") from None
+        command = Command(code, ext, b"", opaque, flag, remark, language, version)
+    else:
+        # A value that was read is another object: these two are missing in the header.
+        if command.language is LANGUAGE:
+            command.language = "JAVA"
+        if command.version is VERSION:
+            command.version = 0
+        if not -0x80000000 <= command.opaque <= 0x7FFFFFFF:
+            raise FatalRemoteFault(f"opaque {command.opaque} is no 32-bit number")
+    if command.ext is not None and len(command.ext) > FIELDS_MAX:
+        raise FatalRemoteFault(f"{len(command.ext)} header fields, at most {FIELDS_MAX} are taken")
+    return command
+
+
+def _count_quotes(header: bytes) -> int:
+    """How many quotes stand around names and values; each field has one at least, however its text is escaped."""
+    return header.count(b'"') - header.count(b'\\"')
 
 
 def _binary_header(command: Command) -> bytes:
@@ -147,11 +167,11 @@ def _decode_binary(header: bytes) -> Command:
             b"",
             opaque,
             flag,
-            remark.decode() if remark else None,
+            remark.decode(errors="replace") if remark else None,
             LANGUAGES[language] if language < len(LANGUAGES) else "OTHER",
             version,
         )
-    except (struct.error, UnicodeDecodeError) as error:
+    except struct.error as error:
         raise FatalRemoteFault(f"unreadable binary header: {error}") from None
 
 
@@ -166,7 +186,7 @@ def _decode_fields(fields: bytes) -> dict[str, str]:
         if count > FIELDS_MAX:
             raise FatalRemoteFault(f"more than {FIELDS_MAX} header fields")
         if key and value:  # Java reads a zero length as null and leaves the entry out of use
-            ext[key.decode()] = value.decode()
+            ext[key.decode(errors="replace")] = value.decode(errors="replace")
     return ext
 
 

@@ -21,6 +21,16 @@ class FatalRemoteFault(Exception):
     """The peer's bytes cannot be followed any further: the connection is closed, nobody else is harmed."""
 
 
+class TlsHandshake(FatalRemoteFault):
+    """The peer begins a TLS handshake on a port that speaks plaintext."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the peer started a TLS handshake, but this port speaks plaintext: turn TLS off in the client "
+            "(Java: -Dtls.enable=false), or put a proxy that ends TLS in front of this port"
+        )
+
+
 class GantryError(Exception):
     """Root of everything that the calling side raises on purpose."""
 

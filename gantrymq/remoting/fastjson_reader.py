@@ -193,8 +193,10 @@ class Reader:
             halves = halves or "\ud800" <= piece <= "\udfff"
             pieces.append(piece)
         text = "".join(pieces)
-        if not halves:
-            return text
+        return self._joined(text) if halves else text
+
+    def _joined(self, text: str) -> str:
+        """``text`` with its surrogate pairs, which came as two escapes each, as characters."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:

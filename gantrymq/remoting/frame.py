@@ -14,17 +14,17 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.errors import FatalRemoteFault, TlsHandshake
 
 FRAME_MAX_BYTES = 16 * 1024 * 1024
 """The longest frame, its own length word included (``com.rocketmq.remoting.frameMaxLength``)."""
-HEADER_MAX_BYTES = 64 * 1024
-"""The longest header. RocketMQ has no limit but the frame's; ours keeps a peer from buying 16 MiB of parsing."""
 
 JSON_HEADER = 0
 BINARY_HEADER = 1
 
 _PREFIX = struct.Struct(">iI")
+_TLS_RECORDS = range(0x160300, 0x160305)
+"""What a TLS handshake begins with: the record type 22 and a version, SSL 3.0 to TLS 1.3."""
 
 
 class Frame(NamedTuple):
@@ -39,7 +39,8 @@ def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple
     """All whole frames at the start of ``buffer`` and how many bytes they took; the rest waits for more.
 
     Nothing of a claimed length is allocated before the bytes are there. Raises :class:`FatalRemoteFault` for lengths
-    that no honest peer sends; the frames in front of the bad one are lost with the connection, as in RocketMQ.
+    that no honest peer sends, :class:`TlsHandshake` when the bytes are one; the frames in front of the bad one are lost
+    with the connection, as in RocketMQ. A header may be as long as its frame, also as in RocketMQ.
     """
     frames: list[Frame] = []
     position = 0
@@ -52,7 +53,7 @@ def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple
         _check_length(length, limit)
         header_length = mark & 0xFFFFFF
         kind = mark >> 24
-        if header_length > length - 4 or header_length > HEADER_MAX_BYTES:
+        if header_length > length - 4:
             raise FatalRemoteFault(f"header of {header_length} bytes in a frame of {length}")
         if kind > BINARY_HEADER:
             raise FatalRemoteFault(f"unknown kind of header {kind}")
@@ -73,4 +74,6 @@ def join_frame(kind: int, header: bytes, body: bytes) -> bytes:
 
 def _check_length(length: int, limit: int) -> None:
     if length < 4 or length + 4 > limit:
+        if length >> 8 in _TLS_RECORDS:
+            raise TlsHandshake
         raise FatalRemoteFault(f"frame length {length} is outside 4..{limit - 4}")

@@ -56,6 +56,19 @@ cdef const uint8_t* read_json_number(const uint8_t* at, const uint8_t* end, int6
     return at if read_number(start, at - start, value) else NULL
 
 
+cdef const uint8_t* read_json_scalar(const uint8_t* at, const uint8_t* end, Text* text) noexcept nogil:
+    """A plain integer, ``true`` or ``false`` as text: fastjson makes such a text of it. NULL for anything else."""
+    cdef int64_t number
+    text.at = at
+    text.escaped = text.wide = False
+    while at < end and at[0] != c',' and at[0] != c'}':
+        at += 1
+    text.size = at - text.at
+    if is_word(text.at, text.size, b"true", 4) or is_word(text.at, text.size, b"false", 5):
+        return at
+    return at if read_number(text.at, text.size, &number) else NULL
+
+
 cdef const uint8_t* read_json_fields(const uint8_t* at, const uint8_t* end, Field* fields, int* count) noexcept nogil:
     cdef Field* field
     if at >= end or at[0] != c'{':
@@ -68,7 +81,11 @@ cdef const uint8_t* read_json_fields(const uint8_t* at, const uint8_t* end, Fiel
         at = read_text(at, end, &field.name)
         if at == NULL or at >= end or at[0] != c':' or field.name.escaped or field.name.wide:
             return NULL
-        at = read_text(at + 1, end, &field.value)
+        at += 1
+        if at < end and at[0] != c'"':
+            at = read_json_scalar(at, end, &field.value)
+        else:
+            at = read_text(at, end, &field.value)
         if at == NULL or at >= end:
             return NULL
         count[0] += 1

@@ -29,7 +29,7 @@ from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import offset_message_id
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
-from gantrymq.remoting.frame import HEADER_MAX_BYTES, Frame
+from gantrymq.remoting.frame import Frame
 from gantrymq.remoting.headers import PullMessageHeader, read_header
 from gantrymq.remoting.properties import find_property, replace_properties
 
@@ -59,7 +59,6 @@ cdef int BATCH = Trait.BATCH
 cdef int FOR_PREPARED = Trait.PREPARED
 cdef dict _topic_parts = plain_records._topic_parts
 cdef dict _topics = plain_records._topics
-cdef Py_ssize_t HEADER_MAX = HEADER_MAX_BYTES
 
 
 cdef inline int as_int64(object number, int64_t* value) except -1:
@@ -211,7 +210,7 @@ cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit
         if size - position < 8:
             break
         mark = get32(data + position + 4)
-        if (mark & 0xFFFFFF) > length - 4 or (mark & 0xFFFFFF) > HEADER_MAX or mark >> 24 > 1:
+        if (mark & 0xFFFFFF) > length - 4 or mark >> 24 > 1:
             return -1
         if position + 4 + length > size:
             break

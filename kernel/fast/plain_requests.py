@@ -19,7 +19,7 @@ from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, decode_at, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
-from gantrymq.remoting.frame import BINARY_HEADER, HEADER_MAX_BYTES, Frame, cut_frames
+from gantrymq.remoting.frame import BINARY_HEADER, Frame, cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, read_header
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
@@ -40,6 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")
+_LENGTH_MASK: Final = 0xFFFFFF
 _LENGTH = struct.Struct(">i")
 _PROOF = struct.Struct(">iII16xqI44xi")
 """Of a record with hosts of IPv4: size, magic, CRC, log offset, sys flag, body length."""
@@ -62,13 +63,11 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
         length, mark = unpack(data, position)
         start, end = position + 8, position + 4 + length
         body_start = start + (mark & 0xFFFFFF)
-        if end > size or body_start > end or length + 4 > limit:
-            break
-        if mark > HEADER_MAX_BYTES and (mark >> 24 != BINARY_HEADER or body_start - start > HEADER_MAX_BYTES):
+        if end > size or body_start > end or length + 4 > limit or mark >> 24 > BINARY_HEADER:
             break
         header, body = data[start:body_start], data[body_start:end]
         position = end
-        read = hot_headers.get(header[:CODE_BYTES]) if mark <= HEADER_MAX_BYTES else None  # a JSON header, that is
+        read = hot_headers.get(header[:CODE_BYTES]) if mark <= _LENGTH_MASK else None  # a JSON header, that is
         if read is not None:
             try:
                 head = read(header)

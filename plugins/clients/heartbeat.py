@@ -13,9 +13,10 @@ from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
 from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.command import LANGUAGES, Command
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+from gantrymq.remoting.lenient_header import known_language
 from gantrymq.remoting.names import retry_topic, validate_group, validate_topic
 
 CLIENT_ID_MAX_CHARACTERS = 1024
@@ -110,7 +111,7 @@ class Heartbeats:
 
     def _member(self, request: Request, data: HeartbeatData) -> Member:
         command = request.command
-        language = command.language if command.language in LANGUAGES else "OTHER"
+        language = known_language(command.language)
         return self._clients.member(request.connection, data.client_id, language, command.version)
 
     def _check_consumer(self, consumer: ConsumerData) -> None:

@@ -182,7 +182,7 @@ async def test_something_is_waited_for_no_longer_than_the_connection_holds() -> 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(8), b"\xff" * 8, b"\0\0\0\x06\0\0\0\x02{}", b"\0\0\0\x04\x07\0\0\0"],
+    [b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(8), b"\xff" * 8, b"\0\0\0\x06\0\0\0\x02{]", b"\0\0\0\x04\x07\0\0\0"],
 )
 async def test_bytes_that_are_no_frame_close_the_connection_and_say_so(garbage: bytes) -> None:
     async def babble(connection: PeerConnection) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.remoting.errors import FatalRemoteFault
-from gantrymq.remoting.frame import BINARY_HEADER, FRAME_MAX_BYTES, HEADER_MAX_BYTES, Frame, cut_frames, join_frame
+from gantrymq.remoting.errors import FatalRemoteFault, TlsHandshake
+from gantrymq.remoting.frame import BINARY_HEADER, FRAME_MAX_BYTES, Frame, cut_frames, join_frame
 
 GOLDEN = bytes.fromhex("0000007F0000007B") + (
     b'{"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":1,'
@@ -63,10 +63,31 @@ def test_the_longest_frame_is_waited_for_and_one_byte_more_is_refused() -> None:
         cut_frames(prefix(FRAME_MAX_BYTES - 3, 10))
 
 
-@pytest.mark.parametrize(("length", "header"), [(4, 1), (100, 97), (FRAME_MAX_BYTES - 4, HEADER_MAX_BYTES + 1)])
-def test_a_header_longer_than_its_frame_or_the_limit_is_refused(length: int, header: int) -> None:
+@pytest.mark.parametrize(("length", "header"), [(4, 1), (100, 97), (70_000, 69_997)])
+def test_a_header_longer_than_its_frame_is_refused(length: int, header: int) -> None:
     with pytest.raises(FatalRemoteFault, match=f"header of {header} bytes"):
         cut_frames(prefix(length, header))
+
+
+def test_a_header_may_be_as_long_as_its_frame() -> None:
+    assert cut_frames(prefix(FRAME_MAX_BYTES - 4, FRAME_MAX_BYTES - 8)) == ([], 0)
+    header = b" " * 100_000
+    assert cut_frames(join_frame(0, header, b"body")) == ([Frame(0, header, b"body")], 100_012)
+
+
+@pytest.mark.parametrize("version", [b"\3\0", b"\3\1", b"\3\3", b"\3\4"])
+def test_a_tls_handshake_is_refused_by_its_name(version: bytes) -> None:
+    with pytest.raises(TlsHandshake, match="TLS handshake"):
+        cut_frames(b"\x16" + version + b"\x02\0\1\0\1\xfc")
+    with pytest.raises(TlsHandshake):
+        cut_frames(b"\x16" + version + b"\x02")
+
+
+@pytest.mark.parametrize("start", [b"\x16\4\0\0", b"\x17\3\1\0", b"GET ", b"\x15\3\3\0"])
+def test_other_lengths_out_of_bounds_are_no_tls_handshake(start: bytes) -> None:
+    with pytest.raises(FatalRemoteFault, match="frame length") as caught:
+        cut_frames(start)
+    assert type(caught.value) is FatalRemoteFault
 
 
 @pytest.mark.parametrize("kind", [2, 127, 255])

@@ -214,6 +214,51 @@ def test_headers_of_any_type_are_read_alike(fields: dict[str, Any]) -> None:
     both_read(frame(json.dumps({"code": 310, "extFields": SEND, **fields}).encode()))
 
 
+ANY_VALUES = st.one_of(
+    VALUES, st.booleans(), st.none(), st.integers(), st.floats(allow_nan=False), st.just([1, {"a": 2}])
+)
+
+
+@given(
+    st.sampled_from([(310, SEND), (10, {LONG_NAMES[name]: value for name, value in SEND.items()}), (11, PULL), (37, END),
+                     (999, {})]),
+    st.dictionaries(st.sampled_from([*"abcdefghijklmn", *PULL, *END]), ANY_VALUES, max_size=4),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+)  # fmt: skip
+def test_fields_of_any_type_are_read_alike(
+    usual: tuple[int, dict[str, str]], changes: dict[str, Any], separators: tuple[str, str]
+) -> None:
+    header = {"code": usual[0], "opaque": 5, "extFields": {**usual[1], **changes}}
+    both_read(frame(json.dumps(header, separators=separators).encode()))
+
+
+def test_numbers_and_booleans_of_a_send_are_read_as_their_text() -> None:
+    for code, names in ((310, {}), (10, LONG_NAMES)):
+        ext: dict[str, Any] = {
+            names.get(name, name): value for name, value in {**SEND, "k": "false", "m": "false"}.items()
+        }
+        typed = {name: json.loads(value) if value[0] in "0123456789f" else value for name, value in ext.items()}
+        text, numbers = (
+            frame(json.dumps({"code": code, "opaque": 5, "extFields": fields}, separators=(",", ":")).encode())
+            for fields in (ext, typed)
+        )
+        assert numbers != text
+        runs = [Produce(twin).run(data) for twin in (plain_requests, compiled) for data in (text, numbers)]
+        assert runs[1:] == runs[:1] * 3
+        (request,), _ = compiled.read_requests(Peer(), numbers, LIMIT)
+        assert type(request) is compiled.SendRequest  # the fast path, not only the same meaning
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "usual", "name"), [(310, SEND, "i"), (310, SEND, "b"), (11, PULL, "subscription"), (37, END, "msgId")]
+)
+def test_long_headers_are_read_alike(code: int, usual: dict[str, str], name: str, kind: int) -> None:
+    for text in ("x" * 98_705, '\x01é"' * 40_000, "\\" * 98_705):
+        requests, _ = both_read(encode(Command(code, {**usual, name: text}, kind=kind)), 16 * LIMIT)
+        assert requests[0][2].ext[name] == text
+
+
 EXT = json.dumps(SEND, separators=(",", ":"))[1:-1]
 
 

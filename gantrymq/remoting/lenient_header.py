@@ -1,0 +1,229 @@
+"""Reads JSON headers that are not in the form the Java client writes, with the meaning that RocketMQ gives them.
+
+RocketMQ decodes a header with ``JSON.parseObject(text, RemotingCommand.class)``, and fastjson converts what does not fit
+the Java field: a number or a boolean becomes text where a ``String`` is wanted, text becomes a number where an ``int`` is
+wanted. Clients depend on that: Node's ``ali-ons`` writes ``"queueId":0``. Source: RocketMQ 4.9.7 with fastjson 1.2.69
+(``TypeUtils.castToInt``, ``IntegerCodec``, ``StringCodec``, ``EnumDeserializer``); the cases in
+``tests/remoting/test_lenient_header.py`` were answered by that library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gantrymq.remoting.fastjson_reader import ObjectMap, Reader
+
+LANGUAGES: Final = (
+    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
+    "NODE_JS",
+)  # fmt: skip
+DIALECT_MAX_BYTES: Final = 64 * 1024
+"""The longest header that is read as fastjson's dialect. A longer one must be JSON, which compiled code reads."""
+
+_NUMBER_MAX_LENGTH: Final = 400
+_EXPONENT_MAX: Final = 2**31 - 1
+_SCALE_MAX: Final = 100
+_INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?", re.ASCII)
+_HALF = re.compile("[\ud800-\udfff]")
+_FAULTS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class HeaderFields(NamedTuple):
+    """The fields of a header; what is missing or null has the Java class's default (``opaque``: 0)."""
+
+    code: int
+    ext: dict[str, str] | None
+    opaque: int
+    flag: int
+    remark: str | None
+    language: str
+    version: int
+
+
+def read_lenient(header: bytes) -> HeaderFields:
+    """The fields of a JSON header; :class:`ValueError` tells what RocketMQ could not read either.
+
+    Bytes that are no UTF-8 become U+FFFD, as in Java. A nested object or array becomes its JSON text, its keys in the
+    client's order (Java: in the order of a ``HashMap``).
+    """
+    header = header.decode(errors="replace").encode()
+    try:
+        values = _strict_values(header)
+    except _FAULTS as error:
+        if len(header) > DIALECT_MAX_BYTES:
+            raise ValueError(str(error)) from None
+        values = _dialect_values(header.decode())
+    return HeaderFields(
+        _integer(values, "code"),
+        _ext(values.get("extFields")),
+        _integer(values, "opaque"),
+        _integer(values, "flag"),
+        _text(values.get("remark")),
+        _language(values),
+        _integer(values, "version"),
+    )
+
+
+def known_language(name: str) -> str:
+    """The language as RocketMQ names it; fastjson compares names without case. OTHER for an unknown one."""
+    name = name.upper()
+    return name if name in LANGUAGES else "OTHER"
+
+
+class _Number(str):
+    """A number as it stands in the text, for no float keeps all digits."""
+
+    __slots__ = ()
+
+
+class _DialectReader(Reader):
+    """Keeps numbers as text and half surrogate pairs as ``?``, as which Java writes them."""
+
+    def _number(self, match: re.Match[str]) -> Any:
+        self.at = match.end()
+        return _Number(match.group())
+
+    def _joined(self, text: str) -> str:
+        pairs = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+        return _HALF.sub("?", pairs)
+
+
+_strict_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_strict_text = msgspec.json.Decoder(str).decode
+
+
+def _strict_values(header: bytes) -> dict[str, Any]:
+    """The values of a header that is JSON."""
+    values: dict[str, Any] = {}
+    for name, raw in _strict_decode(header).items():
+        if name == "extFields" and bytes(raw)[:1] == b"{":
+            values[name] = {key: _strict_value(value) for key, value in _strict_decode(raw).items()}
+        else:
+            values[name] = _strict_value(raw)
+    return values
+
+
+def _strict_value(raw: msgspec.Raw) -> Any:
+    text = bytes(raw)
+    first = text[:1]
+    if first == b'"':
+        return _strict_text(text)
+    if first in b"{[":
+        return _dialect_value(text.decode())
+    if first in b"tfn":
+        return {b"t": True, b"f": False, b"n": None}[first]
+    return _Number(text.decode())
+
+
+def _dialect_values(text: str) -> dict[str, Any]:
+    """The values of a header in fastjson's dialect."""
+    values = _dialect_value(text)
+    if type(values) is not dict:
+        raise ValueError("JSON: the header is no object")
+    return values
+
+
+def _dialect_value(text: str) -> Any:
+    if len(text) > DIALECT_MAX_BYTES:
+        raise ValueError(f"JSON: a nested value of {len(text)} characters")
+    return _DialectReader(text).read()
+
+
+def _ext(fields: Any) -> dict[str, str] | None:
+    if fields is None:
+        return None
+    if type(fields) is not dict:
+        raise ValueError(f"extFields: expected an object, got {_kind(fields)}")
+    return {str(name): text for name, value in fields.items() if (text := _text(value)) is not None}
+
+
+def _text(value: Any) -> str | None:
+    """What a Java ``String`` becomes from ``value``."""
+    if value is None or type(value) is str:
+        return value
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is _Number:
+        return str(value) if value.lstrip("-").isdigit() else _decimal_text(_decimal(value))
+    return _json_text(value)
+
+
+def _json_text(value: Any) -> str:
+    """A nested value as fastjson writes it: nulls left out of objects, numbers in canonical form."""
+    if value is None:
+        return "null"
+    if type(value) is bool:
+        return "true" if value else "false"
+    if type(value) is _Number:
+        return _decimal_text(_decimal(value))
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if type(value) is ObjectMap or isinstance(value, Mapping):
+        items = value if type(value) is ObjectMap else value.items()
+        parts = (f"{_json_text(key)}:{_json_text(item)}" for key, item in items if item is not None)
+        return "{" + ",".join(parts) + "}"
+    return "[" + ",".join(map(_json_text, value)) + "]"
+
+
+def _decimal(number: _Number) -> Decimal:
+    if len(number) > _NUMBER_MAX_LENGTH:
+        raise ValueError(f"JSON: a number of {len(number)} characters")
+    try:
+        value = Decimal(number)
+    except InvalidOperation:
+        raise ValueError(f"JSON: no number: {number}") from None
+    if abs(value.adjusted()) > _EXPONENT_MAX:
+        raise ValueError(f"JSON: the exponent of {number} has more than 32 bits")
+    return value
+
+
+def _decimal_text(value: Decimal) -> str:
+    # As Java's BigDecimal.toString, which knows no negative zero.
+    return str(abs(value) if value.is_zero() else value)
+
+
+def _integer(values: Mapping[str, Any], name: str) -> int:
+    """What a Java ``int`` becomes from the value of ``name``; its default for nothing, null, "" and "null"."""
+    value = values.get(name)
+    if type(value) is str:
+        text = value.replace(",", "")
+        if value.lower() in ("", "null"):
+            return 0
+        if not _INTEGER.fullmatch(text) or len(text) > _NUMBER_MAX_LENGTH:
+            raise ValueError(f"{name}: {value[:40]!r} is no number")
+        number = int(text.partition(".")[0])
+    elif type(value) is _Number:
+        exact = _decimal(value)
+        if abs(exact.adjusted()) > _SCALE_MAX:
+            raise ValueError(f"{name}: {value[:40]} is out of range")
+        number = int(exact)
+    elif value is None or type(value) is bool:
+        number = int(value or 0)
+    else:
+        raise ValueError(f"{name}: expected a number, got {_kind(value)}")
+    if not -0x80000000 <= number <= 0x7FFFFFFF:
+        raise ValueError(f"{name}: {number} is no 32-bit number")
+    return number
+
+
+def _language(values: Mapping[str, Any]) -> str:
+    value = values.get("language", "JAVA")
+    if type(value) is str:
+        return known_language(value)
+    if type(value) is _Number and value.isdigit() and len(value) < 4:
+        return LANGUAGES[int(value)] if int(value) < len(LANGUAGES) else "OTHER"
+    if value is None:
+        return "OTHER"
+    raise ValueError(f"language: expected a name, got {_kind(value)}")
+
+
+def _kind(value: Any) -> str:
+    if type(value) is _Number or type(value) is bool:
+        return f"the value {str(value)[:40]}"
+    return "a string" if type(value) is str else "an object" if isinstance(value, Mapping) else "an array"
