@@ -24,6 +24,7 @@ from gantrymq.kernel.fast import read_requests
 from gantrymq.kernel.listening import OUT_OF_DESCRIPTORS, Listener
 from gantrymq.kernel.patience import Patience
 from gantrymq.kernel.processors import Request
+from gantrymq.remoting.bad_bytes import BadBytesLog
 from gantrymq.remoting.errors import FatalRemoteFault
 
 log = structlog.get_logger("gantrymq.sweep")
@@ -60,6 +61,7 @@ class Sweep:
         self._handle = handle
         self._connections_changed = connections_changed
         self._progress = progress
+        self._bad_bytes = BadBytesLog(log)
         self._epoll = select.epoll()
         self.waker = env.waker()
         self._epoll.register(self.waker.fileno(), select.EPOLLIN)
@@ -333,7 +335,7 @@ class Sweep:
         try:
             received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes)
         except FatalRemoteFault as error:
-            log.warning("unreadable bytes, connection closed", peer=connection.address, error=str(error))
+            self._bad_bytes.report(connection.address, error, now)
             self.drop(connection, str(error))
             return len(data)
         if inbound:

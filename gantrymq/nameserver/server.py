@@ -19,6 +19,7 @@ from gantrymq.nameserver.routecache import RouteCache
 from gantrymq.nameserver.routes import EXPIRY_SECONDS, Routes
 from gantrymq.nameserver.switches import Switches
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.bad_bytes import BadBytesLog
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
@@ -99,6 +100,7 @@ class NameServer:
         self.config = config or NameServerConfig()
         self._cache = RouteCache()
         self._notices = Notices()
+        self._bad_bytes = BadBytesLog(log)
         self.routes = Routes(trio.current_time, self.config.expiry_seconds, self)
         kv = KVConfig(self.config.kv_path)
         self.requests = Requests(self.routes, kv, self.config.switches, _told(self.config), self._cache)
@@ -252,7 +254,7 @@ class NameServer:
                     limit = self.config.frame_seconds if buffer else self.config.idle_seconds
                     deadline = trio.current_time() + limit
             except FatalRemoteFault as fault:
-                log.warning("connection closed for bad bytes", peer=connection.peer, reason=str(fault))
+                self._bad_bytes.report(connection.peer, fault, trio.current_time())
                 return "bad bytes"
 
     async def _answer_all(self, connection: Connection, frames: list[Frame]) -> bool:

@@ -164,8 +164,8 @@ def _json_text(value: Any) -> str:
         return _decimal_text(_decimal(value))
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    if type(value) is ObjectMap or isinstance(value, Mapping):
-        items = value if type(value) is ObjectMap else value.items()
+    if isinstance(value, ObjectMap | Mapping):
+        items = value if isinstance(value, ObjectMap) else value.items()
         parts = (f"{_json_text(key)}:{_json_text(item)}" for key, item in items if item is not None)
         return "{" + ",".join(parts) + "}"
     return "[" + ",".join(map(_json_text, value)) + "]"

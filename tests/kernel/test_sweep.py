@@ -10,6 +10,7 @@ from itertools import pairwise
 import attrs
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import ConnectionsBatch
@@ -17,6 +18,7 @@ from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.sweep import SPINS, Sweep
+from gantrymq.remoting.bad_bytes import QUIET_SECONDS
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -490,3 +492,31 @@ def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None
     peer.close()
     sweep.close()
     assert seen[-2:] == [("handle", True), ("progress", False)]
+
+
+HELLO = bytes.fromhex("16030100C8010000C40303") + bytes(32)
+
+
+def test_a_tls_handshake_is_logged_once_an_hour_for_each_host(bench: Bench) -> None:
+    with capture_logs() as logs:
+        for number in range(3):
+            if number == 2:
+                bench.env.now += QUIET_SECONDS
+            peer = bench.connect()
+            peer.sendall(HELLO)
+            bench.turns(lambda n=number: sum(len(change.closed) for change in bench.changes) > n)  # type: ignore[misc]
+            assert peer.recv(10) == b""
+            peer.close()
+    events = [one for one in logs if one["log_level"] == "warning"]
+    assert [one["event"] for one in events] == ["tls_handshake_on_plaintext_port"] * 2
+    assert "turn TLS off" in events[0]["reason"]
+    assert events[0]["peer"].startswith("127.0.0.1:")
+
+
+def test_other_bad_bytes_are_logged_each_time(bench: Bench) -> None:
+    with capture_logs() as logs:
+        for number in range(2):
+            with bench.connect() as peer:
+                peer.sendall(b"GET / HTTP/1.1")
+                bench.turns(lambda n=number: sum(len(change.closed) for change in bench.changes) > n)  # type: ignore[misc]
+    assert [one["event"] for one in logs if one["log_level"] == "warning"] == ["bad_bytes_received"] * 2

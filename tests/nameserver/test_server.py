@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting import headers
@@ -119,6 +120,25 @@ async def test_a_response_that_nobody_asked_for_is_ignored(peer: Any) -> None:
 
 
 # ---- bad bytes
+
+
+async def test_a_tls_handshake_is_logged_once_for_each_host(server: NameServer) -> None:
+    with capture_logs() as logs:
+        for peer in ("10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"):
+            ours, theirs = trio.testing.memory_stream_pair()
+            await ours.send_all(bytes.fromhex("16030100C8010000C40303"))
+            await server.serve_stream(theirs, peer)
+    events = [(one["event"], one["peer"]) for one in logs if one["log_level"] == "warning"]
+    assert events == [
+        ("tls_handshake_on_plaintext_port", "10.0.0.1:5000"), ("tls_handshake_on_plaintext_port", "10.0.0.2:5000"),
+    ]  # fmt: skip
+
+
+async def test_a_name_of_100_000_characters_is_answered_and_the_connection_lives(peer: Any) -> None:
+    await peer.send(Command(C.GET_ROUTEINFO_BY_TOPIC, {"topic": "x" * 100_000}, opaque=1))
+    await peer.send(Command(C.GET_ROUTEINFO_BY_TOPIC, {"topic": "x"}, opaque=2))
+    assert [((await peer.receive()).code) for _ in range(2)] == [17, 17]
+
 
 
 def frame(length: int, mark: int, rest: bytes = b"") -> bytes:
