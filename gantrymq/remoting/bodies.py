@@ -9,7 +9,7 @@ and stays out of the text unless set, so that both versions read it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -145,6 +145,9 @@ class DelayOffsetSerializeWrapper(Body):
 class LockBatchRequestBody(Body):
     """Queues that a member of a group wants to have, or gives back: bodies of 41 and 42. The last field is 5.x's."""
 
+    identity: ClassVar[str] = "client_id"
+    parts: ClassVar[tuple[type[Body], ...]] = (MessageQueue,)
+
     consumer_group: str = ""
     client_id: str = ""
     mq_set: set[MessageQueue] = set()
@@ -231,6 +234,9 @@ class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": 
                                   "heartbeat_fingerprint": "heartbeatFingerprint"}):  # fmt: skip
     """What a client is part of: body of 34. 5.x may send a fingerprint in place of the subscriptions."""
 
+    identity: ClassVar[str] = "client_id"
+    parts: ClassVar[tuple[type[Body], ...]] = (ProducerData, ConsumerData, SubscriptionData)
+
     client_id: str = ""
     producer_data_set: list[ProducerData] = []
     consumer_data_set: list[ConsumerData] = []
@@ -247,6 +253,9 @@ class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": 
 
 class CheckClientConfig(Body):
     """A subscription that a client is about to make: body of 46 (``CheckClientRequestBody``)."""
+
+    identity: ClassVar[str] = "client_id"
+    parts: ClassVar[tuple[type[Body], ...]] = (SubscriptionData,)
 
     client_id: str = ""
     group: str = ""

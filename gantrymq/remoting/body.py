@@ -6,7 +6,8 @@ quotes count as numbers. Whatever else does not fit the type is the sender's fau
 
 from __future__ import annotations
 
-from typing import Any, Self
+from functools import cache
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -16,7 +17,15 @@ from gantrymq.remoting.errors import RemoteFault
 
 
 class Body(msgspec.Struct, rename="camel"):
-    """Base of the wire structs. Fields that are None stay out of the text."""
+    """Base of the wire structs. Fields that are None stay out of the text.
+
+    A class that clients fill may name in ``identity`` the field that no client leaves out. Where it is empty, the keys
+    are matched again as fastjson matches them: without case, ``_`` and ``-``. NewLife.RocketMQ writes ``ClientID``.
+    ``parts`` are the classes whose values lie in such a body.
+    """
+
+    identity: ClassVar[str] = ""
+    parts: ClassVar[tuple[type[Body], ...]] = ()
 
     def to_bytes(self, *, quoted_keys: bool = False) -> bytes:
         """The JSON text; see :func:`gantrymq.remoting.fastjson.dumps` for ``quoted_keys``."""
@@ -27,11 +36,17 @@ class Body(msgspec.Struct, rename="camel"):
         """The value in ``data``; :class:`RemoteFault` (code 1) names what does not fit. ``{}`` gives the defaults."""
         if b"$ref" not in data:  # a reference would be taken for an object without known keys
             try:
-                return msgspec.json.decode(data, type=cls)
+                body = msgspec.json.decode(data, type=cls)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass  # most likely the dialect: the tolerant way decides
+            else:
+                if not cls.identity or getattr(body, cls.identity):
+                    return body
         try:
-            return cls.from_value(fastjson.loads(data))
+            value = fastjson.loads(data)
+            if cls.identity:
+                value = _match_keys(value, _known_keys(cls))
+            return cls.from_value(value)
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{cls.__name__}: {error}") from None
 
@@ -44,6 +59,22 @@ class Body(msgspec.Struct, rename="camel"):
     def _repair(cls, value: Any) -> Any:
         """Where a class takes forms that differ in more than a number's quotes, it straightens them here."""
         return value
+
+
+@cache
+def _known_keys(kind: type[Body]) -> dict[str, str]:
+    """The keys of ``kind`` and its parts by what is compared of them."""
+    return {_compared(key): key for one in (kind, *kind.parts) for key in one.__struct_encode_fields__}
+
+
+def _compared(key: str) -> str:
+    return key.lower().replace("_", "").replace("-", "")
+
+
+def _match_keys(value: Any, known: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {known.get(_compared(str(key)), key): _match_keys(item, known) for key, item in value.items()}
+    return [_match_keys(item, known) for item in value] if type(value) is list else value
 
 
 def _without_nulls(value: Any) -> Any:

@@ -287,3 +287,41 @@ def test_row_51_a_body_that_unpacks_to_a_thousand_times_its_size_passes_the_brok
         with pytest.raises(BodyError):
             _ = record.body
     assert memory_bytes() - before < 32 * MIB
+
+
+LONG = "x" * 98_705
+LONG_HEADERS = [
+    (send("T", b"", properties=f"K\x01{LONG}"), ResponseCode.MESSAGE_ILLEGAL),
+    (send(LONG, b""), ResponseCode.SYSTEM_ERROR),
+    (pull("T", expression=LONG), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    (pull(LONG), ResponseCode.TOPIC_NOT_EXIST),
+    (Command(RequestCode.UNREGISTER_CLIENT, {"clientID": LONG, "consumerGroup": LONG}), ResponseCode.SUCCESS),
+    (Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": LONG}), ResponseCode.SYSTEM_ERROR),
+    (Command(RequestCode.GET_MAX_OFFSET, {"topic": LONG, "queueId": "0"}), ResponseCode.SUCCESS),
+    (Command(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": LONG, "topic": "T", "queueId": "0"}), ResponseCode.SUCCESS),
+    (Command(9999, {"a": LONG}, remark=LONG), ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize(("command", "code"), LONG_HEADERS, ids=[str(number) for number in range(len(LONG_HEADERS))])
+def test_a_header_of_more_than_64_kib_is_answered_and_the_connection_lives(
+    impatient: Cluster, command: Command, code: int, kind: int
+) -> None:
+    command.kind = kind
+    with RawPeer(impatient.address) as peer:
+        for _ in range(2):
+            answer = peer.ask(command)
+            assert answer is not None, "the connection was closed"
+            assert answer.code == code, answer.remark
+
+
+def test_a_header_that_fills_its_frame_costs_no_more_memory_than_the_frame(impatient: Cluster) -> None:
+    with RawPeer(impatient.address) as peer:
+        command = send("T", b"", properties="x" * (15 * MIB))
+        assert (answer := peer.ask(command)) is not None
+        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+        before = memory_bytes()
+        for _ in range(5):
+            assert peer.ask(command) is not None
+        assert memory_bytes() - before < 64 * MIB
