@@ -1,9 +1,9 @@
 """Reads JSON headers that are not in the form the Java client writes, with the meaning that RocketMQ gives them.
 
-RocketMQ decodes a header with ``JSON.parseObject(text, RemotingCommand.class)``, and fastjson converts what does not fit
-the Java field: a number or a boolean becomes text where a ``String`` is wanted, text becomes a number where an ``int`` is
-wanted. Clients depend on that: Node's ``ali-ons`` writes ``"queueId":0``. Source: RocketMQ 4.9.7 with fastjson 1.2.69
-(``TypeUtils.castToInt``, ``IntegerCodec``, ``StringCodec``, ``EnumDeserializer``); the cases in
+RocketMQ decodes a header with ``JSON.parseObject(text, RemotingCommand.class)``, and fastjson converts what does not
+fit the Java field: a number or a boolean becomes text where a ``String`` is wanted, text becomes a number where an
+``int`` is wanted. Clients depend on that: Node's ``ali-ons`` writes ``"queueId":0``. Source: RocketMQ 4.9.7 with
+fastjson 1.2.69 (``TypeUtils.castToInt``, ``IntegerCodec``, ``StringCodec``, ``EnumDeserializer``); the cases in
 ``tests/remoting/test_lenient_header.py`` were answered by that library.
 """
 

@@ -171,6 +171,22 @@ def find_go(source: Path, cache: Path) -> Path:
     return program
 
 
+def find_node(source: Path, cache: Path) -> list[str]:
+    """How to run ``main.js`` of the npm package ``source``, installed into ``cache`` unless it is there already."""
+    node = _tool("node", "run the Node client")
+    target = cache / "node"
+    stamp = _stamp(source)
+    with _locked(cache / "node.lock"):
+        mark = target / "stamp"
+        if not mark.exists() or mark.read_text() != stamp:
+            npm = _tool("npm", "install the Node client")
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(source, target)
+            _run((npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"), target)
+            mark.write_text(stamp)
+    return [node, str((target / "main.js").absolute())]
+
+
 @attrs.frozen
 class JavaServer:
     """A running Java nameserver or broker."""

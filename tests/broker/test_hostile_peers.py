@@ -298,7 +298,10 @@ LONG_HEADERS = [
     (Command(RequestCode.UNREGISTER_CLIENT, {"clientID": LONG, "consumerGroup": LONG}), ResponseCode.SUCCESS),
     (Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": LONG}), ResponseCode.SYSTEM_ERROR),
     (Command(RequestCode.GET_MAX_OFFSET, {"topic": LONG, "queueId": "0"}), ResponseCode.SUCCESS),
-    (Command(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": LONG, "topic": "T", "queueId": "0"}), ResponseCode.SUCCESS),
+    (
+        Command(RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": LONG, "topic": "T", "queueId": "0"}),
+        ResponseCode.SUCCESS,
+    ),
     (Command(9999, {"a": LONG}, remark=LONG), ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
 ]
 

@@ -25,6 +25,7 @@ from gantrymq.testing.foreign import (
     cache_folder,
     find_go,
     find_java,
+    find_node,
     start_broker,
     start_nameserver,
 )
@@ -97,6 +98,20 @@ def go_client(homes: Callable[[str], Path]) -> ForeignClient:
         return Child([str(program), *arguments], home / f"{arguments[0]}.err", env={"HOME": str(home)})
 
     return ForeignClient("go-2.1.2", start, homes("go"))
+
+
+@pytest.fixture(scope="session")
+def node_client(homes: Callable[[str], Path]) -> ForeignClient:
+    """ali-ons, for Node."""
+    try:
+        command = find_node(HERE / "node", CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+    def start(home: Path, *arguments: str) -> Child:
+        return Child([*command, *arguments], home / f"{arguments[0]}.err", env={"HOME": str(home)})
+
+    return ForeignClient("node-3.12.0", start, homes("node"))
 
 
 @pytest.fixture(scope="session")

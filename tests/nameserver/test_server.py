@@ -140,7 +140,6 @@ async def test_a_name_of_100_000_characters_is_answered_and_the_connection_lives
     assert [((await peer.receive()).code) for _ in range(2)] == [17, 17]
 
 
-
 def frame(length: int, mark: int, rest: bytes = b"") -> bytes:
     return struct.pack(">iI", length, mark) + rest
 

@@ -220,8 +220,9 @@ ANY_VALUES = st.one_of(
 
 
 @given(
-    st.sampled_from([(310, SEND), (10, {LONG_NAMES[name]: value for name, value in SEND.items()}), (11, PULL), (37, END),
-                     (999, {})]),
+    st.sampled_from([
+        (310, SEND), (10, {LONG_NAMES[name]: value for name, value in SEND.items()}), (11, PULL), (37, END), (999, {}),
+    ]),
     st.dictionaries(st.sampled_from([*"abcdefghijklmn", *PULL, *END]), ANY_VALUES, max_size=4),
     st.sampled_from([(",", ":"), (", ", ": ")]),
 )  # fmt: skip

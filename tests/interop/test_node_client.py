@@ -1,0 +1,55 @@
+"""ali-ons, RocketMQ's client for Node, against the system under test. It writes numbers as header fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.clients import ForeignClient, check_complete, check_unaltered
+from gantrymq.testing.content import content
+from gantrymq.testing.foreign import ask
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+Names = Callable[[str], str]
+
+
+@pytest.fixture
+def topic(system, names: Names) -> str:
+    """A topic of this test alone; ali-ons sends to topics that exist only."""
+    name = names("t")
+    ext = {
+        "topic": name, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    return name
+
+
+def test_node_produces_and_node_consumes_every_message_unaltered(
+    node_client: ForeignClient, system, topic: str, names: Names
+):
+    sent = node_client.produce(system.nameserver, topic, 300, seed=21)
+    assert [answer.status for answer in sent] == ["SEND_OK"] * 300
+    messages = node_client.consume_all(system.nameserver, topic, names("g"), 300)
+    check_complete(messages, 21, range(300))
+    places = {message.index: (message.queue_id, message.queue_offset) for message in messages}
+    assert all(places[answer.index] == (answer.queue_id, answer.queue_offset) for answer in sent)
+
+
+def test_a_tag_expression_selects(node_client: ForeignClient, system, topic: str, names: Names):
+    node_client.produce(system.nameserver, topic, 100, seed=22)
+    wanted = [index for index in range(100) if content(22, index).tags in ("TagA", "TagC")]
+    messages = node_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags="TagA || TagC")
+    check_complete(messages, 22, wanted)
+
+
+def test_a_message_that_is_given_back_comes_again(node_client: ForeignClient, system, topic: str, names: Names):
+    node_client.produce(system.nameserver, topic, 4, seed=23)
+    messages = node_client.consume_all(system.nameserver, topic, names("g"), 8, refuse=1)
+    check_unaltered([message for message in messages if message.reconsume_times == 0], 23)
+    counts = sorted((message.index, message.reconsume_times) for message in messages)
+    assert counts == [(index, times) for index in range(4) for times in (0, 1)]
