@@ -275,6 +275,8 @@ class Pull:
     may_hold: bool
     deadline: float
     """On the clock of ``env.monotonic()``, seconds."""
+    max_bytes: int = 0
+    """The client accepts an answer of this size, and of ``limit`` messages; 0: RocketMQ's limits apply."""
 
 
 @attrs.define

@@ -23,6 +23,9 @@ _OPAQUE_MARK = 1_999_999_999
 SUBSCRIPTION_INLINE = 4
 MAY_SUSPEND = 2
 SUSPEND_MS = 5_000
+PULL_BYTES = 1_048_576
+"""Pulls ask GantryMQ's brokers for so much, so that an answer has as many messages as ``--batch`` says, from memory and
+from the disk. RocketMQ's brokers apply their own limits."""
 
 
 def body_of(load: Load) -> bytes:
@@ -88,6 +91,7 @@ def pulls(load: Load) -> Callable[[int, int, int], bytes]:
             "consumerGroup": GROUP, "topic": load.topic, "queueId": str(queue), "queueOffset": mark,
             "maxMsgNums": str(load.batch), "sysFlag": str(flags), "commitOffset": "0",
             "suspendTimeoutMillis": str(SUSPEND_MS), "subscription": "*", "subVersion": "0", "expressionType": "TAG",
+            "gantrymqMaxBytes": str(PULL_BYTES),
         }  # fmt: skip
         head, _, tail = encode(Command(RequestCode.PULL_MESSAGE, ext, b"", opaque, language="JAVA"))[8:].partition(
             mark.encode()

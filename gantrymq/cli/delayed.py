@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STORED_MS: Final = 3 * 86_400_000
 """What still waits was stored since: whatever waits longer than two days is stored again on the way."""
 BATCH: Final = 1024
+BATCH_BYTES: Final = 1_048_576
 
 
 @attrs.frozen
@@ -170,7 +171,7 @@ async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
         header = PullMessageHeader(
             consumer_group=TOOLS_GROUP, topic=TIMER_TOPIC, queue_id=0, queue_offset=offset, max_msg_nums=BATCH,
             sys_flag=4, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
-            expression_type="TAG",
+            expression_type="TAG", gantrymq_max_bytes=BATCH_BYTES,
         )  # fmt: skip
         answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()))
         if answer.code == ResponseCode.SUCCESS:

@@ -35,6 +35,8 @@ from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_records
 
 PULL_BATCH_MESSAGES: Final = 32
+PULL_BATCH_BYTES: Final = 1_048_576
+"""GantryMQ's brokers give so much in one answer, also from the disk; RocketMQ's apply their own limits."""
 SUSPEND_MILLISECONDS: Final = 15_000
 PULL_TIMEOUT_SECONDS: Final = 30.0
 PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
@@ -195,6 +197,7 @@ class Puller(Generic[R]):
             suspend_timeout_millis=SUSPEND_MILLISECONDS,
             sub_version=self._options.subscription.sub_version,
             expression_type=self._options.subscription.expression_type,
+            gantrymq_max_bytes=PULL_BATCH_BYTES,
         )
         channel = await self._cluster.broker(address)
         asked_at = anyio.current_time()

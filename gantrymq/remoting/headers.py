@@ -99,7 +99,11 @@ class SendMessageResponse(Header, kw_only=True):
 
 class PullMessageHeader(Header, kw_only=True):
     """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). ``sys_flag``: 1 commit offset valid, 2 may suspend,
-    4 subscription inline, 8 class filter, 16 lite."""
+    4 subscription inline, 8 class filter, 16 lite.
+
+    ``gantrymq_max_bytes`` is an extension of GantryMQ (``docs/format/frame.md``): the client accepts so many bytes of
+    messages in one answer, instead of RocketMQ's limits. Other brokers ignore it.
+    """
 
     consumer_group: str
     topic: str
@@ -112,6 +116,7 @@ class PullMessageHeader(Header, kw_only=True):
     subscription: str | None = None
     sub_version: Int64
     expression_type: str | None = None
+    gantrymq_max_bytes: Int32 | None = None
 
 
 class PullMessageResponse(Header, kw_only=True):

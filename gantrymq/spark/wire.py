@@ -34,7 +34,9 @@ GROUP = "CID_GANTRYMQ_SPARK"
 """The group name that pulls carry; the protocol wants one, no offset is ever kept under it."""
 SUBSCRIPTION_INLINE = 4
 PULL_ROWS = 1024
-"""Messages asked for in one pull; a Java broker answers at most 32 (``maxTransferCountOnMessageInMemory``)."""
+PULL_BYTES = 1_048_576
+"""Messages and bytes asked for in one pull. A RocketMQ broker ignores the bytes and gives at most 32 messages
+(``maxTransferCountOnMessageInMemory``)."""
 TIMEOUT_SECONDS = 10.0
 """How long a server may stay silent, while connecting and between two pieces of an answer."""
 BUSY_PAUSES_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -130,6 +132,7 @@ class Wire:
             subscription="*",
             sub_version=0,
             expression_type="TAG",
+            gantrymq_max_bytes=PULL_BYTES,
         )
         answer = self._call_broker(queue, Command(RequestCode.PULL_MESSAGE, header.to_ext()))
         if answer.code not in (

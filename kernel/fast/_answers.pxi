@@ -108,6 +108,8 @@ cdef class PullAnswers:
 
     cdef object terms, find_queue, commit, pulled, reader
     cdef int64_t max_messages, max_bytes, scan_entries
+    cdef object find_limits
+    cdef Limits limits
     cdef Form found, unmatched
     cdef object make_forms
     cdef dict other_forms
@@ -118,6 +120,7 @@ cdef class PullAnswers:
     cdef int64_t* code_list
     cdef Py_ssize_t code_count
     cdef Run* runs
+    cdef Py_ssize_t run_room
     cdef Py_ssize_t run_count
     cdef Py_ssize_t found_count
     cdef Window windows[WINDOWS]
@@ -134,9 +137,7 @@ cdef class PullAnswers:
         self.found, self.unmatched = map(Form, desk.forms(0))
         self.frames = Frames()
         self.kept = {}
-        self.runs = <Run*>PyMem_Malloc(self.max_messages * sizeof(Run))
-        if self.runs == NULL:
-            raise MemoryError
+        self.find_limits = desk.limits
 
     def __dealloc__(self):
         self.close_windows()
@@ -230,7 +231,35 @@ cdef class PullAnswers:
                 high = middle
         return low < self.code_count and self.code_list[low] == code
 
-    cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, int64_t limit, Py_ssize_t* scanned) except -2:
+    cdef int take_limits(self) except -1:
+        """Read the limits that are in force now, and have room for as many records as they allow."""
+        cdef Limits* limits = &self.limits
+        cdef int64_t most
+        cdef Run* room
+        limits.messages, limits.size, limits.disk_messages, limits.disk_size, limits.disk_end = self.find_limits()
+        most = max(self.max_messages, limits.messages, limits.disk_messages)
+        if most > self.run_room:
+            room = <Run*>PyMem_Realloc(self.runs, most * sizeof(Run))
+            if room == NULL:
+                raise MemoryError
+            self.runs, self.run_room = room, most
+        return 0
+
+    cdef Limits limits_of(self, int64_t messages, int64_t size) noexcept:
+        """The limits of a pull that asks for so many messages; ``size`` above 0: it accepts so many bytes of them."""
+        cdef Limits limits = self.limits
+        messages = max(1, messages)
+        if size > 0:
+            limits.messages = min(messages, self.max_messages)
+            limits.size = min(size, self.max_bytes)
+            limits.disk_messages, limits.disk_size = limits.messages, limits.size
+        else:
+            limits.messages = min(messages, limits.messages)
+            limits.disk_messages = min(messages, limits.disk_messages)
+        return limits
+
+    cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, const Limits* limits,
+                         Py_ssize_t* scanned) except -2:
         """Find the records of these entries, as :func:`gather` does; the bytes they have, -1 when one is unusual."""
         cdef Py_ssize_t number, found = 0, runs = 0
         cdef int64_t at, size, total = 0, first = -1, last = 0
@@ -239,7 +268,7 @@ cdef class PullAnswers:
         for number in range(count):
             at = <int64_t>get64(entry)
             size = <int32_t>get32(entry + 8)
-            if found >= limit or (found and total + size > self.max_bytes):
+            if is_full(limits, found, total, at, size):
                 break
             scanned[0] += 1
             if size == FILLER_SIZE or (at >= self.oldest and not self.is_wanted(<int64_t>get64(entry + 12))):
@@ -291,11 +320,11 @@ cdef class PullAnswers:
         return <Form>forms[0 if self.run_count else 1]
 
     cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
-                      int64_t limit, object codes, object suggest, int64_t* commit_offset) except -2:
+                      const Limits* limits, object codes, object suggest, int64_t* commit_offset) except -2:
         """Answer with what is in the queue, and commit, unless that is NULL; the body's size, -1: nothing done."""
         cdef object queue = self.find_queue(topic, queue_id)
         cdef bytes entries
-        cdef int64_t low, high, total, count
+        cdef int64_t low, high, total, count = max(limits.messages, limits.disk_messages)
         cdef Py_ssize_t scanned = 0, number
         cdef const uint8_t* entry = NULL
         cdef uint8_t* at
@@ -311,14 +340,15 @@ cdef class PullAnswers:
                 return -1
             self.connection = request.connection
         self.take_codes(codes)
-        count = max(limit, self.scan_entries) if self.code_count else limit
+        if self.code_count:
+            count = max(count, self.scan_entries)
         entries = self.entries_of(queue, offset, count, &entry)
         if entries is None:
             return -1
         count = min(count, (PyBytes_GET_SIZE(entries) - (entry - <const uint8_t*>PyBytes_AS_STRING(entries))) // 20)
         if count < 1:
             return -1
-        total = self.collect(entry, count, limit, &scanned)
+        total = self.collect(entry, count, limits, &scanned)
         if total < 0:
             return -1
         if commit_offset != NULL:
@@ -345,6 +375,7 @@ cdef class PullAnswers:
             pull.group, pull.topic, pull.subscription, pull.expression_type, 0 if which else pull.numbers[6], which
         )
         cdef object terms = known.get(key, known)
+        cdef Limits limits
         if terms is known:
             terms = known[key] = self.terms(*key)
         if terms is None or pull.answered or pull.flag & ONEWAY:
@@ -352,9 +383,9 @@ cdef class PullAnswers:
         queues, codes, suggest = terms
         if not 0 <= queue_id < queues:
             return -1
+        limits = self.limits_of(pull.numbers[2], pull.numbers[MAX_BYTES])
         return self.give(
-            pull, pull.group, pull.topic, queue_id, pull.numbers[1],
-            max(1, min(pull.numbers[2], self.max_messages)), codes, suggest,
+            pull, pull.group, pull.topic, queue_id, pull.numbers[1], &limits, codes, suggest,
             &pull.numbers[4] if pull.numbers[3] & COMMIT_OFFSET else NULL,
         )
 
@@ -363,6 +394,7 @@ cdef class PullAnswers:
         cdef dict known = {}
         cdef int64_t given
         self.oldest = self.reader.min_offset
+        self.take_limits()
         try:
             while first < len(requests) and budget > 0:
                 request = requests[first]
@@ -373,6 +405,7 @@ cdef class PullAnswers:
                     self.finish()
                     known.clear()
                     given = other(request)
+                    self.take_limits()
                 budget -= given
         finally:
             self.finish()
@@ -381,15 +414,16 @@ cdef class PullAnswers:
     def resume(self, pull, codes, suggest):
         """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.resume`."""
         cdef HotRequest request
+        cdef Limits limits
         if not isinstance(pull.request, HotRequest):
             return -1
         request = pull.request
         if request.answered or request.flag & ONEWAY:
             return -1
         self.oldest = self.reader.min_offset
+        self.take_limits()
+        limits = self.limits_of(pull.limit, pull.max_bytes)
         try:
-            return self.give(
-                request, pull.group, pull.topic, pull.queue_id, pull.offset, pull.limit, codes, suggest, NULL
-            )
+            return self.give(request, pull.group, pull.topic, pull.queue_id, pull.offset, &limits, codes, suggest, NULL)
         finally:
             self.finish()

@@ -1,5 +1,8 @@
 # Requests to pull, and the bodies of their replies. A part of _requests.pyx.
 
+cdef enum:
+    MAX_BYTES = 7  # the place of gantrymqMaxBytes among a pull's numbers
+
 
 @cython.no_gc
 @cython.final
@@ -10,11 +13,13 @@ cdef class PullRequest(HotRequest):
     cdef object topic
     cdef object subscription
     cdef object expression_type
-    cdef int64_t numbers[7]
+    cdef bint has_max_bytes
+    cdef int64_t numbers[8]
 
 
 cdef int pull_field(Text* name) noexcept nogil:
-    """Which field of a pull this is: 0 to 6 numbers, 7 and 8 required texts, 9 and 10 optional ones, -1 unknown."""
+    """Which field of a pull this is: 0 to 6 numbers, 7 and 8 required texts, 9 and 10 optional ones, 11 an optional
+    number, -1 unknown."""
     cdef const uint8_t* at = name.at
     cdef Py_ssize_t size = name.size
     if is_word(at, size, b"queueId", 7): return 0
@@ -28,15 +33,16 @@ cdef int pull_field(Text* name) noexcept nogil:
     if is_word(at, size, b"topic", 5): return 8
     if is_word(at, size, b"subscription", 12): return 9
     if is_word(at, size, b"expressionType", 14): return 10
+    if is_word(at, size, b"gantrymqMaxBytes", 16): return 11
     return -1
 
 
 cdef PullRequest read_pull(Field* fields, int count):
     """As :func:`read_send`."""
-    cdef Text* texts[11]
+    cdef Text* texts[12]
     cdef int number, place
     cdef PullRequest pull = PullRequest.__new__(PullRequest)
-    for place in range(11):
+    for place in range(12):
         texts[place] = NULL
     for number in range(count):
         if fields[number].value.escaped or fields[number].value.wide:
@@ -52,6 +58,10 @@ cdef PullRequest read_pull(Field* fields, int count):
     for place in range(7):
         if not is_number(texts[place], &pull.numbers[place], place in (1, 4, 5, 6)):
             return None
+    pull.numbers[MAX_BYTES] = 0
+    if texts[11] != NULL and not is_number(texts[11], &pull.numbers[MAX_BYTES], False):
+        return None
+    pull.has_max_bytes = texts[11] != NULL
     pull.group = name_of(texts[7])
     pull.topic = name_of(texts[8])
     pull.subscription = name_of(texts[9]) if texts[9] != NULL else None
@@ -77,7 +87,25 @@ def read_pull_header(request):
         subscription=pull.subscription,
         sub_version=pull.numbers[6],
         expression_type=pull.expression_type,
+        gantrymq_max_bytes=pull.numbers[MAX_BYTES] if pull.has_max_bytes else None,
     )
+
+
+cdef struct Limits:
+    int64_t messages
+    int64_t size
+    int64_t disk_messages
+    int64_t disk_size
+    int64_t disk_end
+
+
+cdef inline bint is_full(const Limits* limits, int64_t messages, int64_t total, int64_t at, int64_t size) noexcept nogil:
+    """Whether an answer with so many messages and bytes has no room for the record of this entry."""
+    if not messages:
+        return False
+    if at < limits.disk_end:
+        return messages >= limits.disk_messages or total + size > limits.disk_size
+    return messages >= limits.messages or total + size > limits.size
 
 
 cdef struct Run:
@@ -103,7 +131,7 @@ cdef bint is_record(const uint8_t* at, int64_t size, int64_t offset) noexcept no
     )
 
 
-def gather(bytes entries, Py_ssize_t limit, int64_t max_bytes, int64_t oldest, matches, window, damaged):
+def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
     """See :func:`gantrymq.kernel.fast.plain_requests.gather`."""
     cdef const uint8_t* entry = <const uint8_t*>PyBytes_AS_STRING(entries)
     cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // 20, number, runs = 0, found = 0, scanned = 0, filled = 0
@@ -115,16 +143,18 @@ def gather(bytes entries, Py_ssize_t limit, int64_t max_bytes, int64_t oldest, m
     cdef list windows = []
     cdef bytes body
     cdef Run* some
+    cdef Limits bounds
     if PyBytes_GET_SIZE(entries) % 20:
-        return plain.gather(entries, limit, max_bytes, oldest, matches, window, damaged)
-    some = <Run*>PyMem_Malloc((min(count, limit) + 1) * sizeof(Run))
+        return plain.gather(entries, limits, oldest, matches, window, damaged)
+    bounds.messages, bounds.size, bounds.disk_messages, bounds.disk_size, bounds.disk_end = limits
+    some = <Run*>PyMem_Malloc((min(count, max(bounds.messages, bounds.disk_messages)) + 1) * sizeof(Run))
     if some == NULL:
         raise MemoryError
     try:
         for number in range(count):
             at = <int64_t>get64(entry)
             size = <int32_t>get32(entry + 8)
-            if found >= limit or (found and total + size > max_bytes):
+            if is_full(&bounds, found, total, at, size):
                 break
             scanned += 1
             if size == FILLER_SIZE:

@@ -5,7 +5,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull
 from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, Suggest
-from gantrymq.kernel.fast.plain_requests import ReplyForm, Terms, Window
+from gantrymq.kernel.fast.plain_requests import PullLimits, ReplyForm, Terms, Window
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import Record
 from gantrymq.remoting.headers import PullMessageHeader
@@ -25,8 +25,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBat
 def answer_rows(batch: AppendBatch) -> None: ...
 def gather(
     entries: bytes,
-    limit: int,
-    max_bytes: int,
+    limits: PullLimits,
     oldest: int,
     matches: Callable[[int], bool] | None,
     window: Window,

@@ -20,6 +20,7 @@ from gantrymq.remoting.frame import BINARY_HEADER
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
     from gantrymq.kernel.consumequeue import ConsumeQueue
+    from gantrymq.kernel.fast.plain_requests import PullLimits
     from gantrymq.kernel.logwindows import LogWindows
 
 Suggest = Callable[[int], int]
@@ -73,8 +74,11 @@ class PullDesk:
     pulled: Callable[[str, str, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: hears of each answer, if anybody counts."""
     windows: LogWindows
+    limits: Callable[[], PullLimits]
+    """The limits of an answer as of now; asked for once a turn."""
     max_messages: int
     max_bytes: int
+    """The limits of an answer to a client that says how many bytes it accepts."""
     scan_entries: int
     """Entries that are looked at when not every message is wanted."""
     forms: Callable[[int], tuple[PullForm, PullForm]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
@@ -34,7 +34,7 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 Window = Callable[[int, int], "memoryview | bytes | None"]
 
 __all__ = [
-    "ENTRY", "FILLER_SIZE", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows", "answer_sends",
+    "ENTRY", "FILLER_SIZE", "PullLimits", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows", "answer_sends",
     "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_records",
     "read_requests", "reply_form", "scan",
 ]  # fmt: skip
@@ -113,17 +113,35 @@ def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -
     return records
 
 
+class PullLimits(NamedTuple):
+    """How much one answer to a pull may carry. The first record always fits, a further one only within the limits."""
+
+    messages: int
+    size: int
+    """In bytes."""
+    disk_messages: int
+    disk_size: int
+    """The limits for records that count as read from the disk."""
+    disk_end: int
+    """The log offset where memory begins: records below it count as read from the disk."""
+
+    @property
+    def most(self) -> int:
+        """The most records that any answer within these limits has."""
+        return max(self.messages, self.disk_messages)
+
+
 def gather(
     entries: bytes,
-    limit: int,
-    max_bytes: int,
+    limits: PullLimits,
     oldest: int,
     matches: Callable[[int], bool] | None,
     window: Window,
     damaged: Callable[[int, int], None],
 ) -> tuple[list[bytes | memoryview], int, bool, int]:
-    """The records of these queue entries that ``matches`` lets through: up to ``limit``, up to ``max_bytes`` but one.
+    """The records of these queue entries that ``matches`` lets through, within ``limits``.
 
+    As in RocketMQ the first entry that does not fit ends the answer, whether or not its record is wanted.
     ``window(offset, size)`` gives the log from that offset on, the record at least, or None when it cannot be read.
     What is no record (see :func:`is_intact`) is told to ``damaged(offset, size)`` and left out.
     Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
@@ -134,8 +152,14 @@ def gather(
     removed = False
     data: bytes | memoryview = b""
     unpack, crc32 = _PROOF.unpack_from, zlib.crc32
+    messages, room, disk_messages, disk_room, disk_end = limits
     for at, size, code in ENTRY.iter_unpack(entries):
-        if len(parts) >= limit or (parts and total + size > max_bytes):
+        if not parts:
+            pass
+        elif at < disk_end:
+            if len(parts) >= disk_messages or total + size > disk_room:
+                break
+        elif len(parts) >= messages or total + size > room:
             break
         scanned += 1
         if size == FILLER_SIZE:

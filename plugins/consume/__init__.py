@@ -2,8 +2,10 @@
 
 Slot: none; essential.
 Hooks: collect_metrics, config_section, configure, register_processors, register_services, stopping.
-Config ``[plugin.consume]``: ``max_messages`` and ``max_bytes`` of one answer, ``scan_entries`` (queue entries looked at
-for one answer when a filter drops most), ``slave_read_enable`` and ``memory_percent`` (who is sent to which broker).
+Config ``[plugin.consume]``: ``memory_messages``, ``memory_bytes``, ``disk_messages``, ``disk_bytes`` (RocketMQ's limits
+of one answer), ``max_messages`` and ``max_bytes`` (the limits for clients that accept more), ``scan_entries`` (queue
+entries looked at for one answer when a filter drops most), ``memory_percent`` (what counts as in memory) and
+``slave_read_enable``.
 Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
 
 A pull is answered in the sweep in which it came, unless others have had much in it already, or its messages are on the
@@ -16,11 +18,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.config import number, size
 from gantrymq.kernel.services import LiveSettings, Service
+from gantrymq.plugins.consume.config import LIVE_KEYS, ConsumeConfig
+from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.consume.suggest import Suggestions
 from gantrymq.remoting.codes import RequestCode
@@ -30,23 +31,6 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
-
-
-@attrs.frozen
-class ConsumeConfig:
-    """``[plugin.consume]``."""
-
-    max_messages: int = number(1024, 1, 65536)
-    max_bytes: int = size(default="1 MiB")
-    scan_entries: int = number(4096, 32, 300_000)
-    slave_read_enable: bool = False
-    """Readers are sent to the broker that their group's configuration names (RocketMQ's slaveReadEnable)."""
-    memory_percent: int = number(40, 1, 100)
-    """Who is behind by more of the machine's memory reads from the disk (accessMessageInMemoryMaxRatio)."""
-
-
-LIVE_KEYS = ("slave_read_enable", "memory_percent")
-"""What administrators may change while the broker runs."""
 
 
 class ConsumePlugin:
@@ -67,9 +51,8 @@ class ConsumePlugin:
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         config = self._config
         self._suggestions = Suggestions(broker, config.slave_read_enable, config.memory_percent)
-        self._processor = processor = PullProcessor(
-            broker, config.max_messages, config.max_bytes, config.scan_entries, self._suggestions
-        )
+        self._limits = TransferLimits(config, self._suggestions)
+        self._processor = processor = PullProcessor(broker, config, self._limits, self._suggestions)
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("plugin.consume", config, LIVE_KEYS, self._reconfigure)
@@ -94,3 +77,4 @@ class ConsumePlugin:
 
     def _reconfigure(self, config: ConsumeConfig) -> None:
         self._suggestions.configure(config.slave_read_enable, config.memory_percent)
+        self._limits.configure(config)

@@ -14,6 +14,7 @@ from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, read_queue
 from gantrymq.plugins.consume.subscriptions import Subscriptions
@@ -24,6 +25,7 @@ from gantrymq.remoting.headers import PullMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.plugins.consume.config import ConsumeConfig
 
 log = structlog.get_logger("gantrymq.consume")
 
@@ -36,15 +38,12 @@ SUGGESTED = "suggestWhichBrokerId"
 class PullProcessor:
     """Batch processor of the pull codes."""
 
-    def __init__(
-        self, broker: Broker, max_messages: int, max_bytes: int, scan_entries: int, suggestions: Suggestions
-    ) -> None:
+    def __init__(self, broker: Broker, config: ConsumeConfig, limits: TransferLimits, suggestions: Suggestions) -> None:
         self._broker = broker
         self._suggestions = suggestions
         self._is_slave = broker.broker_id != MASTER_ID
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
-        self._scan_entries = scan_entries
+        self._limits = limits
+        self._scan_entries = config.scan_entries
         self._topics = broker.services.get(TopicTable)
         self._groups = broker.services.get(GroupTable)
         self._offsets = broker.services.get(ConsumerOffsets)
@@ -61,9 +60,10 @@ class PullProcessor:
                 commit=_ignore_commit if self._is_slave else self._offsets.commit,
                 pulled=None if self._statistics is None else self._statistics.pulled,
                 windows=self._windows,
-                max_messages=max_messages,
-                max_bytes=max_bytes,
-                scan_entries=scan_entries,
+                limits=limits.now,
+                max_messages=config.max_messages,
+                max_bytes=config.max_bytes,
+                scan_entries=config.scan_entries,
                 forms=_forms,
             )
         )
@@ -167,10 +167,11 @@ class PullProcessor:
             header.topic,
             header.queue_id,
             header.queue_offset,
-            max(1, min(header.max_msg_nums, self._max_messages)),
+            header.max_msg_nums,
             wanted,
             bool(header.sys_flag & _MAY_SUSPEND) and wait_s > 0,
             self._broker.env.monotonic() + wait_s,
+            header.gantrymq_max_bytes or 0,
         )
 
     def _terms(
@@ -219,8 +220,7 @@ class PullProcessor:
                 self._windows,
                 queue,
                 pull.offset,
-                pull.limit,
-                self._max_bytes,
+                self._limits.of(pull.limit, pull.max_bytes),
                 self._scan_entries,
                 pull.filter,
                 wait=wait or self.postponed.is_full,

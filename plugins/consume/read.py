@@ -14,7 +14,7 @@ import structlog
 
 from gantrymq.kernel.commitlog import CorruptRange
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
-from gantrymq.kernel.fast import gather
+from gantrymq.kernel.fast import PullLimits, gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
@@ -74,14 +74,13 @@ def read_queue(
     windows: LogWindows,
     queue: ConsumeQueue | None,
     offset: int,
-    limit: int,
-    max_bytes: int,
+    limits: PullLimits,
     scan_entries: int,
     wanted: MessageFilter,
     *,
     wait: bool = True,
 ) -> PullResult:
-    """At most ``limit`` records and ``max_bytes`` bytes (the first record always) of ``queue`` from ``offset`` on.
+    """The records of ``queue`` from ``offset`` on, within ``limits``.
 
     :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``.
     """
@@ -98,13 +97,13 @@ def read_queue(
         return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     if isinstance(wanted, RecordFilter):
         scan_entries = min(scan_entries, SCAN_ENTRIES)
-    count = limit if wanted.matches_all else max(limit, scan_entries)
+    count = limits.most if wanted.matches_all else max(limits.most, scan_entries)
     entries = queue.entries(offset, count) if wait else queue.peek(offset, count)
     if entries is None:
         raise NotAtHand(partial(queue.entries, offset, count))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
-    return _gather(windows, entries, offset, (low, high), limit, max_bytes, wanted, wait=wait)
+    return _gather(windows, entries, offset, (low, high), limits, wanted, wait=wait)
 
 
 def _gather(
@@ -112,17 +111,17 @@ def _gather(
     entries: bytes,
     offset: int,
     bounds: tuple[int, int],
-    limit: int,
-    max_bytes: int,
+    limits: PullLimits,
     wanted: MessageFilter,
     *,
     wait: bool,
 ) -> PullResult:
+    ahead = max(limits.size, limits.disk_size)
     last_at, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)
 
     def window(at: int, size: int) -> memoryview | bytes | None:
         try:
-            return windows.window(at, size, min(last_at + last_size, at + max_bytes), wait=wait)
+            return windows.window(at, size, min(last_at + last_size, at + ahead), wait=wait)
         except (ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
@@ -135,11 +134,11 @@ def _gather(
     oldest = windows.min_offset
     parts: list[bytes | memoryview]
     if isinstance(wanted, RecordFilter):
-        parts, scanned, removed = select_records(entries, limit, max_bytes, oldest, wanted, window, damaged)
+        parts, scanned, removed = select_records(entries, limits, oldest, wanted, window, damaged)
         messages = len(parts)
     else:
         matches = None if wanted.matches_all else wanted.matches
-        parts, scanned, removed, messages = gather(entries, limit, max_bytes, oldest, matches, window, damaged)
+        parts, scanned, removed, messages = gather(entries, limits, oldest, matches, window, damaged)
     low, high = bounds
     looked_at, _, _ = ENTRY.unpack_from(entries, ENTRY.size * (scanned - 1))
     if parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.fast import PullLimits
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.record import is_intact, properties_in
 
@@ -20,8 +21,7 @@ Found = tuple[int, int, memoryview | bytes]
 
 def select_records(
     entries: bytes,
-    limit: int,
-    max_bytes: int,
+    limits: PullLimits,
     oldest: int,
     wanted: RecordFilter,
     window: Window,
@@ -32,21 +32,23 @@ def select_records(
     total = scanned = looked_at = 0
     removed = False
     rows = list(ENTRY.iter_unpack(entries))
-    while scanned < len(rows) and looked_at < SCAN_BYTES:
+    messages, room, disk_messages, disk_room, disk_end = limits
+    while scanned < len(rows) and looked_at < SCAN_BYTES and len(found) < limits.most:
         chunk = rows[scanned : scanned + READ_AT_ONCE]
         removed = removed or any(at < oldest for at, _, _ in chunk)
         records = list(_read(chunk, oldest, wanted, window, damaged))
-        chosen = wanted.select([properties_in(data) for _, _, data in records])
-        for (number, size, data), is_wanted in zip(records, chosen, strict=True):
-            looked_at += size
-            if not is_wanted:
-                continue
-            if found and total + size > max_bytes:
-                return found, scanned + number, removed
-            found.append(data)
-            total += size
-            if len(found) == limit:
-                return found, scanned + number + 1, removed
+        looked_at += sum(size for _, size, _ in records)
+        answers = wanted.select([properties_in(data) for _, _, data in records])
+        chosen = {number: data for (number, _, data), is_wanted in zip(records, answers, strict=True) if is_wanted}
+        for number, (at, size, _) in enumerate(chunk):
+            if found:
+                # as in gather(): the first entry that does not fit ends the answer, whether or not it is wanted
+                most, most_bytes = (disk_messages, disk_room) if at < disk_end else (messages, room)
+                if len(found) >= most or total + size > most_bytes:
+                    return found, scanned + number, removed
+            if number in chosen:
+                found.append(chosen[number])
+                total += size
         scanned += len(chunk)
     return found, scanned, removed
 

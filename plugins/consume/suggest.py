@@ -34,6 +34,10 @@ class Suggestions:
         self.enabled = enabled
         self._far = self._memory * memory_percent // 100
 
+    def disk_end(self) -> int:
+        """The log offset where memory begins: what lies before it is taken to be on the disk only."""
+        return self._broker.log.end - self._far
+
     def of(self, group: SubscriptionGroupConfig) -> Suggest | None:
         """The broker for a reader of this group, by the offset that it has come to; None: always the master."""
         if not self.enabled:
@@ -45,4 +49,4 @@ class Suggestions:
         return group.broker_id if self.enabled and group is not None else MASTER_ID
 
     def _choose(self, near: int, far: int, offset: int) -> int:
-        return far if self._broker.log.end - offset > self._far else near
+        return far if offset < self.disk_end() else near

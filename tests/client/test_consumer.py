@@ -161,6 +161,7 @@ async def test_a_member_tells_the_broker_what_it_wants_and_goes_with_a_farewell(
     assert (pull["subVersion"], pull["sysFlag"], pull["suspendTimeoutMillis"], pull["maxMsgNums"]) == (
         str(subscription.sub_version), "2", "15000", "32",
     )  # fmt: skip
+    assert pull["gantrymqMaxBytes"] == "1048576", "so that our brokers give 32 messages from the disk, too"
     assert farewell.ext == {"clientID": client.client_id, "consumerGroup": "g"}
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers import SendMessageHeader
 from gantrymq.testing.clients import (
     Consumer,
     ForeignClient,
@@ -15,6 +18,7 @@ from gantrymq.testing.clients import (
     wait_until,
 )
 from gantrymq.testing.content import content
+from gantrymq.testing.foreign import ask
 from gantrymq.testing.processes import ChildFailed
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -145,3 +149,26 @@ def test_a_group_goes_on_where_it_stopped(java_client: ForeignClient, system, na
     check_complete(java_client.consume_all(system.nameserver, topic, group, 50), 9, range(50))
     java_client.produce(system.nameserver, topic, 30, seed=9, first=50)
     check_complete(java_client.consume_all(system.nameserver, topic, group, 30), 9, range(50, 80))
+
+
+@pytest.mark.parametrize(("asked", "size", "found"), [(50, 1, 32), (20, 1, 20), (50, 60 * 1024, 4)])
+def test_a_pull_gets_at_most_32_messages_and_256_kib(
+    java_client: ForeignClient, system, names: Names, asked: int, size: int, found: int
+):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 4, seed=12)  # creates the topic
+    header = SendMessageHeader(
+        producer_group="p", topic=topic, default_topic="TBW102", default_topic_queue_nums=4, queue_id=0, sys_flag=0,
+        born_timestamp=1, flag=0, properties="",
+    )  # fmt: skip
+    for _ in range(60):
+        assert ask(system.broker, Command(RequestCode.SEND_MESSAGE_V2, header.to_ext(), bytes(size))).code == 0
+    arguments = (f"namesrv={system.nameserver}", f"topic={topic}", f"group={names('g')}", f"limit={asked}")
+    with java_client.run("pull", *arguments) as child:
+        pulled = child.wait_event("pulled")
+    if size == 1:
+        assert (pulled["status"], pulled["found"], pulled["next"]) == ("FOUND", found, found)
+    else:
+        # a small message of the producer may be the first
+        assert (pulled["status"], pulled["next"]) == ("FOUND", pulled["found"])
+        assert found <= pulled["found"] <= found + 4

@@ -38,6 +38,7 @@ ON_PURPOSE = {
     "a light pull": "5.x knows this code, 4.9 does not",
     "a pull by nonsense": "23 and the place; RocketMQ gives every message where the expression cannot be read",
     "a pull by an unknown kind": "1, not supported; RocketMQ gives every message",
+    "a pull of 50 that accepts a MiB": "50; an extension of ours, which RocketMQ ignores: 32",
     "a topic of a permission that is none": "1, allowed are 0 to 7; RocketMQ stores any number",
     "a topic without queues": "1; RocketMQ stores a topic to which nothing can be sent",
     **dict.fromkeys(
@@ -112,6 +113,9 @@ PREPARED: tuple[Command, ...] = (
     *(send("T", b"message %d" % number) for number in range(5)), send("ReadOnly"), send("WriteOnly"),
     topic("ReadOnly", 4), topic("WriteOnly", 2), topic("Closed", 0), topic("ns%other"),
     group("noretry", retryQueueNums=0), group("closed"), topic("%RETRY%closed", 4, 1), group("ns%g"), group("unit"),
+    topic("Many"), *(send("Many", i="TAGS\x01A") for _ in range(60)),
+    *(send("Many", bytes(60_000), e=1) for _ in range(6)), *(send("Many", e=2, i="TAGS\x01A") for _ in range(3)),
+    send("Many", bytes(300_000), e=2), *(send("Many", e=2, i="TAGS\x01A") for _ in range(3)),
     group("nobroadcast", consumeBroadcastEnable=False), group("paused", consumeEnable=False),
 )  # fmt: skip
 
@@ -172,6 +176,16 @@ REQUESTS: tuple[Request, ...] = (
     ("a pull of a topic that may do nothing", pull("Closed")),
     ("a pull of a topic of a namespace", pull("ns%other")),
     ("a pull of no messages at all", pull("T", maxMsgNums=0)),
+    ("a pull of 50", pull("Many", maxMsgNums=50)),
+    ("a pull of 50 from 30", pull("Many", maxMsgNums=50, queueOffset=30)),
+    ("a pull of 50 by a tag", pull("Many", maxMsgNums=50, subscription="A")),
+    ("a pull of 50 by an expression", pull("Many", maxMsgNums=50, subscription="TAGS = 'A'", expressionType="SQL92")),
+    ("a pull of 50 that accepts a MiB", pull("Many", maxMsgNums=50, gantrymqMaxBytes=1 << 20)),
+    ("a pull of large messages", pull("Many", queueId=1)),
+    ("a pull of a large message among small ones", pull("Many", queueId=2)),
+    ("a pull by a tag, past a large message", pull("Many", queueId=2, queueOffset=2, subscription="A")),
+    ("a pull by an expression, past a large message", pull(
+        "Many", queueId=2, queueOffset=2, subscription="TAGS = 'A'", expressionType="SQL92")),
     ("a pull by a class", pull("T", sysFlag=8)),
     ("a light pull", Command(Code.LITE_PULL_MESSAGE, pull("T").ext)),
     ("a pull by a group that may not", pull("T", consumerGroup="off")),
@@ -456,3 +470,32 @@ def wait_for_permission(nameserver: str, name: str, allowed: int) -> int:
             break
         time.sleep(0.1)
     return perm
+
+
+@pytest.mark.parametrize("wanted", ["*", "A"])
+def test_pulls_from_the_disk_get_the_same_from_both(brokers: tuple[str, str], wanted: str) -> None:
+    """Where no part of the memory counts, each message is on the disk; then limits are changed by RocketMQ's names."""
+    found: list[list[object]] = []
+    changes = (
+        "accessMessageInMemoryMaxRatio=0",
+        "maxTransferCountOnMessageInDisk=3",
+        "maxTransferCountOnMessageInDisk=50\nmaxTransferBytesOnMessageInDisk=1000",
+    )
+    usual = (
+        "accessMessageInMemoryMaxRatio=40\nmaxTransferCountOnMessageInDisk=8\nmaxTransferBytesOnMessageInDisk=65536\n"
+        "maxTransferCountOnMessageInMemory=32"
+    )
+    for broker in brokers:
+        answers: list[object] = []
+        for text in (*changes, "accessMessageInMemoryMaxRatio=40\nmaxTransferCountOnMessageInMemory=7", usual):
+            changed = ask(broker, Command(Code.UPDATE_BROKER_CONFIG, {}, text.encode()))
+            assert changed.code == 0, changed.remark
+            answers += [
+                acted_on(ask(broker, pull("Many", maxMsgNums=50, subscription=wanted, **place)))
+                for place in ({}, {"queueId": 1}, {"queueId": 2})
+            ]
+        found.append(answers)
+    assert found[0] == found[1]
+    nexts = [answer["nextBeginOffset"] for answer in found[0][::3]]  # type: ignore[index]
+    assert nexts[:2] == ["8", "3"]
+    assert nexts[3:] == ["7", "32"]

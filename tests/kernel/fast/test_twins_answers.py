@@ -18,6 +18,8 @@ from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.plugins.consume import pull as pull_module
+from gantrymq.plugins.consume.config import ConsumeConfig
+from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.suggest import Suggestions
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.remoting.bodies import SubscriptionData
@@ -110,7 +112,12 @@ class Run:
         suggestions = Suggestions(broker, suggests, 50)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pull_module, "PullAnswers", answers)
-            self.processor = pull_module.PullProcessor(broker, 16, max_bytes, 24, suggestions)
+            config = ConsumeConfig(
+                memory_messages=12, memory_bytes=max_bytes, disk_messages=4, disk_bytes=min(max_bytes, 1200),
+                max_messages=16, max_bytes=5000, scan_entries=32,
+            )  # fmt: skip
+            limits = TransferLimits(config, suggestions)
+            self.processor = pull_module.PullProcessor(broker, config, limits, suggestions)
 
     def hold(self, batch: PullBatch) -> bool:
         self.held += [
@@ -172,13 +179,16 @@ PULL = {
     "commitOffset": "5", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "1", "expressionType": "TAG",
 }  # fmt: skip
 
+LARGE = {"gantrymqMaxBytes": "5000"}
+"""16 messages at once, from memory or from the disk."""
+
 
 @st.composite
 def pulls(draw: st.DrawFn) -> Command:
     usual = {**PULL, "queueId": str(draw(st.integers(0, 2))), "queueOffset": str(draw(st.integers(0, 130)))}
     odd = draw(
         st.dictionaries(
-            st.sampled_from([*PULL]),
+            st.sampled_from([*PULL, "gantrymqMaxBytes"]),
             st.sampled_from(
                 ["0", "-1", "1", "3", "4", "5", "2", "14", "99", "x", "B", "A || C", "", "Z", "SQL92", "T"]
             ),
@@ -190,7 +200,9 @@ def pulls(draw: st.DrawFn) -> Command:
             [{}, {}, {"consumerGroup": "off"}, {"consumerGroup": "none"}, {"topic": "secret"}, {"topic": "none"},
              {"consumerGroup": "heard", "sysFlag": "0"}, {"consumerGroup": "heard", "sysFlag": "1", "subVersion": "6"},
              {"consumerGroup": "gone", "sysFlag": "0"}, {"sysFlag": "5", "commitOffset": "3"}, {"subscription": "B"},
-             {"sysFlag": "6", "suspendTimeoutMillis": "1000", "queueOffset": "128"}, {"subscription": "B||C"}]
+             {"sysFlag": "6", "suspendTimeoutMillis": "1000", "queueOffset": "128"}, {"subscription": "B||C"},
+             {"gantrymqMaxBytes": "100000"}, {"gantrymqMaxBytes": "700", "maxMsgNums": "7"}, {"gantrymqMaxBytes": "-3"},
+             {"sysFlag": "6", "suspendTimeoutMillis": "1000", "queueOffset": "128", "gantrymqMaxBytes": "4000"}]
         )
     )  # fmt: skip
     return Command(
@@ -257,7 +269,7 @@ def test_no_more_is_given_than_may_be(store: Store) -> None:
     for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
         run = Run(store, twin, answers, 1 << 20)
         peer: Any = Peer(False)
-        requests = twin.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "80"})) * 5, 1 << 20)[0]
+        requests = twin.read_requests(peer, encode(Command(11, {**PULL, **LARGE, "queueOffset": "80"})) * 5, 1 << 20)[0]
         taken: list[Any] = []
         assert (
             run.processor._answers.answer(requests, 1, 3000, partial(run.processor._take, taken, run.processor._run))

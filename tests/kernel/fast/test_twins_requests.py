@@ -769,8 +769,14 @@ def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> No
     st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]),
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1, -1, 7]), st.integers(0, 3)), max_size=12),
     st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 255)), max_size=2),
-    st.integers(1, 8),
-    st.integers(0, 1500),
+    st.builds(
+        plain_requests.PullLimits,
+        st.integers(1, 8),
+        st.integers(0, 1500),
+        st.integers(1, 8),
+        st.integers(0, 1500),
+        st.integers(0, 1500),
+    ),
     st.integers(0, 400),
     st.sampled_from([None, {1, 2}, set()]),
     st.sampled_from([0, 0, 5, 300, 5000]),
@@ -778,7 +784,7 @@ def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> No
 )
 def test_gather(
     bodies: list[tuple[bytes, bool]], store_host: bytes, asked: list[tuple[int, int, int]],
-    damage: list[tuple[int, int]], limit: int, max_bytes: int, oldest: int, wanted: set[int] | None, ahead: int,
+    damage: list[tuple[int, int]], limits: plain_requests.PullLimits, oldest: int, wanted: set[int] | None, ahead: int,
     hole: int | None,
 ) -> None:  # fmt: skip
     rows = AppendBatch()
@@ -808,6 +814,6 @@ def test_gather(
             told.append((offset, size))
 
         matches = None if wanted is None else wanted.__contains__
-        found, *counts = twin.gather(entries, limit, max_bytes, oldest, matches, window, damaged)
+        found, *counts = twin.gather(entries, limits, oldest, matches, window, damaged)
         results.append((b"".join(found), counts, told))
     assert results[0] == results[1]

@@ -33,11 +33,12 @@ async def send(channel: Channel, count: int, *, tag: str = "", body: bytes = b"m
 def pull(
     offset: int, *, limit: int = 32, sys_flag: int = INLINE, tags: str = "*", wait_ms: int = 0, topic: str = "T",
     queue: int = 0, group: str = "cg", kind: str | None = "TAG", commit: int = 0, sub_version: int = 0,
+    max_bytes: int | None = None,
 ) -> Command:  # fmt: skip
     header = PullMessageHeader(
         consumer_group=group, topic=topic, queue_id=queue, queue_offset=offset, max_msg_nums=limit, sys_flag=sys_flag,
         commit_offset=commit, suspend_timeout_millis=wait_ms, subscription=tags, sub_version=sub_version,
-        expression_type=kind,
+        expression_type=kind, gantrymq_max_bytes=max_bytes,
     )  # fmt: skip
     return Command(RequestCode.PULL_MESSAGE, header.to_ext())
 
@@ -63,7 +64,7 @@ async def test_a_queue_is_read_in_order_in_the_size_asked_for(tmp_path: Path) ->
 
 @pytest.mark.trio
 async def test_one_record_is_given_however_large_it_is(tmp_path: Path) -> None:
-    async with broker_and_channel(tmp_path, plugin__consume__max_bytes="1 KiB") as (_, channel):
+    async with broker_and_channel(tmp_path, plugin__consume__memory_bytes="1 KiB") as (_, channel):
         await send(channel, 2, body=b"x" * 5000)
         answer = await channel.call(pull(0))
         assert len(bodies(answer)) == 1

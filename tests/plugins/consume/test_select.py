@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.fast import PullLimits
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.record import Record, encode
 from gantrymq.plugins.consume import select
@@ -50,7 +51,7 @@ class Log:
         self, limit: int = 32, max_bytes: int = 1 << 20, oldest: int = 0, wanted: Marked | None = None
     ) -> tuple[list[int], int, bool]:
         found, scanned, removed = select_records(
-            self.entries, limit, max_bytes, oldest, wanted or Marked(), self.window,
+            self.entries, PullLimits(limit, max_bytes, limit, max_bytes, 0), oldest, wanted or Marked(), self.window,
             lambda at, size: self.bad.append(at),
         )  # fmt: skip
         starts = [int.from_bytes(data[28:36], "big") for data in found]
@@ -67,7 +68,7 @@ def test_the_next_pull_goes_on_behind_the_last_record_that_fitted() -> None:
     assert log.select(limit=3) == ([0, 2, 4], 5, False)
     size = log.offsets[1]
     found, scanned, _ = log.select(max_bytes=2 * size)
-    assert (found, scanned) == ([0, 2], 4), "the third did not fit and is the first of the next pull"
+    assert (found, scanned) == ([0, 2], 3), "what follows did not fit, wanted or not: the next pull begins with it"
     assert log.select(max_bytes=1)[0] == [0], "one is always given"
 
 

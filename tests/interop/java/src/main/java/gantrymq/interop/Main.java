@@ -41,6 +41,9 @@ public final class Main {
             case "retry-push":
                 RetryConsume.run(options);
                 break;
+            case "pull":
+                Pull.run(options);
+                break;
             case "lite-pull":
                 LitePullConsume.run(options);
                 break;
