@@ -3,6 +3,8 @@
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
 
+from array import array
+
 cdef extern from "Python.h":
     int _PyBytes_Resize(PyObject** text, Py_ssize_t size) except -1
     PyObject* new_bytes "PyBytes_FromStringAndSize"(const char* text, Py_ssize_t size) except NULL
@@ -12,6 +14,7 @@ cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
     WINDOWS = 8
+    KEPT_CODES = 64  # filters whose codes are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
     KEPT_QUEUES = 64  # queues of which such entries are kept
@@ -117,7 +120,9 @@ cdef class PullAnswers:
     cdef dict kept
     cdef object connection
     cdef object codes
-    cdef int64_t* code_list
+    cdef dict packed_codes
+    cdef bytes code_bytes
+    cdef const int64_t* code_list
     cdef Py_ssize_t code_count
     cdef Run* runs
     cdef Py_ssize_t run_room
@@ -137,12 +142,12 @@ cdef class PullAnswers:
         self.found, self.unmatched = map(Form, desk.forms(0))
         self.frames = Frames()
         self.kept = {}
+        self.packed_codes = {}
         self.find_limits = desk.limits
 
     def __dealloc__(self):
         self.close_windows()
         PyMem_Free(self.runs)
-        PyMem_Free(self.code_list)
 
     # ----------------------------------------------------------------------------------------------- what is read
 
@@ -199,18 +204,18 @@ cdef class PullAnswers:
 
     cdef int take_codes(self, object codes) except -1:
         """Make ``codes`` the ones that are wanted."""
-        cdef int64_t* room
+        cdef bytes packed
         if codes is self.codes:
             return 0
-        room = <int64_t*>PyMem_Realloc(self.code_list, max(1, len(codes)) * sizeof(int64_t))
-        if room == NULL:
-            raise MemoryError
-        self.code_list = room
-        self.code_count = 0
-        self.codes = None
-        for code in sorted(codes):
-            self.code_list[self.code_count] = code
-            self.code_count += 1
+        # A filter may have ten thousand codes: they are put in order once, not with every change from group to group.
+        packed = self.packed_codes.get(codes)
+        if packed is None:
+            if len(self.packed_codes) >= KEPT_CODES:
+                self.packed_codes.clear()
+            packed = self.packed_codes[codes] = array("q", sorted(codes)).tobytes()
+        self.code_bytes = packed
+        self.code_list = <const int64_t*>PyBytes_AS_STRING(packed)
+        self.code_count = PyBytes_GET_SIZE(packed) // sizeof(int64_t)
         self.codes = codes
         return 0
 

@@ -17,7 +17,7 @@ from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, To
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, read_queue
-from gantrymq.plugins.consume.subscriptions import Subscriptions
+from gantrymq.plugins.consume.subscriptions import RELEASED, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -133,6 +133,8 @@ class PullProcessor:
             pull.may_hold = False
             if not pull.request.connection.closed:
                 self._again(pull, wait=False)
+                if pull.request.answered:
+                    pull.filter = RELEASED  # the holder may keep the pull until its time is up
 
     def _parse(self, request: Request) -> Pull:
         header = read_pull_header(request)
@@ -169,7 +171,7 @@ class PullProcessor:
             header.queue_offset,
             header.max_msg_nums,
             wanted,
-            bool(header.sys_flag & _MAY_SUSPEND) and wait_s > 0,
+            bool(header.sys_flag & _MAY_SUSPEND) and wait_s > 0 and self._subscriptions.may_hold(wanted),
             self._broker.env.monotonic() + wait_s,
             header.gantrymq_max_bytes or 0,
         )

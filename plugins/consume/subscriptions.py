@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gantrymq.kernel.filters import MessageFilter
+import structlog
+
+from gantrymq.kernel.filters import CodeFilter, FilterCompiler, MessageFilter
 from gantrymq.kernel.services import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -18,9 +21,31 @@ SUBSCRIPTION = 4
 """Bit of a pull's sys flag: it brings its expression along."""
 
 FILTERS_KEPT = 1024
-CHARACTERS_KEPT = 524_288
+CHARACTERS_KEPT = 1_048_576
 """Compiled expressions that are kept, and how long all of them may be: a client may send another one with every pull,
 and who filters by a long one must not have it read with every pull."""
+CHARACTERS_IN_USE = 4 * 1_048_576
+"""How long all compiled expressions may be that held pulls keep in memory, some 30 bytes a character. Beyond, pulls
+with expressions of more than :data:`CODES_FREE` tags, or by SQL92, are not held."""
+CODES_FREE = 64
+REFUSALS_KEPT = 1024
+REFUSAL_QUIET_S = 3600.0
+"""Groups whose refused expressions are remembered, and for how long nothing more is logged of one."""
+
+log = structlog.get_logger("gantrymq.consume")
+
+
+class _Released:
+    """The filter of pulls that were answered: it keeps no expression in memory."""
+
+    matches_all = False
+
+    def matches(self, tag_code: int) -> bool:
+        """False: nothing is wanted any more."""
+        return False
+
+
+RELEASED: Final[MessageFilter] = _Released()
 
 
 class Subscriptions:
@@ -31,6 +56,14 @@ class Subscriptions:
         self._consumers = broker.services.get(ConsumerGroups)
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
         self._characters = 0
+        self._in_use = 0
+        self._refusals: dict[str, float] = {}
+
+    def may_hold(self, wanted: MessageFilter) -> bool:
+        """Whether a pull with this filter may wait: those with expressions of their own must not fill the memory."""
+        if self._in_use <= CHARACTERS_IN_USE:
+            return True
+        return isinstance(wanted, CodeFilter) and len(wanted.codes) <= CODES_FREE
 
     def filter_of(
         self,
@@ -47,7 +80,7 @@ class Subscriptions:
         ``config`` is what was set up for ``group``.
         """
         if sys_flag & SUBSCRIPTION:
-            return self._compile(kind or "TAG", expression or "*")
+            return self._compile(group, topic, kind or "TAG", expression or "*")
         model = self._consumers.message_model(group)
         if model is None:
             raise RemoteFault(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
@@ -61,24 +94,52 @@ class Subscriptions:
         if subscription.sub_version < version:
             raise RemoteFault(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if subscription.class_filter_mode:
-            return self._compile("TAG", "*")
-        return self._compile(subscription.expression_type or "TAG", subscription.sub_string or "*")
+            return self._compile(group, topic, "TAG", "*")
+        return self._compile(group, topic, subscription.expression_type or "TAG", subscription.sub_string or "*")
 
-    def _compile(self, kind: str, expression: str) -> MessageFilter:
+    def _compile(self, group: str, topic: str, kind: str, expression: str) -> MessageFilter:
         key = (kind, expression)
         found = self._compiled.get(key)
         if found is not None:
             self._compiled.move_to_end(key)
             return found
+        try:
+            found = self._compiler(kind)(expression)
+        except RemoteFault as fault:
+            self._log_refusal(group, topic, kind, expression, fault)
+            raise
+        self._compiled[key] = found
+        self._characters += len(expression)
+        self._in_use += len(expression)
+        weakref.finalize(found, self._forget, len(expression)).atexit = False
+        while len(self._compiled) > FILTERS_KEPT or self._characters > CHARACTERS_KEPT:
+            (_, oldest), _ = self._compiled.popitem(last=False)
+            self._characters -= len(oldest)
+        return found
+
+    def _compiler(self, kind: str) -> FilterCompiler:
         compiler = self._broker.filters.get(kind)
         if compiler is None:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
             )
-        found = compiler(expression)
-        self._compiled[key] = found
-        self._characters += len(expression)
-        while len(self._compiled) > FILTERS_KEPT or self._characters > CHARACTERS_KEPT:
-            (_, oldest), _ = self._compiled.popitem(last=False)
-            self._characters -= len(oldest)
-        return found
+        return compiler
+
+    def _forget(self, characters: int) -> None:
+        """A compiled expression is neither kept nor used by a held pull any more."""
+        self._in_use -= characters
+
+    def _log_refusal(self, group: str, topic: str, kind: str, expression: str, fault: RemoteFault) -> None:
+        """Tell the operator, once an hour for a group: its clients ask again and again, and get no message."""
+        now = self._broker.env.monotonic()
+        if now - self._refusals.get(group, -REFUSAL_QUIET_S) < REFUSAL_QUIET_S:
+            return
+        if len(self._refusals) >= REFUSALS_KEPT:
+            self._refusals = {name: at for name, at in self._refusals.items() if now - at < REFUSAL_QUIET_S}
+            if len(self._refusals) >= REFUSALS_KEPT:
+                return
+        self._refusals[group] = now
+        log.warning(
+            "subscription_refused", group=group, topic=topic, expression_type=kind, characters=len(expression),
+            expression=expression[:200], reason=fault.remark,
+        )  # fmt: skip

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import attrs
 
+from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, MessageFilter
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
 
-EXPRESSION_MAX_BYTES = 4096
+EXPRESSION_MAX = 65_536
+"""Characters: some ten thousand tags. RocketMQ has no limit; here an expression is compiled while other connections
+wait, and what a consumer says of itself must fit into a heartbeat (``plugin.clients.max_heartbeat_bytes``)."""
 
 
 @attrs.frozen
@@ -33,15 +36,25 @@ class TagFilter(CodeFilter):
 
 
 def compile_tags(expression: str) -> MessageFilter:
-    """The filter of a tag expression; ``RemoteFault`` (23) for one without a tag or longer than 4 KiB."""
-    if len(expression) > EXPRESSION_MAX_BYTES:
+    """The filter of a tag expression; ``RemoteFault`` (23) for one without a tag, or of too many characters."""
+    if len(expression) > EXPRESSION_MAX:
         raise RemoteFault(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"the tag expression is longer than {EXPRESSION_MAX_BYTES}"
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"the tag expression has {len(expression)} characters, {EXPRESSION_MAX} are the limit: use fewer tags",
         )
     if expression in ("", "*"):
         return TagFilter(frozenset())
     tags = [tag.strip() for tag in expression.split("||")]
-    codes = frozenset(java_hash(tag) for tag in tags if tag)
+    codes = frozenset(_code_of(tag) for tag in tags if tag)
     if not codes:
         raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression holds no tag")
     return TagFilter(codes)
+
+
+def _code_of(tag: str) -> int:
+    """What the queue entry of a message with this tag has; the compiled hash, which takes a fiftieth of the time."""
+    try:
+        encoded = tag.encode()
+    except UnicodeEncodeError:
+        return java_hash(tag)  # half of a surrogate pair, which no message's properties can have
+    return java_hash(tag) if b"\x02" in encoded else tag_code(b"TAGS\x01" + encoded)

@@ -171,6 +171,23 @@ def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(impatien
         assert memory_bytes() - before < 16 * MIB
 
 
+def test_long_expressions_of_their_own_with_every_pull_leave_nothing_behind(impatient: Cluster) -> None:
+    tags = "||".join(f"{number:04x}" for number in range(10_000))
+    with RawPeer(impatient.address) as peer:
+        before = memory_bytes()
+        for number in range(100):
+            answer = peer.ask(pull("T", 0, 0, expression=f"n{number}||{tags}"))
+            assert answer is not None
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        for number in range(300):
+            command = pull("T", 0, 1, suspend_ms=60_000, expression=f"m{number}||{tags}")
+            command.opaque = number
+            peer.send(command)
+        assert peer.is_served()
+        # 100 MiB: 4 Mi characters that held pulls keep, a quarter as many that are kept for the next pulls
+        assert memory_bytes() - before < 160 * MIB
+
+
 def test_twenty_thousand_held_pulls_are_one_arrival_away_from_their_answers(cluster: Cluster) -> None:
     count = 20_000
     with RawPeer(cluster.address) as producer, RawPeer(cluster.address, timeout=30) as consumer:

@@ -138,6 +138,12 @@ def test_consume_reads_over_and_over(bench: Callable[..., Any]) -> None:
     assert outcome["failures"] == {}
 
 
+def test_consume_gets_as_many_messages_with_a_pull_as_it_asks_for(bench: Callable[..., Any]) -> None:
+    bench("produce", "--topic", "many", "--count", "200", "--batch", "50", "--queues", "1", "--size", "3")
+    (outcome,) = bench("consume", "--topic", "many", "--count", "1000", "--batch", "100")["outcomes"]
+    assert outcome["messages"] >= 90 * outcome["requests"]
+
+
 def test_e2e_receives_every_message_that_was_acknowledged(bench: Callable[..., Any]) -> None:
     found = bench("e2e", "--topic", "through", "--count", "300", "--in-flight", "4", "--connections", "2")
     sent, received = found["outcomes"]

@@ -125,6 +125,16 @@ def test_a_tag_expression_selects(java_client: ForeignClient, system, names: Nam
     check_complete(messages, 8, wanted)
 
 
+def test_a_tag_expression_of_ten_thousand_characters_selects(java_client: ForeignClient, system, names: Names):
+    topic = names("t")
+    java_client.produce(system.nameserver, topic, 100, seed=13, modes="batch")
+    wanted = [index for index in range(100) if content(13, index).tags == "TagB"]
+    tags = " || ".join([*(f"nobody-{number:04}" for number in range(700)), "TagB"])
+    assert len(tags) > 10_000
+    messages = java_client.consume_all(system.nameserver, topic, names("g"), len(wanted), tags=tags)
+    check_complete(messages, 13, wanted)
+
+
 def test_an_sql92_expression_selects(java_client: ForeignClient, system, names: Names):
     topic = names("t")
     java_client.produce(system.nameserver, topic, 200, seed=10)

@@ -165,3 +165,4 @@ def test_a_pull_never_waits_and_commits_nothing(cluster: FakeCluster, wire: Wire
     fields = cluster.requests[-1].ext
     assert fields is not None
     assert (fields["sysFlag"], fields["suspendTimeoutMillis"], fields["subscription"]) == ("4", "0", "*")
+    assert fields["gantrymqMaxBytes"] == "1048576", "or a pull of a GantryMQ broker would get 32 messages"

@@ -234,3 +234,84 @@ async def test_an_expression_that_comes_with_each_pull_is_compiled_once_as_long_
         for expression in ("b = 1", long, long, other):
             await channel.call(pull(0, tags=expression, kind="SQL92"))
         assert compiled == [long, other, "b = 1", long, other], "the oldest made room each time"
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", ["TAG", "SQL92", "XPATH"])
+async def test_a_refused_expression_is_logged_once_an_hour_for_a_group(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(subscriptions, "REFUSALS_KEPT", 2)
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        await send(channel, 1)
+        capsys.readouterr()
+        expressions = ["a" * 70_000, "a >" if kind == "SQL92" else "||", "a" * 70_001]
+
+        async def logged(*asked: tuple[str, str]) -> list[str]:
+            for group, expression in asked:
+                member = ConsumerData(
+                    group,
+                    message_model="CLUSTERING",
+                    subscription_data_set=[
+                        SubscriptionData(topic="T", sub_string=expression, expression_type=kind, sub_version=1)
+                    ],
+                )
+                beat = HeartbeatData(client_id="client", consumer_data_set=[member]).to_bytes()
+                assert (await channel.call(Command(RequestCode.HEART_BEAT, {}, beat))).code == 0
+                answer = await channel.call(pull(0, sys_flag=0, group=group, sub_version=1))
+                assert answer.code in (ResponseCode.SUBSCRIPTION_PARSE_FAILED, ResponseCode.SYSTEM_ERROR)
+            return [line for line in capsys.readouterr().out.splitlines() if "subscription_refused" in line]
+
+        (line,) = await logged(*(("g1", expression) for expression in expressions))
+        for part in ("warning", "group=g1", "topic=T", f"expression_type={kind}", "characters=70000"):
+            assert part in line
+        assert len(line) < 1000
+        assert len(await logged(("g2", expressions[0]), ("g2", expressions[0]))) == 1
+        assert not await logged(("g1", expressions[0])), "g1 was logged"
+        assert not await logged(("g3", expressions[0])), "there is no room to remember g3"
+        later = broker.env.monotonic() + 3601
+        monkeypatch.setattr(type(broker.env), "monotonic", lambda env: later)
+        assert len(await logged(("g3", expressions[0]), ("g1", expressions[0]))) == 2
+
+
+@pytest.mark.trio
+async def test_pulls_with_expressions_of_their_own_are_not_held_beyond_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "CHARACTERS_IN_USE", 2000)
+    monkeypatch.setattr(subscriptions, "CHARACTERS_KEPT", 500)
+    told, answered = trio.open_memory_channel[str](20)
+    async with broker_and_channel(tmp_path) as (_, channel), trio.open_nursery() as nursery:
+        await send(channel, 1)
+
+        async def wait(name: str, offset: int, tags: str, kind: str = "TAG") -> None:
+            command = pull(offset, tags=tags, kind=kind, sys_flag=INLINE | SUSPEND, wait_ms=20_000)
+            assert (await channel.call(command, 30.0)).code in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND)
+            told.send_nowait(name)
+
+        async def start(*arguments: str, offset: int = 1) -> None:
+            nursery.start_soon(wait, arguments[0], offset, *arguments[1:])
+            await channel.call(pull(0))  # it is sent behind the other, and answered behind it
+
+        for number in range(4):
+            await start(f"held {number}", "||".join(f"t{number}-{tag}" for tag in range(70)))
+        long = "||".join(f"other{tag}" for tag in range(70))
+        await start("at once", long)
+        assert await answered.receive() == "at once"
+        await start("at once by an expression", "a = 1" + " OR a = 2" * 20, "SQL92")
+        assert await answered.receive() == "at once by an expression"
+        await start("all", "*")
+        await start("a tag", "A || B")
+        with pytest.raises(trio.WouldBlock):
+            answered.receive_nowait()
+        for number in range(4):
+            await send(channel, 1, tag=f"t{number}-7")
+        await send(channel, 1, tag="A")
+        with trio.fail_after(5):
+            names = {await answered.receive() for _ in range(6)}
+        assert names == {"all", "a tag", *(f"held {number}" for number in range(4))}
+        await start("held again", long, offset=6)
+        await channel.call(pull(0))
+        with pytest.raises(trio.WouldBlock):
+            answered.receive_nowait()
+        nursery.cancel_scope.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.plugins.filter.tags import EXPRESSION_MAX_BYTES, compile_tags
+from gantrymq.plugins.filter.tags import EXPRESSION_MAX, compile_tags
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
@@ -34,8 +34,23 @@ def test_the_lowest_hash_is_no_address() -> None:
     assert not compile_tags("TagA").matches(-(2**31))
 
 
-@pytest.mark.parametrize("expression", ["||", " ", "a" * (EXPRESSION_MAX_BYTES + 1)])
+@pytest.mark.parametrize("expression", ["||", " ", "a" * (EXPRESSION_MAX + 1)])
 def test_an_expression_without_a_tag_or_too_long_is_refused(expression: str) -> None:
     with pytest.raises(RemoteFault) as caught:
         compile_tags(expression)
     assert caught.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+
+
+def test_an_expression_of_ten_thousand_tags_is_compiled() -> None:
+    tags = [f"{number:04x}" for number in range(10_900)]
+    expression = "||".join(tags)
+    assert 65_000 < len(expression) <= EXPRESSION_MAX
+    codes = {java_hash(tag) for tag in tags}
+    wanted = compile_tags(expression)
+    assert all(map(wanted.matches, codes))
+    assert not any(wanted.matches(code) for code in range(-1000, 1000) if code not in codes)
+
+
+@pytest.mark.parametrize("tag", ["TagA", "标签", "\U0001f600", "a\x01b", "a\x02b", "\ud800", "x" * 300])
+def test_the_code_of_a_tag_is_javas_hash(tag: str) -> None:
+    assert compile_tags(f"{tag} || other").matches(java_hash(tag))
