@@ -14,7 +14,7 @@ cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
     WINDOWS = 8
-    KEPT_CODES = 64  # filters whose codes are kept in the compiled form
+    KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
     KEPT_QUEUES = 64  # queues of which such entries are kept
@@ -121,6 +121,7 @@ cdef class PullAnswers:
     cdef object connection
     cdef object codes
     cdef dict packed_codes
+    cdef Py_ssize_t packed_count
     cdef bytes code_bytes
     cdef const int64_t* code_list
     cdef Py_ssize_t code_count
@@ -210,8 +211,10 @@ cdef class PullAnswers:
         # A filter may have ten thousand codes: they are put in order once, not with every change from group to group.
         packed = self.packed_codes.get(codes)
         if packed is None:
-            if len(self.packed_codes) >= KEPT_CODES:
+            self.packed_count += 1 + len(codes)
+            if self.packed_count > KEPT_CODES:
                 self.packed_codes.clear()
+                self.packed_count = 1 + len(codes)
             packed = self.packed_codes[codes] = array("q", sorted(codes)).tobytes()
         self.code_bytes = packed
         self.code_list = <const int64_t*>PyBytes_AS_STRING(packed)

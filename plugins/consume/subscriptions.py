@@ -21,7 +21,7 @@ SUBSCRIPTION = 4
 """Bit of a pull's sys flag: it brings its expression along."""
 
 FILTERS_KEPT = 1024
-CHARACTERS_KEPT = 1_048_576
+CHARACTERS_KEPT = 524_288
 """Compiled expressions that are kept, and how long all of them may be: a client may send another one with every pull,
 and who filters by a long one must not have it read with every pull."""
 CHARACTERS_IN_USE = 4 * 1_048_576
