@@ -63,7 +63,7 @@ class ClientsPlugin:
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("plugin.clients", self._config, ("notify", "expire_after"), self._clients.reconfigure)
-        handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake)
+        handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic)
         return dict(handlers.processors() | Connections(self._clients).processors())
 
     @hookimpl

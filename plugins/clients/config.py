@@ -18,7 +18,7 @@ class ClientsConfig:
     """Tell a group's members when one comes or goes (notifyConsumerIdsChangedEnable); else they find out in 20 s."""
     max_groups: int = number(10_000, 1, 1_000_000)
     """Live producer groups, and as many consumer groups."""
-    max_heartbeat_bytes: int = size("1 MiB", minimum="1 KiB", maximum="16 MiB")
+    max_heartbeat_bytes: int = size("4 MiB", minimum="1 KiB", maximum="16 MiB")
     """What a client says of itself is kept as long as it is here."""
     max_subscriptions: int = number(1000, 1, 100_000)
     """Topics that one member of a group may subscribe to."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.rarewarnings import RareWarnings
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
@@ -36,12 +37,14 @@ class Heartbeats:
         topics: TopicTable,
         config: ClientsConfig,
         changed: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self._clients = clients
         self._groups = groups
         self._topics = topics
         self._config = config
         self._changed = changed
+        self._warnings = RareWarnings(clock)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""
@@ -58,6 +61,16 @@ class Heartbeats:
         5.x clients leave their subscriptions out only after an answer that offers it, which ours does not; one that
         does so all the same keeps what it said before.
         """
+        try:
+            return self._take(request)
+        except RemoteFault as fault:
+            # The client repeats it each half minute, and its consumers get nothing meanwhile.
+            host = request.connection.peer[0]
+            if self._warnings.is_due(host):
+                log.warning("heartbeat_refused", peer=host, reason=fault.remark)
+            raise
+
+    def _take(self, request: Request) -> Command:
         size, limit = len(request.command.body), self._config.max_heartbeat_bytes
         if size > limit:
             raise RemoteFault(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gantrymq.kernel.filters import CodeFilter, FilterCompiler, MessageFilter
+from gantrymq.kernel.rarewarnings import RareWarnings
 from gantrymq.kernel.services import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -28,9 +29,6 @@ CHARACTERS_IN_USE = 4 * 1_048_576
 """How long all compiled expressions may be that held pulls keep in memory, some 30 bytes a character. Beyond, pulls
 with expressions of more than :data:`CODES_FREE` tags, or by SQL92, are not held."""
 CODES_FREE = 64
-REFUSALS_KEPT = 1024
-REFUSAL_QUIET_S = 3600.0
-"""Groups whose refused expressions are remembered, and for how long nothing more is logged of one."""
 
 log = structlog.get_logger("gantrymq.consume")
 
@@ -57,7 +55,7 @@ class Subscriptions:
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
         self._characters = 0
         self._in_use = 0
-        self._refusals: dict[str, float] = {}
+        self._warnings = RareWarnings(broker.env.monotonic)
 
     def may_hold(self, wanted: MessageFilter) -> bool:
         """Whether a pull with this filter may wait: those with expressions of their own must not fill the memory."""
@@ -131,14 +129,8 @@ class Subscriptions:
 
     def _log_refusal(self, group: str, topic: str, kind: str, expression: str, fault: RemoteFault) -> None:
         """Tell the operator, once an hour for a group: its clients ask again and again, and get no message."""
-        now = self._broker.env.monotonic()
-        if now - self._refusals.get(group, -REFUSAL_QUIET_S) < REFUSAL_QUIET_S:
+        if not self._warnings.is_due(group):
             return
-        if len(self._refusals) >= REFUSALS_KEPT:
-            self._refusals = {name: at for name, at in self._refusals.items() if now - at < REFUSAL_QUIET_S}
-            if len(self._refusals) >= REFUSALS_KEPT:
-                return
-        self._refusals[group] = now
         log.warning(
             "subscription_refused", group=group, topic=topic, expression_type=kind, characters=len(expression),
             expression=expression[:200], reason=fault.remark,

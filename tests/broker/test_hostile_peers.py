@@ -187,7 +187,7 @@ def test_long_expressions_of_their_own_with_every_pull_leave_nothing_behind(clus
             command.opaque = number
             peer.send(command)
         assert peer.is_served()
-        print("MEM", (memory_bytes()-before)/MIB, len(peer.unclaimed))
+        print("MEM", (memory_bytes() - before) / MIB, len(peer.unclaimed))
         # some 120 MiB: 4 Mi characters that held pulls keep, an eighth of it that is kept for the next pulls
         assert memory_bytes() - before < 160 * MIB
 

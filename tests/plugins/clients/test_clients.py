@@ -275,6 +275,27 @@ def test_a_heartbeat_of_any_size_is_not_kept(make_broker: Any) -> None:
     assert answer.remark == "a heartbeat of 1040 bytes, 1024 are the limit (plugin.clients.max_heartbeat_bytes)"
 
 
+def test_a_refused_heartbeat_is_logged_once_an_hour_for_a_host(
+    make_broker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = make_broker("topics", "clients", **{"plugin.clients.max_heartbeat_bytes": "1 KiB"})
+    for _ in range(3):
+        assert broker.ask(34, body=b'{"clientID":"a"}' + b" " * 1024).code == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "heartbeat_refused" in line]
+    assert "a heartbeat of 1040 bytes, 1024 are the limit (plugin.clients.max_heartbeat_bytes)" in line
+    assert "peer=127." in line
+
+
+def test_a_heartbeat_of_three_mebibytes_is_taken(broker: Any, connect: Any) -> None:
+    """Sixty topics with 10,000 characters of tags each, which clients send as text, as tags and as hashes."""
+    tags = "||".join(f"tag-{number:05}" for number in range(920))
+    data = consumer("shop", *[f"topic{number}" for number in range(60)], tags=tags)
+    assert len(tags) > 9_900
+    assert len(data.to_bytes()) > 1 << 20
+    assert beat(broker, connect(), "a@1", data).code == 0
+    assert members(broker) == ["a@1"]
+
+
 def test_what_all_members_say_together_has_a_limit_and_is_given_back_with_them(make_broker: Any, connect: Any) -> None:
     limits = {"plugin.clients.max_kept_bytes": "64 KiB", "plugin.clients.max_groups": "20"}
     broker = make_broker("topics", "clients", **limits)
