@@ -1,0 +1,154 @@
+"""The page of limits is complete, has the code's values, and gives a reason for each difference from RocketMQ."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import attrs
+import pytest
+
+from gantrymq.kernel.config import KERNEL_SECTIONS
+from gantrymq.kernel.fields import parse_duration, parse_size
+from gantrymq.kernel.manager import PluginManager, load_plugins
+from gantrymq.nameserver.server import NameServerConfig
+from gantrymq.plugins import DEFAULT_PLUGINS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "reference" / "limits.md"
+FOLDERS = ("kernel", "plugins", "gantrymq/remoting", "gantrymq/client", "gantrymq/nameserver", "gantrymq/spark")
+LIMIT_NAME = re.compile(
+    r"(?:^|_)(?:MAX|LIMIT|KEPT|ONCE|USE|REMEMBERED|WAITING|BACKLOG|UNIQUE)(?:_|$)|^SCAN_(?:ENTRIES|BYTES)$"
+)
+NO_LIMITS = {
+    "kernel/fast/plain_sends.py: _VARYING_MAX": "the digits of three numbers",
+    "gantrymq/remoting/fastjson_reader.py: _NUMBER_MAX_LENGTH": "the digits of a number",
+    "gantrymq/spark/columns.py: _MILLIS_MAX": "what fits into a column",
+    "plugins/filter/values.py: _INT_MAX": "Java's int",
+    "plugins/filter/values.py: _LONG_MAX": "Java's long",
+    "plugins/index/plain.py: _INT_MAX": "Java's int",
+    "plugins/topics/admin.py: PERM_MAX": "the bits of a permission",
+    "plugins/topics/admin.py: SYS_FLAG_MAX": "the bits of a flag",
+    "broker.id": "a number that somebody chose",
+    "broker.persist_interval": "an interval",
+    "broker.watchdog": "an interval",
+    "store.commit_log_file_bytes": "the shape of a file",
+    "store.queue_file_units": "the shape of a file",
+    "store.queue_extension_file_bytes": "the shape of a file",
+    "plugin.clients.scan_every": "an interval",
+    "plugin.flush.interval": "an interval",
+    "plugin.flush.least_bytes": "an interval",
+    "plugin.flush.thorough_interval": "an interval",
+    "plugin.ha.heartbeat": "an interval",
+    "plugin.ha.sync_tables": "an interval",
+    "plugin.index.flush_interval": "an interval",
+    "plugin.index.sync_interval": "an interval",
+    "plugin.index.catch_up_bytes": "the pace of one of our own tasks",
+    "plugin.register.interval": "an interval",
+    "plugin.retention.check_interval": "an interval",
+    "plugin.transaction.check_interval": "an interval",
+    "plugin.transaction.file_rows": "the shape of a file",
+}
+"""Numbers that look like limits and are none, with what they are."""
+
+
+class Row(NamedTuple):
+    table: str
+    cells: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return self.cells[2].strip("`")
+
+
+def rows() -> list[Row]:
+    found, table = [], ""
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("## "):
+            table = line[3:]
+        elif line.startswith("| ") and not table.startswith("Limits of RocketMQ"):
+            cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+            if cells[2] != "where":
+                found.append(Row(table, cells))
+    return found
+
+
+def value_of(text: str) -> float:
+    """What a cell says: ``4,096``, ``64 KiB``, ``120 s``."""
+    for parse in (parse_size, parse_duration):
+        try:
+            return float(parse(text.replace(",", "")))
+        except ValueError:
+            continue
+    raise AssertionError(f"{text!r} is neither a number nor a size nor a duration")
+
+
+def settings() -> Iterator[tuple[str, float]]:
+    manager: PluginManager = load_plugins([*DEFAULT_PLUGINS, "ha", "metrics"])
+    plugins = [(f"plugin.{name}", kind) for _, (name, kind) in manager.by_plugin("config_section", tuple)]
+    sections: list[tuple[str, Any]] = [*KERNEL_SECTIONS.items(), *plugins]
+    for section, kind in sections:
+        values = kind()
+        for field in attrs.fields(kind):
+            value = getattr(values, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield f"{section}.{field.name}", value
+
+
+def constants() -> Iterator[tuple[str, float]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            place = path.relative_to(ROOT)
+            module = ".".join(place.with_suffix("").parts)
+            text = path.read_text()
+            for name in re.findall(r"^([A-Z_]+)(?::[^=]+)? = ", text, re.MULTILINE):
+                if LIMIT_NAME.search(name):
+                    module = module if module.startswith("gantrymq") else f"gantrymq.{module}"
+                    value = getattr(importlib.import_module(module), name)
+                    if isinstance(value, int | float):
+                        yield f"{place}: {name}", value
+    for field in attrs.fields(NameServerConfig):
+        if field.name.endswith(("_max", "idle_seconds", "frame_seconds", "write_seconds", "expiry_seconds")):
+            yield f"gantrymq/nameserver/server.py: NameServerConfig.{field.name}", field.default  # type: ignore[misc]
+
+
+def known() -> dict[str, float]:
+    return {**dict(settings()), **dict(constants())}
+
+
+def test_every_limit_of_the_code_is_on_the_page_and_nothing_else() -> None:
+    listed = [row.where for row in rows()]
+    assert len(set(listed)) == len(listed), "each is listed once"
+    limits = set(known())
+    assert limits >= set(NO_LIMITS)
+    missing = limits - set(NO_LIMITS) - set(listed)
+    assert not missing, f"not in {PAGE.name}: {sorted(missing)}"
+    assert not set(listed) & set(NO_LIMITS)
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.where)
+def test_a_value_on_the_page_is_the_codes(row: Row) -> None:
+    place, _, name = row.where.partition(": ")
+    value = known_values.get(row.where)
+    if value is None and name:
+        module = place.removesuffix(".py").replace("/", ".")
+        value = getattr(
+            importlib.import_module(module if module.startswith("gantrymq") else f"gantrymq.{module}"), name
+        )
+    assert value is not None, f"there is no {row.where}"
+    assert value_of(row.cells[1]) * (1000 if name.endswith("_MS") else 1) == value
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.where)
+def test_a_difference_from_rocketmq_has_a_reason(row: Row) -> None:
+    assert all(row.cells[:4])
+    if len(row.cells) == 6:
+        assert row.cells[4], "what a client sees"
+        is_same = re.match(rf"{re.escape(row.cells[1])}\b", row.cells[3]) is not None
+        assert is_same or row.cells[5], "a difference without a reason"
+
+
+known_values = known()
