@@ -111,7 +111,7 @@ cdef class PullAnswers:
 
     cdef object terms, find_queue, commit, pulled, reader
     cdef int64_t max_messages, max_bytes, scan_entries
-    cdef object find_limits
+    cdef object limits_now, log, transfer
     cdef Limits limits
     cdef Form found, unmatched
     cdef object make_forms
@@ -144,7 +144,7 @@ cdef class PullAnswers:
         self.frames = Frames()
         self.kept = {}
         self.packed_codes = {}
-        self.find_limits = desk.limits
+        self.limits_now, self.log = desk.limits, desk.log
 
     def __dealloc__(self):
         self.close_windows()
@@ -244,13 +244,18 @@ cdef class PullAnswers:
         cdef Limits* limits = &self.limits
         cdef int64_t most
         cdef Run* room
-        limits.messages, limits.size, limits.disk_messages, limits.disk_size, limits.disk_end = self.find_limits()
+        cdef object transfer = self.limits_now.transfer
+        limits.disk_end = self.log.end - self.limits_now.memory_bytes
+        if transfer is self.transfer:
+            return 0
+        limits.messages, limits.size, limits.disk_messages, limits.disk_size = transfer
         most = max(self.max_messages, limits.messages, limits.disk_messages)
         if most > self.run_room:
             room = <Run*>PyMem_Realloc(self.runs, most * sizeof(Run))
             if room == NULL:
                 raise MemoryError
             self.runs, self.run_room = room, most
+        self.transfer = transfer
         return 0
 
     cdef Limits limits_of(self, int64_t messages, int64_t size) noexcept:

@@ -8,7 +8,7 @@ the caller passes, pull by pull, so that there is one meaning of every pull.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import attrs
 
@@ -19,8 +19,8 @@ from gantrymq.remoting.frame import BINARY_HEADER
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
+    from gantrymq.kernel.commitlog import CommitLog
     from gantrymq.kernel.consumequeue import ConsumeQueue
-    from gantrymq.kernel.fast.plain_requests import PullLimits
     from gantrymq.kernel.logwindows import LogWindows
 
 Suggest = Callable[[int], int]
@@ -61,6 +61,15 @@ def pull_form(code: int, remark: str, fields: dict[str, str]) -> PullForm:
     return PullForm((*pieces, rest), binary[:13], said, binary[21 + len(said) :])
 
 
+class Transfer(Protocol):
+    """The limits of an answer, looked at once a turn. A change puts another tuple in the place of ``transfer``."""
+
+    transfer: tuple[int, int, int, int]
+    """Messages and bytes from memory, messages and bytes from the disk."""
+    memory_bytes: int
+    """So many bytes before the log's end count as in memory."""
+
+
 @attrs.frozen
 class PullDesk:
     """What the answering of pulls needs, and its bounds."""
@@ -74,8 +83,8 @@ class PullDesk:
     pulled: Callable[[str, str, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: hears of each answer, if anybody counts."""
     windows: LogWindows
-    limits: Callable[[], PullLimits]
-    """The limits of an answer as of now; asked for once a turn."""
+    limits: Transfer
+    log: CommitLog
     max_messages: int
     max_bytes: int
     """The limits of an answer to a client that says how many bytes it accepts."""

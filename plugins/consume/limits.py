@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class TransferLimits:
-    """RocketMQ's limits from memory and from the disk, and the limits of clients that accept more."""
+    """RocketMQ's limits from memory and from the disk, and the limits of clients that accept more.
+
+    ``transfer`` and ``memory_bytes``: see :class:`gantrymq.kernel.fast.plain_pulls.Transfer`.
+    """
 
     def __init__(self, config: ConsumeConfig, suggestions: Suggestions) -> None:
         self._suggestions = suggestions
@@ -24,17 +27,8 @@ class TransferLimits:
     def configure(self, config: ConsumeConfig) -> None:
         """Apply other settings from now on."""
         self._config = config
-
-    def now(self) -> PullLimits:
-        """RocketMQ's limits at the log's present end."""
-        config = self._config
-        return PullLimits(
-            config.memory_messages,
-            config.memory_bytes,
-            config.disk_messages,
-            config.disk_bytes,
-            self._suggestions.disk_end(),
-        )
+        self.transfer = config.memory_messages, config.memory_bytes, config.disk_messages, config.disk_bytes
+        self.memory_bytes = self._suggestions.memory_bytes
 
     def of(self, messages: int, size: int) -> PullLimits:
         """The limits of a pull that asks for ``messages``; ``size`` above 0: the client accepts so many bytes."""
@@ -42,7 +36,5 @@ class TransferLimits:
         if size > 0:
             messages, size = min(messages, self._config.max_messages), min(size, self._config.max_bytes)
             return PullLimits(messages, size, messages, size, 0)
-        limits = self.now()
-        return limits._replace(
-            messages=min(messages, limits.messages), disk_messages=min(messages, limits.disk_messages)
-        )
+        most, room, disk_most, disk_room = self.transfer
+        return PullLimits(min(messages, most), room, min(messages, disk_most), disk_room, self._suggestions.disk_end())

@@ -32,11 +32,12 @@ class Suggestions:
     def configure(self, enabled: bool, memory_percent: int) -> None:
         """Go by other settings from now on."""
         self.enabled = enabled
-        self._far = self._memory * memory_percent // 100
+        self.memory_bytes = self._memory * memory_percent // 100
+        """So many bytes before the log's end count as in memory."""
 
     def disk_end(self) -> int:
         """The log offset where memory begins: what lies before it is taken to be on the disk only."""
-        return self._broker.log.end - self._far
+        return self._broker.log.end - self.memory_bytes
 
     def of(self, group: SubscriptionGroupConfig) -> Suggest | None:
         """The broker for a reader of this group, by the offset that it has come to; None: always the master."""
