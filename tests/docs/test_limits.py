@@ -26,6 +26,9 @@ LIMIT_NAME = re.compile(
 NO_LIMITS = {
     "kernel/fast/plain_sends.py: _VARYING_MAX": "the digits of three numbers",
     "gantrymq/remoting/fastjson_reader.py: _NUMBER_MAX_LENGTH": "the digits of a number",
+    "gantrymq/remoting/lenient_header.py: _EXPONENT_MAX": "Java's int",
+    "gantrymq/remoting/lenient_header.py: _NUMBER_MAX_LENGTH": "the digits of a number",
+    "gantrymq/remoting/lenient_header.py: _SCALE_MAX": "the digits of a number",
     "gantrymq/spark/columns.py: _MILLIS_MAX": "what fits into a column",
     "plugins/filter/values.py: _INT_MAX": "Java's int",
     "plugins/filter/values.py: _LONG_MAX": "Java's long",
