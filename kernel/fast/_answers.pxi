@@ -13,7 +13,7 @@ cdef extern from "Python.h":
 cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
-    WINDOWS = 8
+    WINDOWS = 64  # parts of the log that one answer is made from
     KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
@@ -92,7 +92,7 @@ cdef class Form:
 
 cdef struct Window:
     int64_t start
-    int64_t end
+    int64_t length
     const uint8_t* data
 
 
@@ -164,20 +164,20 @@ cdef class PullAnswers:
         cdef Window* window
         for number in range(self.window_count):
             window = &self.windows[number]
-            if window.start <= at and at + size <= window.end:
+            if holds(window.start, window.length, at, size):
                 return window.data + (at - window.start)
+        if self.window_count == WINDOWS:
+            return NULL  # the windows must stay: runs found so far point into them
         touched, self.touched = self.touched, 0
         span = self.reader.span(at, size, touched)
         if span is None:
             return NULL
         start, data = span
-        if self.window_count == WINDOWS:
-            self.close_windows()
         number = self.window_count
         PyObject_GetBuffer(data, &self.buffers[number], PyBUF_SIMPLE)
         self.window_count += 1
         window = &self.windows[number]
-        window.start, window.end = start, start + self.buffers[number].len
+        window.start, window.length = start, self.buffers[number].len
         window.data = <const uint8_t*>self.buffers[number].buf
         return window.data + (at - start)
 
@@ -278,6 +278,8 @@ cdef class PullAnswers:
         cdef int64_t at, size, total = 0, first = -1, last = 0
         cdef const uint8_t* record
         scanned[0] = 0
+        if self.window_count == WINDOWS:
+            self.close_windows()
         for number in range(count):
             at = <int64_t>get64(entry)
             size = <int32_t>get32(entry + 8)

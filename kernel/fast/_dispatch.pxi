@@ -245,12 +245,16 @@ def queue_entries(batch, dict rules):
             row = &rows.rows[place]
             if row.queue_offset != expected:
                 queue_offsets = []
+                expected = row.queue_offset
             put64(at, <uint64_t>row.offset)
             put32(at + 8, <uint32_t>row.size)
             put64(at + 12, <uint64_t>row.tag_code)
             at += ENTRY
-            expected += 1
             place = row.next
+            if expected < INT64_MAX:
+                expected += 1
+            elif place >= 0:
+                queue_offsets = []  # nothing counts up from the greatest number
         if queue_offsets is not None:
             place = group.head
             while place >= 0:

@@ -108,6 +108,14 @@ cdef inline bint is_full(const Limits* limits, int64_t messages, int64_t total, 
     return messages >= limits.messages or total + size > limits.size
 
 
+cdef inline bint holds(int64_t base, int64_t length, int64_t at, int64_t size) noexcept nogil:
+    """Whether the ``size`` bytes at ``at`` lie within the ``length`` bytes at ``base``, which is not negative.
+
+    An entry is 20 bytes of a file that may be damaged: ``at + size`` can be more than 64 bits hold.
+    """
+    return at >= base and 0 <= size <= length and at - base <= length - size
+
+
 cdef struct Run:
     const uint8_t* at
     Py_ssize_t size
@@ -135,7 +143,7 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
     """See :func:`gantrymq.kernel.fast.plain_requests.gather`."""
     cdef const uint8_t* entry = <const uint8_t*>PyBytes_AS_STRING(entries)
     cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // 20, number, runs = 0, found = 0, scanned = 0, filled = 0
-    cdef int64_t at, size, total = 0, base = 0, end = 0
+    cdef int64_t at, size, total = 0, base = 0, length = 0
     cdef bint removed = False
     cdef const uint8_t[::1] view
     cdef const uint8_t* data = NULL
@@ -162,20 +170,20 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
             elif at < oldest:
                 removed = True
             elif matches is None or matches(<int64_t>get64(entry + 12)):
-                if size < 0 or at < base or at + size > end:
+                if not holds(base, length, at, size):
                     memory = window(at, size)
                     if memory is None or size < 0:
                         entry += 20
                         continue
                     windows.append(memory)
                     view = memory
-                    base, end = at, at + len(memory)
+                    base, length = at, len(memory)
                     data = &view[0] if len(memory) else <const uint8_t*>b""
                 record = data + (at - base)
-                if at + size > end or not is_record(record, size, at):
+                if not holds(base, length, at, size) or not is_record(record, size, at):
                     damaged(at, size)
                     # What was just quarantined is not to be read through the window of before.
-                    base = end = 0
+                    base = length = 0
                     entry += 20
                     continue
                 if runs and some[runs - 1].at + some[runs - 1].size == record:

@@ -102,8 +102,10 @@ def read_records(data, int64_t start, offsets):
     try:
         for offset in offsets:
             record = None
-            if start <= offset <= start + buffer.len:
-                record = find_record(<const uint8_t*>buffer.buf + (offset - start), start + buffer.len - offset, offset)
+            if start <= offset and <uint64_t>offset - <uint64_t>start <= <uint64_t>buffer.len:
+                record = find_record(
+                    <const uint8_t*>buffer.buf + (offset - start), buffer.len - (offset - start), offset
+                )
             records.append(plain.read_records(data, start, (offset,))[0] if record is None else record)
     finally:
         PyBuffer_Release(&buffer)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -117,7 +118,12 @@ class Run:
                 max_messages=16, max_bytes=5000, scan_entries=32,
             )  # fmt: skip
             limits = TransferLimits(config, suggestions)
+            patch.setattr(pull_module, "PullDesk", self.keep_desk)
             self.processor = pull_module.PullProcessor(broker, config, limits, suggestions)
+
+    def keep_desk(self, **fields: Any) -> plain_pulls.PullDesk:
+        self.desk = plain_pulls.PullDesk(**fields)
+        return self.desk
 
     def hold(self, batch: PullBatch) -> bool:
         self.held += [
@@ -325,4 +331,77 @@ def test_entries_that_are_kept_are_those_of_the_queue(tmp_path: Path, monkeypatc
     store.queues.next_offsets["T", 3] = 0
     put(b"c")
     assert [pulled(offset) for offset in (0, 2)] == [[b"c0", b"c1"], [b"c2", b"c3"]]
+    store.close()
+
+
+class FleetingWindows:
+    """The parts of a log, each in memory of its own that is overwritten as soon as nobody holds it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._given: list[bytearray] = []
+        self.min_offset = store.log.min_offset
+
+    def span(self, offset: int, size: int, touched: int) -> tuple[int, bytearray] | None:
+        for part in self._given:
+            try:
+                part.append(0)
+            except BufferError:
+                continue
+            part[:] = b"\xee" * len(part)
+        if offset + size > self._store.log.end:
+            return None
+        self._given.append(bytearray(self._store.log.view(offset, size)))
+        return offset, self._given[-1]
+
+
+def test_what_an_answer_is_made_from_is_held_until_it_is_made(tmp_path: Path) -> None:
+    store = Store(SystemEnv(), str(tmp_path / "store"), StoreConfig(commit_log_file_bytes=1 << 20))
+    store.open()
+    store.recover(lambda batch: None)
+    batch = AppendBatch()
+    for number in range(3 * 128):
+        batch.add("T", number % 2, b"%03d" % number, b"")
+    store.append(batch)
+    commit(store)
+    run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
+    desk = attrs.evolve(run.desk, windows=FleetingWindows(store), max_messages=1000, max_bytes=1 << 20)
+    answers, peer = compiled.PullAnswers(desk), Peer(False)
+    left: list[Any] = []
+    for messages in (5, 30, 64, 65, 150):
+        ext = {**PULL, "queueOffset": "0", "maxMsgNums": str(messages), "gantrymqMaxBytes": "1000000"}
+        (request,), _ = compiled.read_requests(peer, encode(Command(11, ext)), 1 << 20)
+        answers.answer([request], 0, 1 << 40, lambda other: left.append(other) or 0)
+        if peer.frames:
+            found = [record.body for record in decode_records(decode(cut_frames(peer.frames.pop())[0][0]).body)]
+            assert found == [b"%03d" % (2 * number) for number in range(messages)]
+    assert len(left) == 2, "what lies in more parts is for the slow path"
+    store.close()
+
+
+@pytest.mark.parametrize("at", [2**63 - 1, 2**63 - 100, 2**62])
+def test_an_entry_that_points_beyond_64_bits_costs_its_message_and_no_other(tmp_path: Path, at: int) -> None:
+    store = Store(SystemEnv(), str(tmp_path / "store"), TINY)
+    store.open()
+    store.recover(lambda batch: None)
+    batch = AppendBatch()
+    for number in range(3):
+        batch.add("T", 0, b"%d" % number, b"")
+    store.append(batch)
+    commit(store)
+    queue = store.queues.get("T", 0)
+    assert queue is not None
+    entries = bytearray(queue.entries(0, 3))
+    entries[20:28] = at.to_bytes(8, "big")
+    queue._tail[:] = entries
+    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+        run, peer = Run(store, twin, answers, 1 << 20), Peer(False)
+        for offset in (0, 0, 1, 2):
+            data = encode(Command(11, {**PULL, "queueOffset": str(offset)}))
+            run.processor.handle(twin.read_requests(peer, data, 1 << 20)[0])
+        found = [
+            [record.body for record in decode_records(decode(frame).body)]
+            for frame in cut_frames(b"".join(peer.frames))[0]
+        ]
+        assert found == [[b"0", b"2"], [b"0", b"2"], [b"2"], [b"2"]]
     store.close()

@@ -817,3 +817,56 @@ def test_gather(
         found, *counts = twin.gather(entries, limits, oldest, matches, window, damaged)
         results.append((b"".join(found), counts, told))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("at", [2**63 - 1, 2**63 - 50, -(2**63), -1])
+@pytest.mark.parametrize("size", [120, 2**31 - 2, -(2**31), 0])
+def test_an_entry_that_points_beyond_64_bits_is_left_out(at: int, size: int) -> None:
+    rows = AppendBatch()
+    for body in (b"one", b"two"):
+        rows.add("orders", 1, body, b"")
+    rows.offsets, rows.sizes, rows.queue_offsets = ([0] * 2 for _ in range(3))
+    parts, _, _ = encode_rows(rows, rows.live, 0, 0, 10**6, {}, Layout(HOSTS[0], 4096, 8192))
+    log = b"".join(parts)
+    asked = [(0, rows.sizes[0]), (at, size), (rows.offsets[1], rows.sizes[1])]
+    entries = b"".join(struct.pack(">qiq", *one, 0) for one in asked)
+    limits = plain_requests.PullLimits(8, 1 << 40, 8, 1 << 40, 0)
+    for twin in (plain_requests, compiled):
+        found, scanned, removed, messages = twin.gather(
+            entries,
+            limits,
+            0,
+            None,
+            lambda offset, size: log[offset:] if offset >= 0 and offset + size <= len(log) else None,
+            pytest.fail,
+        )
+        assert (b"".join(found), scanned, removed, messages) == (log, 3, at < 0, 2)
+
+
+@pytest.mark.parametrize("offsets", [[2**63 - 1, 3], [2**63 - 2, 2**63 - 1], [2**63 - 1, -(2**63)], [-(2**63)], [5, 7]])
+def test_queue_offsets_at_the_end_of_64_bits_make_entries_alike(offsets: list[int]) -> None:
+    parts = []
+    for number, queue_offset in enumerate(offsets):
+        record = Record("orders", 1, b"x", offset=91 * number, queue_offset=queue_offset)
+        parts.append(encode_record(record))
+    data = b"".join(parts)
+    assert {len(part) for part in parts} == {len(data) // len(offsets)}
+    start = 0
+    results = []
+    for twin in (plain_requests, compiled):
+        data = b"".join(
+            encode_record(Record("orders", 1, b"x", offset=start + len(parts[0]) * number, queue_offset=queue_offset))
+            for number, queue_offset in enumerate(offsets)
+        )
+        batch, _ = twin.scan(data, start, 10, check_body=True)
+        results.append([tuple(one) for one in twin.queue_entries(batch, {})])
+    assert results[0] == results[1]
+    (found,) = results[0]
+    assert found[-1] == (None if len(offsets) == 1 or offsets[0] + 1 == offsets[1] else offsets)
+
+
+@pytest.mark.parametrize("offsets", [[2**63 - 1], [-(2**63), 2**63 - 1], [2**63 - 1, -(2**63)]])
+def test_records_are_not_looked_for_beyond_64_bits(offsets: list[int]) -> None:
+    for start in (0, 2**63 - 1, -(2**63)):
+        for twin in (plain_requests, compiled):
+            assert twin.read_records(bytes(200), start, offsets) == [None] * len(offsets)
