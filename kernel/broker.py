@@ -180,6 +180,7 @@ class Broker:
             try:
                 self.manager.by_plugin("configure", broker=self, config=self.config)
                 self.store.recover(self._dispatch)
+                self.manager.by_plugin("recovered", broker=self)
                 recovered = True
                 await self._serve(task_status)
             except BaseException as error:

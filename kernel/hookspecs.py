@@ -160,6 +160,16 @@ def collect_metrics(broker: Broker, metrics: Metrics) -> None:
 
 
 @hookspec
+def recovered(broker: Broker) -> None:
+    """The store is recovered: the log's end and the queues' ends are what they will be when clients come.
+
+    When: once, before ``make_flush_strategy``; again after each restart in the same process (a promotion, a cut of a
+    slave's log). May: bring tables that were read in ``configure`` in line with the log, which a crash or a cut may
+    have set back. Errors: stop the start. First user: offsets.
+    """
+
+
+@hookspec
 def started(broker: Broker) -> None:
     """The sockets listen. When: once. Errors: stop the start. First user: register."""
 

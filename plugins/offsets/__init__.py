@@ -1,6 +1,6 @@
 """How far consumer groups have come, and the bounds of queues.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, collect_metrics, persist.
+Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
 Services: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
@@ -51,6 +51,12 @@ class OffsetsPlugin:
         path = f"{folder}/consumerOffset.json"
         self._offsets = Offsets(broker.env, path, self._config.max_entries, partial(end_of_queue, broker))
         broker.services.provide(ConsumerOffsets, self._offsets)
+
+    @hookimpl
+    def recovered(self, broker: Broker) -> None:
+        """No group goes on beyond the end of a queue: what is sent next would never be given to it."""
+        if self._offsets is not None:
+            self._offsets.clamp()
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:

@@ -67,6 +67,27 @@ class Offsets:
         self._stale[key] = None
         self._changed = True
 
+    def clamp(self) -> None:
+        """Bring every offset beyond its queue's end back to the end, with one warning for each group and topic.
+
+        The file may be newer than the log: with asynchronous flush a power cut takes messages that were consumed, and
+        the cut of a slave's log those that its master never had. Their offsets are given again to other messages.
+        """
+        for (topic, group), queues in self._table.items():
+            ends = {queue_id: self._max_offset(topic, queue_id) for queue_id in queues}
+            beyond = {queue_id: offset for queue_id, offset in queues.items() if offset > ends[queue_id]}
+            if not beyond:
+                continue
+            log.warning(
+                "offsets_clamped_to_queue_ends",
+                group=group,
+                topic=topic,
+                queues={queue_id: f"{offset} -> {ends[queue_id]}" for queue_id, offset in sorted(beyond.items())},
+            )
+            queues.update({queue_id: ends[queue_id] for queue_id in beyond})
+            self._stale[topic, group] = None
+            self._changed = True
+
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         """Where the group goes on, or None when it never committed."""
         queues = self._table.get((topic, group))

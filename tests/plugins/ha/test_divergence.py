@@ -9,7 +9,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import Replication
+from gantrymq.kernel.services import ConsumerOffsets, Replication
 from gantrymq.plugins.ha import compare
 from gantrymq.testing.harness import run_broker
 
@@ -49,6 +49,20 @@ async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(
             assert slave.queues.get("T", 0).max_offset == master.queues.get("T", 0).max_offset
     (kept,) = (pair.root / "slave" / "lost+found").iterdir()
     assert kept.read_bytes() == log[common:].rstrip(b"\0")
+
+
+async def test_a_group_that_had_consumed_the_cut_tail_goes_on_at_the_new_end(pair: Any) -> None:
+    """Else it would skip, once this broker is the master again, as many messages as were cut off."""
+    await diverge(pair)
+    async with pair.master(home="slave") as promoted:
+        common = promoted.queues.get("T", 0).max_offset
+        await pair.send(promoted, *[b"mine"] * 20)
+        promoted.services.get(ConsumerOffsets).commit("shop", "T", 0, common + 20)
+    async with pair.master() as master:
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.restarting)
+        async with pair.slave(master) as slave:
+            assert slave.services.get(ConsumerOffsets).query("shop", "T", 0) == common
 
 
 async def test_a_store_of_another_cluster_is_refused_and_left_alone(pair: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets
@@ -47,6 +48,26 @@ def test_the_last_commit_counts_even_a_lower_one(broker: Any) -> None:
 def test_no_group_goes_on_beyond_a_queues_end(broker: Any, queue_id: int, offset: int, taken: int) -> None:
     offsets_of(broker).commit("g", "TBW102", queue_id, offset)
     assert offsets_of(broker).query("g", "TBW102", queue_id) == taken
+
+
+def test_offsets_of_the_file_beyond_the_queues_ends_are_set_back_and_told_once_a_pair(
+    broker: Any, make_broker: Any, tmp_path: Path
+) -> None:
+    broker.queues.add("other", 0, 100)
+    for queue_id, offset in ((0, 90), (1, 40)):
+        offsets_of(broker).commit("g", "TBW102", queue_id, offset)
+    offsets_of(broker).commit("h", "TBW102", 0, 50)
+    offsets_of(broker).commit("g", "other", 0, 7)
+    broker.persist()
+    again = make_broker("topics", "offsets")
+    again.queues.add("TBW102", 0, 50)
+    again.queues.add("TBW102", 1, 30)
+    with structlog.testing.capture_logs() as logs:
+        again.manager.hook.recovered(broker=again)
+    told = {(line["topic"], line["group"]): line["queues"] for line in logs}
+    assert told == {("TBW102", "g"): {0: "90 -> 50", 1: "40 -> 30"}, ("other", "g"): {0: "7 -> 0"}}
+    again.persist()
+    assert stored(tmp_path) == {"TBW102@g": {0: 50, 1: 30}, "TBW102@h": {0: 50}, "other@g": {0: 0}}
 
 
 def test_a_negative_offset_changes_nothing(broker: Any) -> None:
