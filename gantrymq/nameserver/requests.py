@@ -174,14 +174,14 @@ class Requests:
 
     async def _register_topic(self, request: Command, connection: object) -> Command:
         topic = read_header(headers.TopicHeader, request.ext).topic
-        if not self._routes.register_topic(topic, TopicRouteData.from_bytes(request.body or b"{}").queue_datas):
+        if not self._routes.register_topic(topic, TopicRouteData.from_request(request.body or b"{}").queue_datas):
             log.info("topic of an unknown broker left out", topic=topic)
         return success(request)
 
     async def _query_data_version(self, request: Command, connection: object) -> Command:
         header = read_header(headers.BrokerHeader, request.ext)
         known = self._routes.data_version(header.broker_addr)
-        changed = known is None or known != DataVersion.from_bytes(request.body)
+        changed = known is None or known != DataVersion.from_request(request.body)
         if not changed:
             self._routes.renew(header.broker_addr)
         return success(request, headers.DataVersionResponse(changed=changed), known)

@@ -220,7 +220,7 @@ class Reader:
         """The object at ``path``: it lies in the open containers, and must itself be closed already."""
         tokens = _path_tokens(path)
         if not self.open or tokens is None:
-            raise self._error(f"the reference {path!r} leads nowhere")
+            raise self._error(f"the reference {path[:80]!r} leads nowhere")
         level = 0
         target: Any = self.open[0][0]
         for token in tokens:
@@ -231,9 +231,9 @@ class Reader:
             level = len(self.open)
             target = _step(target, token)
             if target is None:
-                raise self._error(f"the reference {path!r} leads nowhere")
+                raise self._error(f"the reference {path[:80]!r} leads nowhere")
         if level < len(self.open):
-            raise self._error(f"the reference {path!r} leads into itself")
+            raise self._error(f"the reference {path[:80]!r} leads into itself")
         self._charge(target, len(self.open))
         return target
 
@@ -268,6 +268,8 @@ def _path_tokens(path: str) -> list[str] | None:
     tokens: list[str] = []
     at = 1
     while at < len(path):
+        if len(tokens) == DEPTH_MAX:
+            return None  # so deep nothing lies
         match = _PATH_TOKEN.match(path, at)
         if match is None:
             return None

@@ -77,7 +77,7 @@ class Heartbeats:
                 ResponseCode.SYSTEM_ERROR,
                 f"a heartbeat of {size} bytes, {limit} are the limit (plugin.clients.max_heartbeat_bytes)",
             )
-        data = HeartbeatData.from_bytes(request.command.body)
+        data = HeartbeatData.from_request(request.command.body)
         _check_client_id(data.client_id)
         for producer in data.producer_data_set:
             validate_group(producer.group_name)

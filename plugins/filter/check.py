@@ -16,7 +16,7 @@ def check_client(compilers: Mapping[str, FilterCompiler]) -> Handler:
     """The handler: success, or why the subscription's expression will not do (code 1: unknown type, 23: not read)."""
 
     def check(request: Request) -> Command:
-        subscription = CheckClientConfig.from_bytes(request.command.body).subscription_data
+        subscription = CheckClientConfig.from_request(request.command.body).subscription_data
         # RocketMQ does not look at tags here: a pull does.
         if subscription is not None and subscription.expression_type not in ("", "TAG"):
             compiler = compilers.get(subscription.expression_type)

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable
+from functools import cache, lru_cache
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"[+-]?\d++")
+# A property may have 32 thousand digits and is read while other connections wait: the repeats give nothing back, or a
+# text that does not match would take quadratic time.
 _DOUBLE = re.compile(
-    r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)|(?P<decimal>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?"
-    r"|(?P<hexadecimal>0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?\d+)[fFdD]?)",
+    r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)|(?P<decimal>(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?)[fFdD]?"
+    r"|(?P<hexadecimal>0[xX](?:[0-9a-fA-F]++(?:\.[0-9a-fA-F]*+)?|\.[0-9a-fA-F]++)[pP][+-]?\d++)[fFdD]?)",
     re.ASCII,
 )
 _BLANKS = "".join(map(chr, range(33)))
+LONG_TEXT = 64
+"""Characters; what longer texts were read as is kept for a while."""
 
 
 class EvaluationFailed(Exception):
@@ -46,20 +52,44 @@ def parse_long(text: str) -> Long:
 
 
 def _parse_whole(text: str, most: int) -> int:
-    # Nobody means a number of a hundred digits; leading zeros are allowed.
-    if not _INTEGER.fullmatch(text) or len(text.lstrip("+-0")) > 19:
+    value = _whole(text) if len(text) <= LONG_TEXT else _long_whole(text)
+    if value is None:
         raise EvaluationFailed(f"no whole number: {text[:40]!r}")
-    value = int(text)
     if not -most - 1 <= value <= most:
         raise EvaluationFailed(f"out of range: {text[:40]!r}")
     return value
 
 
+@cache
+def _zeros() -> str:
+    """The digit nought of each script, for Java reads them all."""
+    return "".join(one for one in map(chr, range(0x10000)) if unicodedata.decimal(one, None) == 0)
+
+
+def _whole(text: str) -> int | None:
+    """The number, or another one beyond 64 bits where it has more; None for no number."""
+    if not _INTEGER.fullmatch(text):
+        return None
+    # Leading zeros are allowed in any number, and int() refuses a text of more than 4,300 digits.
+    digits = text.lstrip("+-").lstrip("0")
+    if len(digits) > 19:
+        digits = digits.lstrip(_zeros())
+    value = int(digits or "0") if len(digits) <= 19 else 2**64
+    return -value if text[0] == "-" else value
+
+
 def parse_double(text: str) -> float:
     """The double in ``text``, blanks around it aside; :class:`EvaluationFailed` for anything else."""
+    value = _double(text) if len(text) <= LONG_TEXT else _long_double(text)
+    if value is None:
+        raise EvaluationFailed(f"no number: {text[:40]!r}")
+    return value
+
+
+def _double(text: str) -> float | None:
     found = _DOUBLE.fullmatch(text.strip(_BLANKS))
     if found is None:
-        raise EvaluationFailed(f"no number: {text[:40]!r}")
+        return None
     if found["name"]:
         value = math.nan if found["name"] == "NaN" else math.inf
     elif found["decimal"]:
@@ -72,9 +102,14 @@ def parse_double(text: str) -> float:
     return -value if found["sign"] == "-" else value
 
 
+# An expression may compare one property of 32 thousand characters a thousand times.
+_long_whole = lru_cache(maxsize=16)(_whole)
+_long_double = lru_cache(maxsize=16)(_double)
+
+
 def parse_truth(text: str) -> bool:
     """Whether ``text`` is "true" in any case of letters."""
-    return text.lower() == "true"
+    return len(text) == 4 and text.lower() == "true"
 
 
 def compare(left: Known, right: Known) -> int:

@@ -38,7 +38,7 @@ class LockRequests:
 
 
 def _body(request: Request) -> LockBatchRequestBody:
-    body = LockBatchRequestBody.from_bytes(request.command.body)
+    body = LockBatchRequestBody.from_request(request.command.body)
     if not body.consumer_group or not body.client_id:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body names no consumerGroup or no clientId")
     if len(body.mq_set) > QUEUES_MAX:

@@ -102,7 +102,7 @@ class TopicAdmin:
     def set_group(self, request: Request) -> Command:
         """200."""
         self._refuse_on_slave()
-        config = SubscriptionGroupConfig.from_bytes(request.command.body)
+        config = SubscriptionGroupConfig.from_request(request.command.body)
         _check("retryQueueNums", config.retry_queue_nums, 0, self._topics.config.max_queues)
         _check("retryMaxTimes", config.retry_max_times, UNLIMITED_RETRIES, 2**31 - 1)
         _check("brokerId", config.broker_id, 0, 2**63 - 1)

@@ -231,3 +231,9 @@ def test_a_cut_text_never_passes_for_the_whole(value: Any, data: st.DataObject) 
     cut = data.draw(st.integers(0, len(text) - 1))
     with pytest.raises(ValueError, match="JSON"):
         loads(text[:cut])
+
+
+def test_a_reference_deeper_than_anything_leads_nowhere() -> None:
+    with pytest.raises(ValueError, match="leads nowhere") as refused:
+        loads(b'[{"$ref":"$' + b".a" * 1_000_000 + b'"}]')
+    assert len(str(refused.value)) < 200

@@ -47,6 +47,13 @@ def test_whole_numbers_have_their_range_and_no_blanks() -> None:
         parse_long("9223372036854775808")
 
 
+def test_whole_numbers_have_as_many_leading_noughts_as_they_like() -> None:
+    assert parse_int("0" * 9000) == 0
+    assert parse_int("-" + "0" * 9000 + "12") == -12
+    assert parse_int("\u0660" * 30 + "\u0663") == 3, "Arabic digits, which Java reads as well"
+    assert parse_long("+" + "0" * 9000 + "9223372036854775807") == 2**63 - 1
+
+
 @pytest.mark.parametrize(
     ("left", "right", "sign"),
     [
