@@ -8,7 +8,10 @@ from gantrymq.remoting.bodies import LockBatchRequestBody, LockBatchResponseBody
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import validate_group, validate_topic
 
+NAME_MAX_CHARACTERS = 1024
+"""Characters of a client's id, and of a broker's name; both stay in the table for as long as the lock."""
 QUEUES_MAX = 10_000
 """The most queues that one request may name."""
 
@@ -43,4 +46,13 @@ def _body(request: Request) -> LockBatchRequestBody:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body names no consumerGroup or no clientId")
     if len(body.mq_set) > QUEUES_MAX:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues, at most {QUEUES_MAX} in one request")
+    validate_group(body.consumer_group)
+    for topic in {queue.topic for queue in body.mq_set}:
+        validate_topic(topic)
+    for name in {queue.broker_name for queue in body.mq_set} | {body.client_id}:
+        if len(name) > NAME_MAX_CHARACTERS:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"a client id or broker name of {len(name)} characters, {NAME_MAX_CHARACTERS} are the limit",
+            )
     return body

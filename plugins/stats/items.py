@@ -6,7 +6,7 @@ snapshot, and begins with one of zero.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 
 import attrs
 
@@ -26,41 +26,46 @@ HOUR = Period(600_000, 7)
 DAY = Period(3_600_000, 25)
 PERIODS = (MINUTE, HOUR, DAY)
 
-Snapshot = tuple[int, int, int]
-"""When (ms), events so far, value so far."""
+FIELDS = 3
+"""Numbers of a snapshot: when (ms), events so far, value so far."""
+_LARGEST = 2**63 - 1
 
 
 class Item:
-    """One counter: ``value`` that came in ``times`` events."""
+    """One counter: ``value`` that came in ``times`` events. A kibibyte at most: there may be many."""
 
     __slots__ = ("_snapshots", "times", "value")
 
     def __init__(self) -> None:
         self.value = 0
         self.times = 0
-        self._snapshots: tuple[deque[Snapshot], ...] = tuple(deque(maxlen=period.kept) for period in PERIODS)
+        self._snapshots: list[array[int] | None] = [None] * len(PERIODS)
 
     def add(self, value: int, times: int) -> None:
         """Count."""
-        self.value += value
-        self.times += times
+        self.value = min(self.value + value, _LARGEST)
+        self.times = min(self.times + times, _LARGEST)
 
     def sample(self, now: int, period: int) -> None:
         """Take a snapshot for the period of this number in :data:`PERIODS`, at ``now`` (ms)."""
         snapshots = self._snapshots[period]
-        if not snapshots:
-            snapshots.append((now - PERIODS[period].every, 0, 0))
-        snapshots.append((now, self.times, self.value))
+        if snapshots is None:
+            snapshots = self._snapshots[period] = array("q", (now - PERIODS[period].every, 0, 0))
+        elif len(snapshots) >= PERIODS[period].kept * FIELDS:
+            del snapshots[:FIELDS]
+        snapshots.extend((now, self.times, self.value))
 
     def is_new(self, period: int) -> bool:
         """Whether the period has no snapshot yet."""
-        return not self._snapshots[period]
+        return self._snapshots[period] is None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing came in the last day."""
         day = self._snapshots[2]
-        return len(day) == DAY.kept and day[0][1:] == (self.times, self.value)
+        if day is None or len(day) < DAY.kept * FIELDS:
+            return False
+        return (day[1], day[2]) == (self.times, self.value)
 
     @property
     def tps(self) -> float:
@@ -72,9 +77,8 @@ class Item:
         return StatsData(*map(_told, self._snapshots))
 
 
-def _told(snapshots: deque[Snapshot]) -> StatsItem:
-    if not snapshots:
+def _told(snapshots: array[int] | None) -> StatsItem:
+    if snapshots is None:
         return StatsItem()
-    first, last = snapshots[0], snapshots[-1]
-    value, events, passed = last[2] - first[2], last[1] - first[1], last[0] - first[0]
+    passed, events, value = (snapshots[field - FIELDS] - snapshots[field] for field in range(FIELDS))
     return StatsItem(value, value * 1000 / passed if passed > 0 else 0.0, value / events if events else 0.0)

@@ -38,6 +38,8 @@ STATISTICS = (
 (how far groups have fallen behind)."""
 
 ENTRIES_AT_ONCE = 16_384
+KEY_MAX_CHARACTERS = 512
+"""Characters of a key: more than the longest topic, group and queue id have together."""
 
 log = structlog.get_logger("gantrymq.stats")
 
@@ -80,7 +82,7 @@ class Table:
             raise ValueError(f"there is no statistic {name!r}")
         item = items.get(key)
         if item is None:
-            if self._count >= self._config.max_items:
+            if self._count >= self._config.max_items or len(key) > KEY_MAX_CHARACTERS:
                 if not self._warned:
                     self._warned = True
                     log.warning("not_counted", statistic=name, key=key[:300], limit=self._config.max_items)

@@ -1,0 +1,66 @@
+"""Requests after which a broker would keep more memory than it has: each is refused, or what it leaves is bounded."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from gantrymq.kernel.services import Statistics
+from gantrymq.plugins.stats.items import PERIODS, Item
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.harness import broker_and_channel
+
+LONG = "x" * 4_000_000
+
+
+def lock(group: str = "G", client: str = "c", topic: str = "T", broker: str = "broker-a") -> Command:
+    queue = {"topic": topic, "brokerName": broker, "queueId": 0}
+    body = {"consumerGroup": group, "clientId": client, "mqSet": [queue]}
+    return Command(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+async def test_locks_of_names_that_nothing_can_have_are_refused(tmp_path: Path, code: int) -> None:
+    requests = [
+        lock(group=LONG), lock(client=LONG), lock(topic=LONG), lock(broker=LONG), lock(group="a b"), lock(topic="a b"),
+        lock(topic=""),
+    ]  # fmt: skip
+    async with broker_and_channel(tmp_path) as (_, channel):
+        for request in requests:
+            request.code = code
+            answer = await channel.call(request)
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert len(answer.remark or "") < 1000
+        assert (await channel.call(lock(topic="%RETRY%G"))).body.startswith(b'{"lockOKMQSet":[{')
+
+
+@pytest.mark.trio
+async def test_statistics_under_keys_that_are_no_names_are_not_counted(tmp_path: Path) -> None:
+    """A message sent back is counted under its property RETRY_TOPIC, in which its sender may write anything."""
+    async with broker_and_channel(tmp_path) as (broker, channel):
+        statistics = broker.services.get(Statistics)
+        statistics.add("SNDBCK_PUT_NUMS", "x" * 32_000 + "@G", 1)
+        statistics.add("SNDBCK_PUT_NUMS", "T@G", 1)
+        for key, code in (("x" * 32_000 + "@G", ResponseCode.SYSTEM_ERROR), ("T@G", ResponseCode.SUCCESS)):
+            asked = Command(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": "SNDBCK_PUT_NUMS", "statsKey": key})
+            assert (await channel.call(asked)).code == code
+
+
+def test_a_counter_takes_two_kibibytes_at_most_however_long_it_counts() -> None:
+    tracemalloc.start()
+    try:
+        items = [Item() for _ in range(200)]
+        for now in range(30):
+            for item in items:
+                item.add(10**12, 10**9)
+                for period in range(len(PERIODS)):
+                    item.sample(1_800_000_000_000 + now * 10_000, period)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept / len(items) < 2048
