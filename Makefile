@@ -27,7 +27,7 @@ help:
 	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
-	@echo 'make fuzz              a million mutated inputs for each parser (about an hour)'
+	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
 	@echo 'make asan              the compiled loops under address and undefined-behavior sanitizers: twins, fuzzers, attacks'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
@@ -74,9 +74,22 @@ test: lint
 check: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m '$(QUICK)'
 
-# a million mutated inputs for each parser; `make test` has ten thousand
-fuzz: $(VENV)/.test
+# A million mutated inputs for each parser (`make test` has ten thousand), then as many as coverage finds in an hour, with
+# the compiled loops built for it. Their corpora stay in build/corpora, where the next run goes on.
+GUIDED := build/guided
+$(GUIDED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantrymq/*/*/*.py kernel/*.py kernel/*/*.py plugins/*/*.py) | $(VENV)/.test
+	@command -v clang >/dev/null || { echo 'make fuzz needs clang: on Debian and Ubuntu, apt install clang' >&2; exit 1; }
+	@echo 'Building the compiled loops with coverage and the address sanitizer (some minutes)'
+	@mkdir -p $(GUIDED)
+	@CC=clang LDSHARED='clang -shared' CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address,fuzzer-no-link' $(BIN)/python \
+		setup.py -q build --build-base build/guided-objects --build-lib $(GUIDED) >build/guided.log 2>&1 || { cat build/guided.log; exit 1; }
+	@touch $@
+
+fuzz: $(GUIDED)/.built
 	GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-1000000} $(BIN)/python -m pytest tests/fuzz --timeout 7200
+	LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" PYTHONMALLOC=malloc \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(GUIDED):tests/fuzz $(BIN)/python -P tests/fuzz/guided.py --all build/corpora \
+		$${GANTRYMQ_FUZZ_SECONDS:-3600}
 
 # The extensions once more, built with sanitizers into a folder of their own, and what feeds them foreign bytes.
 # Python's own allocator would hide reads past an object's end.
