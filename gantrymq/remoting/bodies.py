@@ -9,14 +9,16 @@ and stays out of the text unless set, so that both versions read it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
+from msgspec import Meta
 
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.body import Body
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.fastjson_types import NAMES, enum_name
 from gantrymq.remoting.headers import Int32, Int64
 from gantrymq.remoting.properties import java_hash
 
@@ -145,8 +147,7 @@ class DelayOffsetSerializeWrapper(Body):
 class LockBatchRequestBody(Body):
     """Queues that a member of a group wants to have, or gives back: bodies of 41 and 42. The last field is 5.x's."""
 
-    identity: ClassVar[str] = "client_id"
-    parts: ClassVar[tuple[type[Body], ...]] = (MessageQueue,)
+    any_spelling: ClassVar[bool] = True
 
     consumer_group: str = ""
     client_id: str = ""
@@ -202,25 +203,17 @@ class ConsumerData(Body):
     """One consumer group that a client belongs to. The three choices are names of the tuples above."""
 
     group_name: str = ""
-    consume_type: str = "CONSUME_PASSIVELY"
-    message_model: str = "CLUSTERING"
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: Annotated[str, Meta(extra={NAMES: CONSUME_TYPES})] = "CONSUME_PASSIVELY"
+    message_model: Annotated[str, Meta(extra={NAMES: MESSAGE_MODELS})] = "CLUSTERING"
+    consume_from_where: Annotated[str, Meta(extra={NAMES: CONSUME_FROM_WHERE})] = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[SubscriptionData] = []
     unit_mode: bool = False
 
-    @classmethod
-    def _repair(cls, value: Any) -> Any:
-        # The C++ client sends the choices by their number
-        if isinstance(value, dict):
-            for key, names in (
-                ("consumeType", CONSUME_TYPES),
-                ("messageModel", MESSAGE_MODELS),
-                ("consumeFromWhere", CONSUME_FROM_WHERE),
-            ):
-                number = value.get(key)
-                if type(number) is int and 0 <= number < len(names):
-                    value[key] = names[number]
-        return value
+    def __post_init__(self) -> None:
+        # Java reads the names without regard to case, and none from an unknown one
+        self.consume_type = enum_name(self.consume_type, CONSUME_TYPES) or "CONSUME_PASSIVELY"
+        self.message_model = enum_name(self.message_model, MESSAGE_MODELS) or "CLUSTERING"
+        self.consume_from_where = enum_name(self.consume_from_where, CONSUME_FROM_WHERE) or "CONSUME_FROM_LAST_OFFSET"
 
 
 class ProducerData(Body):
@@ -234,8 +227,7 @@ class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": 
                                   "heartbeat_fingerprint": "heartbeatFingerprint"}):  # fmt: skip
     """What a client is part of: body of 34. 5.x may send a fingerprint in place of the subscriptions."""
 
-    identity: ClassVar[str] = "client_id"
-    parts: ClassVar[tuple[type[Body], ...]] = (ProducerData, ConsumerData, SubscriptionData)
+    any_spelling: ClassVar[bool] = True
 
     client_id: str = ""
     producer_data_set: list[ProducerData] = []
@@ -243,19 +235,11 @@ class HeartbeatData(Body, rename={"client_id": "clientID", "producer_data_set": 
     heartbeat_fingerprint: Int32 | None = None
     without_sub: bool | None = None
 
-    @classmethod
-    def _repair(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("consumerDataSet"), list):
-            for consumer in value["consumerDataSet"]:
-                ConsumerData._repair(consumer)
-        return value
-
 
 class CheckClientConfig(Body):
     """A subscription that a client is about to make: body of 46 (``CheckClientRequestBody``)."""
 
-    identity: ClassVar[str] = "client_id"
-    parts: ClassVar[tuple[type[Body], ...]] = (SubscriptionData,)
+    any_spelling: ClassVar[bool] = True
 
     client_id: str = ""
     group: str = ""

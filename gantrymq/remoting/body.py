@@ -6,7 +6,6 @@ quotes count as numbers. Whatever else does not fit the type is the sender's fau
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, ClassVar, Final, Self
 
 import msgspec
@@ -14,6 +13,7 @@ import msgspec
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.fastjson_types import fit, spells_differently
 
 TOLERANT_VALUES_MAX: Final = 8_192
 """Values of a request's body that is not plain JSON of the expected form: Python reads it, 5 us a value, while other
@@ -23,13 +23,12 @@ connections wait. Commas, colons, brackets and escapes are counted, which stand 
 class Body(msgspec.Struct, rename="camel"):
     """Base of the wire structs. Fields that are None stay out of the text.
 
-    A class that clients fill may name in ``identity`` the field that no client leaves out. Where it is empty, the keys
-    are matched again as fastjson matches them: without case, ``_`` and ``-``. NewLife.RocketMQ writes ``ClientID``.
-    ``parts`` are the classes whose values lie in such a body.
+    A class whose text clients write sets ``any_spelling``: keys then count however they are spelled, as fastjson
+    counts them. NewLife.RocketMQ writes ``ClientID``. Where keys are spelled as the fields are, other values than the
+    expected ones are fitted in any class, see :mod:`gantrymq.remoting.fastjson_types`.
     """
 
-    identity: ClassVar[str] = ""
-    parts: ClassVar[tuple[type[Body], ...]] = ()
+    any_spelling: ClassVar[bool] = False
 
     def to_bytes(self, *, quoted_keys: bool = False) -> bytes:
         """The JSON text; see :func:`gantrymq.remoting.fastjson.dumps` for ``quoted_keys``."""
@@ -52,27 +51,19 @@ class Body(msgspec.Struct, rename="camel"):
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass  # most likely the dialect: the tolerant way decides
             else:
-                if not cls.identity or getattr(body, cls.identity):
+                if not (cls.any_spelling and spells_differently(data, cls)):
                     return body
         try:
             if values_max is not None:
                 _check_size(data, values_max)
-            value = fastjson.loads(data)
-            if cls.identity:
-                value = _match_keys(value, _known_keys(cls))
-            return cls.from_value(value)
+            return cls.from_value(fastjson.loads(data))
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{cls.__name__}: {error}") from None
 
     @classmethod
     def from_value(cls, value: Any) -> Self:
         """The typed form of what :func:`fastjson.loads` returned; :class:`ValueError` when it does not fit."""
-        return msgspec.convert(_without_nulls(cls._repair(value)), cls, strict=False)
-
-    @classmethod
-    def _repair(cls, value: Any) -> Any:
-        """Where a class takes forms that differ in more than a number's quotes, it straightens them here."""
-        return value
+        return msgspec.convert(fit(_without_nulls(value), cls), cls, strict=False)
 
 
 def _check_size(data: bytes, values_max: int) -> None:
@@ -83,22 +74,6 @@ def _check_size(data: bytes, values_max: int) -> None:
             f"about {values} values, and not plain JSON of this form: at most {values_max} are read so; send a smaller "
             "body, or keys and types as RocketMQ's Java client writes them"
         )
-
-
-@cache
-def _known_keys(kind: type[Body]) -> dict[str, str]:
-    """The keys of ``kind`` and its parts by what is compared of them."""
-    return {_compared(key): key for one in (kind, *kind.parts) for key in one.__struct_encode_fields__}
-
-
-def _compared(key: str) -> str:
-    return key.lower().replace("_", "").replace("-", "")
-
-
-def _match_keys(value: Any, known: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {known.get(_compared(str(key)), key): _match_keys(item, known) for key, item in value.items()}
-    return [_match_keys(item, known) for item in value] if type(value) is list else value
 
 
 def _without_nulls(value: Any) -> Any:

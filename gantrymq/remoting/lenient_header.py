@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gantrymq.remoting.fastjson_reader import ObjectMap, Reader
+from gantrymq.remoting.fastjson_types import comparable
 
 LANGUAGES: Final = (
     "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST",
@@ -26,6 +27,8 @@ LANGUAGES: Final = (
 DIALECT_MAX_BYTES: Final = 64 * 1024
 """The longest header that is read as fastjson's dialect. A longer one must be JSON, which compiled code reads."""
 
+_FIELDS: Final = ("code", "extFields", "flag", "language", "opaque", "remark", "version")
+_FIELD_NAMES: Final = {comparable(name): name for name in _FIELDS}
 _NUMBER_MAX_LENGTH: Final = 400
 _EXPONENT_MAX: Final = 2**31 - 1
 _SCALE_MAX: Final = 100
@@ -49,8 +52,8 @@ class HeaderFields(NamedTuple):
 def read_lenient(header: bytes) -> HeaderFields:
     """The fields of a JSON header; :class:`ValueError` tells what RocketMQ could not read either.
 
-    Bytes that are no UTF-8 become U+FFFD, as in Java. A nested object or array becomes its JSON text, its keys in the
-    client's order (Java: in the order of a ``HashMap``).
+    Names match without regard to case, ``_`` and ``-``. Bytes that are no UTF-8 become U+FFFD, as in Java. A nested
+    object or array becomes its JSON text, its keys in the client's order (Java: in the order of a ``HashMap``).
     """
     header = header.decode(errors="replace").encode()
     try:
@@ -59,6 +62,7 @@ def read_lenient(header: bytes) -> HeaderFields:
         if len(header) > DIALECT_MAX_BYTES:
             raise ValueError(str(error)) from None
         values = _dialect_values(header.decode())
+    values = {_field_of(name): value for name, value in values.items()}
     return HeaderFields(
         _integer(values, "code"),
         _ext(values.get("extFields")),
@@ -102,11 +106,16 @@ def _strict_values(header: bytes) -> dict[str, Any]:
     """The values of a header that is JSON."""
     values: dict[str, Any] = {}
     for name, raw in _strict_decode(header).items():
-        if name == "extFields" and bytes(raw)[:1] == b"{":
+        if _field_of(name) == "extFields" and bytes(raw)[:1] == b"{":
             values[name] = {key: _strict_value(value) for key, value in _strict_decode(raw).items()}
         else:
             values[name] = _strict_value(raw)
     return values
+
+
+def _field_of(name: Any) -> str:
+    """The field that a name in a header stands for."""
+    return _FIELD_NAMES.get(comparable(str(name)), str(name))
 
 
 def _strict_value(raw: msgspec.Raw) -> Any:

@@ -178,11 +178,11 @@ def test_a_body_that_is_none_is_refused_with_code_1(kind: type[Body], data: byte
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (TopicConfig, b'{"topicName":5}'),
+        (TopicConfig, b'{"topicName":[5]}'),
         (TopicConfig, b'{"readQueueNums":1.5}'),
         (TopicConfig, b'{"readQueueNums":2147483648}'),
         (TopicConfig, b'{"readQueueNums":"many"}'),
-        (HeartbeatData, b'{"consumerDataSet":{}}'),
+        (HeartbeatData, b'{"consumerDataSet":""}'),
         (HeartbeatData, b'{"consumerDataSet":[{"consumeType":99}]}'),
         (TopicRouteData, b'{"brokerDatas":[{"brokerAddrs":{"x":"y"}}]}'),
         (ConsumerOffsetSerializeWrapper, b'{"offsetTable":{"T@g":[]}}'),
