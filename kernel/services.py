@@ -113,6 +113,13 @@ class ConsumerGroups(Protocol):
         """The live groups that subscribe to ``topic``."""
 
 
+class QueueLocks(Protocol):
+    """Which member of a group with orderly consumers has which queue (plugin ``locks``)."""
+
+    def member_left(self, group: str, client_id: str, connection_id: int) -> None:
+        """The client unregistered from the consumer group over this connection: it gives its queues back."""
+
+
 class ProducerGroups(Protocol):
     """The live producers (plugin ``clients``)."""
 

@@ -17,7 +17,15 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, Service, TopicTable
+from gantrymq.kernel.services import (
+    ConsumerGroups,
+    GroupTable,
+    LiveSettings,
+    ProducerGroups,
+    QueueLocks,
+    Service,
+    TopicTable,
+)
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
@@ -63,7 +71,8 @@ class ClientsPlugin:
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("plugin.clients", self._config, ("notify", "expire_after"), self._clients.reconfigure)
-        handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic)
+        locks = broker.services.find(QueueLocks)
+        handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic, locks)
         return dict(handlers.processors() | Connections(self._clients).processors())
 
     @hookimpl

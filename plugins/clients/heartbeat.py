@@ -8,7 +8,7 @@ import structlog
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.rarewarnings import RareWarnings
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.kernel.services import GroupTable, QueueLocks, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
@@ -38,12 +38,14 @@ class Heartbeats:
         config: ClientsConfig,
         changed: Callable[[], None],
         clock: Callable[[], float],
+        locks: QueueLocks | None = None,
     ) -> None:
         self._clients = clients
         self._groups = groups
         self._topics = topics
         self._config = config
         self._changed = changed
+        self._locks = locks
         self._warnings = RareWarnings(clock)
 
     def processors(self) -> dict[int, Handler]:
@@ -108,9 +110,11 @@ class Heartbeats:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def unregister(self, request: Request) -> Command:
-        """35. A group that the client is not in is no error."""
+        """35. A group that the client is not in is no error. The queues that it has locked are free at once."""
         header = read_header(UnregisterClientHeader, request.command.ext)
         self._clients.leave(request.connection, header.producer_group, header.consumer_group)
+        if self._locks is not None and header.consumer_group is not None:
+            self._locks.member_left(header.consumer_group, header.client_id, request.connection.id)
         self._tell()
         return request.command.answer(ResponseCode.SUCCESS)
 

@@ -1,9 +1,11 @@
 """Locks of queues, so that of a group with orderly consumers only one member at a time takes from a queue.
 
 Slot: none.
-Hooks: config_section, register_processors.
-Config ``[plugin.locks]``: ``expire_after`` (a lock that was not taken again for so long is free), ``max_locks``.
-Files: none; after a restart everything is free. Answers for RocketMQ's ``RebalanceLockManager``: codes 41 and 42.
+Hooks: config_section, configure, connections_changed, register_processors.
+Config ``[plugin.locks]``: ``expire_after`` (a lock that was not taken again for so long is free),
+``free_after_disconnect`` (so is one whose owner's connection ended so long ago), ``max_locks``.
+Files: none; after a restart everything is free. Service: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``:
+codes 41 and 42. There a member that leaves with its queues locked keeps them until they expire.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.services import ConsumerGroups, QueueLocks
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.requests import LockRequests
 from gantrymq.plugins.locks.table import LockTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor
 
 
@@ -24,6 +29,10 @@ class LocksPlugin:
     """Keeps the table and answers for it."""
 
     name = "locks"
+    _table: LockTable  # from configure on
+
+    def __init__(self) -> None:
+        self._groups: ConsumerGroups | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -31,8 +40,22 @@ class LocksPlugin:
         return "locks", LocksConfig
 
     @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Offer the table to whoever knows when a member leaves."""
+        self._table = LockTable(broker.env.monotonic, config.section(LocksConfig), self._is_member)
+        broker.services.provide(QueueLocks, self._table)
+
+    @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """41 and 42."""
-        config = broker.config.section(LocksConfig)
-        table = LockTable(broker.env.monotonic, config.expire_after, config.max_locks)
-        return dict(LockRequests(table).processors())
+        self._groups = broker.services.find(ConsumerGroups)
+        return dict(LockRequests(self._table).processors())
+
+    @hookimpl
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        """The queues of clients whose connections ended become free in a while."""
+        for connection in batch.closed:
+            self._table.connection_lost(connection.id)
+
+    def _is_member(self, group: str, client_id: str) -> bool:
+        return self._groups is not None and client_id in self._groups.client_ids(group)

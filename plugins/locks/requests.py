@@ -29,7 +29,7 @@ class LockRequests:
     def lock(self, request: Request) -> Command:
         """41: answers which of the queues the client has from now on."""
         body = _body(request)
-        given = self._table.lock(body.consumer_group, body.mq_set, body.client_id)
+        given = self._table.lock(body.consumer_group, body.mq_set, body.client_id, request.connection.id)
         answer = LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
         return request.command.answer(ResponseCode.SUCCESS, body=answer)
 

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterable
 import attrs
 import structlog
 
+from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.names import GROUP_MAX_LENGTH
 
 log = structlog.get_logger("gantrymq.locks")
+
+FAREWELLS_MAX = 10_000
+"""How many unregistered members are remembered; beyond it the oldest is forgotten."""
 
 
 @attrs.define
@@ -18,29 +23,56 @@ class _Lock:
     taken: float
 
 
-class LockTable:
-    """Locks by group and queue. ``clock`` counts seconds and never steps."""
+@attrs.define
+class _Owner:
+    """A client that has queues of a group. ``lost_at``: when the connection ended over which it last took one."""
 
-    def __init__(self, clock: Callable[[], float], expire_after: float, max_locks: int) -> None:
+    connection_id: int
+    queues: set[MessageQueue] = attrs.field(factory=set)
+    lost_at: float | None = None
+
+
+class LockTable:
+    """Locks by group and queue.
+
+    ``clock`` counts seconds and never steps. ``is_member(group, client_id)``: whether the client's heartbeats say that
+    it is in the group; a member keeps its queues when its connection ends, for it is here by another one.
+    """
+
+    def __init__(self, clock: Callable[[], float], config: LocksConfig, is_member: Callable[[str, str], bool]) -> None:
         self._clock = clock
-        self._expire_after = expire_after
-        self._max_locks = max_locks
+        self._config = config
+        self._is_member = is_member
         self._locks: dict[tuple[str, MessageQueue], _Lock] = {}
+        self._owners: dict[tuple[str, str], _Owner] = {}
+        self._by_connection: dict[int, set[tuple[str, str]]] = {}
+        self._farewells: dict[tuple[int, str], None] = {}
 
     def __len__(self) -> int:
         return len(self._locks)
 
-    def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> set[MessageQueue]:
-        """Give ``client_id`` those queues that are free, expired or its own already; returns them."""
+    def lock(self, group: str, queues: Iterable[MessageQueue], client_id: str, connection_id: int) -> set[MessageQueue]:
+        """Give ``client_id`` those queues that are free or its own already; returns them.
+
+        A queue is free when nobody took it, or not for so long, or when its owner's connection ended so long ago.
+        """
+        given: set[MessageQueue] = set()
+        if self._has_left(group, client_id, connection_id):
+            return given
         now = self._clock()
-        given = set()
+        is_full = False
+        gone: dict[tuple[str, str], bool] = {}
         for queue in queues:
             lock = self._locks.get((group, queue))
-            if lock is None and not self._has_room(now):
+            if lock is None:
+                # What cannot make room for one queue of a request cannot make room for the next one.
+                is_full = is_full or not self._has_room(now, gone)
+                if is_full:
+                    continue
+            elif lock.client_id != client_id and not self._is_free(group, lock, now, gone):
                 continue
             if lock is None or lock.client_id != client_id:
-                if lock is not None and now - lock.taken <= self._expire_after:
-                    continue
+                self._remove(group, queue)
                 log.info(
                     "queue_locked",
                     group=group,
@@ -51,6 +83,8 @@ class LockTable:
                 )
             self._locks[group, queue] = _Lock(client_id, now)
             given.add(queue)
+        if given:
+            self._own((group, client_id), given, connection_id)
         return given
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
@@ -58,14 +92,87 @@ class LockTable:
         for queue in queues:
             lock = self._locks.get((group, queue))
             if lock is not None and lock.client_id == client_id:
-                del self._locks[group, queue]
+                self._remove(group, queue)
                 log.info("queue_unlocked", group=group, topic=queue.topic, queue_id=queue.queue_id, client=client_id)
 
-    def _has_room(self, now: float) -> bool:
-        if len(self._locks) >= self._max_locks:
-            for key in [key for key, lock in self._locks.items() if now - lock.taken > self._expire_after]:
-                del self._locks[key]
-            if len(self._locks) >= self._max_locks:
+    def member_left(self, group: str, client_id: str, connection_id: int) -> None:
+        """The client unregistered from the group over this connection: its queues are free at once.
+
+        A later request of it for queues is given none, until it is a member again: a rebalance that runs while a
+        consumer stops sends such requests.
+        """
+        if len(group) <= GROUP_MAX_LENGTH:  # no client is given queues of another group
+            self._farewells.pop((connection_id, group), None)
+            if len(self._farewells) >= FAREWELLS_MAX:
+                del self._farewells[next(iter(self._farewells))]
+            self._farewells[connection_id, group] = None
+        owner = self._owners.get((group, client_id))
+        if owner is not None:
+            queues = list(owner.queues)
+            for queue in queues:
+                self._remove(group, queue)
+            log.info("queues_of_left_member_unlocked", group=group, client=client_id, queues=len(queues))
+
+    def connection_lost(self, connection_id: int) -> None:
+        """The connection ended. Its clients' queues are free in a while, unless they come back."""
+        for key in self._by_connection.pop(connection_id, ()):
+            self._owners[key].lost_at = self._clock()
+
+    def _has_left(self, group: str, client_id: str, connection_id: int) -> bool:
+        if (connection_id, group) not in self._farewells:
+            return False
+        if self._is_member(group, client_id):
+            del self._farewells[connection_id, group]
+            return False
+        return True
+
+    def _is_free(self, group: str, lock: _Lock, now: float, gone: dict[tuple[str, str], bool]) -> bool:
+        """``gone``: what is known of owners already, so that each is looked for once a request."""
+        if now - lock.taken > self._config.expire_after:
+            return True
+        key = (group, lock.client_id)
+        if key not in gone:
+            lost_at = self._owners[key].lost_at
+            gone[key] = (
+                lost_at is not None
+                and now - lost_at >= self._config.free_after_disconnect
+                and not self._is_member(group, lock.client_id)
+            )
+        return gone[key]
+
+    def _own(self, key: tuple[str, str], queues: set[MessageQueue], connection_id: int) -> None:
+        owner = self._owners.get(key)
+        if owner is None:
+            owner = self._owners[key] = _Owner(connection_id)
+        elif owner.connection_id != connection_id:
+            self._disconnect(key, owner)
+            owner.connection_id = connection_id
+        owner.lost_at = None
+        owner.queues |= queues
+        self._by_connection.setdefault(connection_id, set()).add(key)
+
+    def _remove(self, group: str, queue: MessageQueue) -> None:
+        lock = self._locks.pop((group, queue), None)
+        if lock is not None:
+            key = (group, lock.client_id)
+            owner = self._owners[key]
+            owner.queues.remove(queue)
+            if not owner.queues:
+                del self._owners[key]
+                self._disconnect(key, owner)
+
+    def _disconnect(self, key: tuple[str, str], owner: _Owner) -> None:
+        keys = self._by_connection.get(owner.connection_id)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._by_connection[owner.connection_id]
+
+    def _has_room(self, now: float, gone: dict[tuple[str, str], bool]) -> bool:
+        if len(self._locks) >= self._config.max_locks:
+            for group, queue in [key for key, lock in self._locks.items() if self._is_free(key[0], lock, now, gone)]:
+                self._remove(group, queue)
+            if len(self._locks) >= self._config.max_locks:
                 log.warning("too_many_locks", locks=len(self._locks))
                 return False
         return True

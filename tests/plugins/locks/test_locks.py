@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+import structlog.testing
 
+from gantrymq.kernel.connection import ConnectionsBatch
+from gantrymq.plugins.locks import table as lock_table
+from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.table import LockTable
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 
-Q0, Q1, Q2 = (MessageQueue("T", "broker-a", number) for number in range(3))
+Q0, Q1, Q2, Q3 = (MessageQueue("T", "broker-a", number) for number in range(4))
 
 
 class Clock:
@@ -22,16 +26,42 @@ class Clock:
         return self.now
 
 
+class Locks:
+    """A table whose clock stands still; each client has one connection until it is given another."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self.members: set[tuple[str, str]] = set()
+        self.connections: dict[str, int] = {}
+        self.table = LockTable(
+            self.clock, LocksConfig(**settings), lambda group, client: (group, client) in self.members
+        )
+
+    def lock(self, group: str, queues: Iterable[MessageQueue], client: str) -> set[MessageQueue]:
+        return self.table.lock(group, queues, client, self.connection(client))
+
+    def connection(self, client: str) -> int:
+        return self.connections.setdefault(client, len(self.connections))
+
+    def reconnect(self, client: str) -> None:
+        """Over a new connection from now on; the old one has ended."""
+        self.table.connection_lost(self.connection(client))
+        self.connections[client] = len(self.connections) + 100
+
+    def leave(self, group: str, client: str) -> None:
+        self.table.member_left(group, client, self.connection(client))
+
+
 def test_a_queue_has_one_owner_in_each_group() -> None:
-    table = LockTable(Clock(), 60, 100)
+    table = Locks()
     assert table.lock("G", {Q0, Q1}, "one") == {Q0, Q1}
     assert table.lock("G", {Q1, Q2}, "two") == {Q2}
     assert table.lock("H", {Q0, Q1}, "two") == {Q0, Q1}
 
 
 def test_the_owner_may_take_it_again_which_makes_it_live_longer() -> None:
-    clock = Clock()
-    table = LockTable(clock, 60, 100)
+    table = Locks()
+    clock = table.clock
     table.lock("G", {Q0}, "one")
     clock.now += 60
     assert table.lock("G", {Q0}, "two") == set(), "sixty seconds old, not older"
@@ -44,24 +74,172 @@ def test_the_owner_may_take_it_again_which_makes_it_live_longer() -> None:
 
 
 def test_only_the_owner_gives_it_back() -> None:
-    table = LockTable(Clock(), 60, 100)
+    table = Locks()
     table.lock("G", {Q0}, "one")
-    table.unlock("G", {Q0, Q1}, "two")
-    table.unlock("H", {Q0}, "one")
+    table.table.unlock("G", {Q0, Q1}, "two")
+    table.table.unlock("H", {Q0}, "one")
     assert table.lock("G", {Q0}, "two") == set()
-    table.unlock("G", {Q0}, "one")
-    assert len(table) == 0
+    table.table.unlock("G", {Q0}, "one")
+    assert len(table.table) == 0
     assert table.lock("G", {Q0}, "two") == {Q0}
 
 
 def test_the_table_is_bounded_and_expired_locks_make_room() -> None:
-    clock = Clock()
-    table = LockTable(clock, 60, 2)
+    table = Locks(max_locks=2)
     assert table.lock("G", [Q0, Q1], "one") == {Q0, Q1}
-    assert table.lock("G", [Q2, Q0], "one") == {Q0}
-    clock.now += 61
+    with structlog.testing.capture_logs() as logs:
+        assert table.lock("G", [Q2, Q3, Q0], "one") == {Q0}
+    assert [entry["event"] for entry in logs] == ["too_many_locks"], "once a request"
+    table.clock.now += 61
     assert table.lock("G", [Q2], "two") == {Q2}
-    assert len(table) == 1
+    assert len(table.table) == 1
+
+
+def test_queues_of_clients_that_are_gone_make_room() -> None:
+    table = Locks(max_locks=2)
+    table.lock("G", [Q0, Q1], "one")
+    table.table.connection_lost(table.connection("one"))
+    table.clock.now += 30
+    assert table.lock("H", [Q0], "two") == {Q0}
+    assert len(table.table) == 1
+
+
+def test_who_unregisters_gives_its_queues_of_that_group_back_at_once() -> None:
+    table = Locks()
+    table.lock("G", {Q0, Q1}, "one")
+    table.lock("H", {Q0}, "one")
+    table.lock("G", {Q2}, "two")
+    table.leave("G", "one")
+    table.leave("G", "nobody")
+    assert table.lock("G", {Q0, Q1, Q2}, "three") == {Q0, Q1}
+    assert table.lock("H", {Q0}, "three") == set()
+
+
+def test_who_unregistered_is_given_no_queue_until_it_is_a_member_again() -> None:
+    table = Locks()
+    table.leave("G", "one")
+    assert table.lock("G", {Q0}, "one") == set(), "a rebalance that was under way"
+    assert table.lock("H", {Q0}, "one") == {Q0}, "of this group it is a member"
+    table.members.add(("G", "one"))
+    assert table.lock("G", {Q0}, "one") == {Q0}
+    table.members.clear()
+    assert table.lock("G", {Q0}, "one") == {Q0}, "that farewell is over"
+
+
+def test_who_unregistered_may_come_back_by_a_new_connection() -> None:
+    table = Locks()
+    table.leave("G", "one")
+    table.reconnect("one")
+    assert table.lock("G", {Q0}, "one") == {Q0}, "its first heartbeat may come later, as with RocketMQ's broker"
+
+
+def test_farewells_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "FAREWELLS_MAX", 2)
+    table = Locks()
+    for group in ("F", "G", "G", "H", "x" * 256):
+        table.leave(group, "one")
+    assert [table.lock(group, {Q0}, "one") for group in ("F", "G", "H")] == [{Q0}, set(), set()]
+
+
+def test_a_lost_connection_frees_the_queues_in_a_while() -> None:
+    table = Locks()
+    table.lock("G", {Q0, Q1}, "one")
+    table.clock.now += 20
+    table.lock("G", {Q0, Q1}, "one")
+    table.table.connection_lost(table.connection("one"))
+    table.clock.now += 29.9
+    assert table.lock("G", {Q0}, "two") == set()
+    table.clock.now += 0.1
+    assert table.lock("G", {Q0, Q1}, "two") == {Q0, Q1}
+    table.table.connection_lost(table.connection("one"))
+    assert table.lock("G", {Q0, Q1}, "one") == set()
+
+
+def test_how_long_is_a_setting() -> None:
+    table = Locks(free_after_disconnect=0.0)
+    table.lock("G", {Q0}, "one")
+    table.table.connection_lost(table.connection("one"))
+    assert table.lock("G", {Q0}, "two") == {Q0}
+
+
+@pytest.mark.parametrize("back", ["locks", "is a member"])
+def test_a_client_that_comes_back_by_another_connection_keeps_its_queues(back: str) -> None:
+    table = Locks()
+    table.lock("G", {Q0}, "one")
+    table.reconnect("one")
+    table.clock.now += 20
+    if back == "locks":
+        assert table.lock("G", {Q0}, "one") == {Q0}
+    else:
+        table.members.add(("G", "one"))
+    table.clock.now += 35
+    assert table.lock("G", {Q0}, "two") == set()
+
+
+def test_the_end_of_a_connection_that_was_replaced_says_nothing() -> None:
+    table = Locks()
+    table.lock("G", {Q0}, "one")
+    old = table.connection("one")
+    table.connections["one"] = 77
+    table.lock("G", {Q0}, "one")
+    table.table.connection_lost(old)
+    table.clock.now += 35
+    assert table.lock("G", {Q0}, "two") == set()
+    table.table.connection_lost(77)
+    table.clock.now += 10
+    assert table.lock("G", {Q0}, "one") == {Q0}, "its own again, by yet another connection"
+
+
+def test_nothing_is_left_of_clients_that_have_no_queue() -> None:
+    table = Locks()
+    for number in range(20):
+        client = f"client-{number}"
+        table.lock("G", {Q0, Q1}, client)
+        if number % 2:
+            table.table.unlock("G", {Q0, Q1}, client)
+        else:
+            table.reconnect(client)
+            table.lock("G", {Q0}, client)
+            table.leave("G", client)
+    assert (len(table.table), table.table._owners, table.table._by_connection) == (0, {}, {})
+
+
+def beat(broker: Any, connection: Any, client: str) -> None:
+    data = HeartbeatData(client, consumer_data_set=[ConsumerData("G")])
+    assert broker.ask(RequestCode.HEART_BEAT, body=data.to_bytes(), connection=connection).code == 0
+
+
+def owner_of(broker: Any) -> Callable[..., bool]:
+    """``takes(client, connection)``: whether the client is given queue 0."""
+
+    def takes(client: str, connection: Any) -> bool:
+        answer = broker.ask(RequestCode.LOCK_BATCH_MQ, None, body_of(client, Q0), connection=connection)
+        return b'"queueId":0' in answer.body
+
+    return takes
+
+
+@pytest.mark.parametrize("order", [("clients", "locks"), ("locks", "clients")])
+def test_a_broker_frees_the_queues_of_who_unregisters_or_is_gone(
+    make_broker: Callable[..., Any], connect: Any, order: tuple[str, str]
+) -> None:
+    broker = make_broker("topics", *order, **{"plugin.locks.free_after_disconnect": "12s"})
+    takes = owner_of(broker)
+    one, two, three = connect(), connect(), connect()
+    for client, connection in (("one", one), ("two", two)):
+        beat(broker, connection, client)
+    assert takes("one", one)
+    assert not takes("two", two)
+    broker.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "one", "producerGroup": "G"}, connection=one)
+    assert not takes("two", two), "it only stopped to send"
+    broker.ask(RequestCode.UNREGISTER_CLIENT, {"clientID": "one", "consumerGroup": "G"}, connection=one)
+    assert takes("two", two)
+    broker.manager.hook.connections_changed(batch=ConnectionsBatch(closed=[one, two]))
+    broker.env.now += 12
+    beat(broker, three, "two")
+    assert not takes("one", three), "two is back"
+    broker.manager.hook.connections_changed(batch=ConnectionsBatch(closed=[three]))
+    assert takes("one", connect())
 
 
 @pytest.fixture

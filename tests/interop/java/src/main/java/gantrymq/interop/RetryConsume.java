@@ -10,7 +10,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 
 /**
  * DefaultMQPushConsumer, concurrent or orderly: prints each message, and fails on those whose attempts are fewer than
- * {@code fail}.
+ * {@code fail}. The order {@code unregister} lets it leave its group with its queues locked.
  */
 final class RetryConsume {
     private RetryConsume() {
@@ -46,7 +46,13 @@ final class RetryConsume {
         }
         consumer.start();
         Lines.event("started");
-        Lines.awaitStop();
+        Lines.eachOrder(line -> {
+            if (line.equals("unregister")) {
+                consumer.suspend();
+                consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().unregisterConsumer(options.text("group"));
+                Lines.event("unregistered");
+            }
+        });
         consumer.shutdown();
         Lines.event("stopped");
     }
