@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import attrs
 
 from gantrymq.kernel.commitlog import USUAL_BYTES, CommitLog, CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import read_records
-from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.record import HEADS, HOST_V6_BITS, BadRecord, Record
+from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store import Store
 
 NEAR_BYTES: Final = 256 * 1024
 """No further apart lies what is looked at in one piece of the log: that much counts as read, page by page."""
+
+_FIRST_FIELDS = struct.Struct(">iI4xi4xqqi")
+"""Size, magic, queue id, queue offset, log offset and sys flag of a record."""
+
+
+@attrs.frozen
+class NamedRecord:
+    """A record that a consume queue entry names: its queue, and its size in bytes."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    size: int
+
+
+def find_named(store: Store, offset: int) -> NamedRecord | None:
+    """The record at the log offset ``offset``, if the entry of the queue that it names points back to it, else None.
+
+    For offsets that a client chose: the body of a message may hold the bytes of a forged record, which nothing but the
+    queues tells from a real one. No more than a few fields are read, whatever sizes the bytes claim; the body is not
+    checked. Records that are in no queue (prepared, rolled back, of a deleted topic, not yet dispatched) are not found.
+    """
+    log = store.log
+    try:
+        size, magic, queue_id, queue_offset, place, bits = _FIRST_FIELDS.unpack(log.view(offset, _FIRST_FIELDS.size))
+        if place != offset or magic not in (MAGIC_V1, MAGIC_V2) or offset + size > store.dispatched:
+            return None
+        body_at = offset + HEADS[bits & HOST_V6_BITS].size
+        body_size = int.from_bytes(log.view(body_at - 4, 4), "big", signed=True)
+        length_bytes = 1 if magic == MAGIC_V1 else 2
+        topic_at = body_at + body_size + length_bytes
+        if body_size < 0 or topic_at > offset + size:
+            return None
+        length = int.from_bytes(log.view(topic_at - length_bytes, length_bytes), "big")
+        topic = bytes(log.view(topic_at, length)).decode()
+        queue = store.queues.get(topic, queue_id)
+        entry = b"" if queue is None else queue.entries(queue_offset, 1)
+    except (OutOfLog, CorruptRange, UnicodeDecodeError, OSError):
+        return None
+    if not entry or ENTRY.unpack(entry)[:2] != (offset, size):
+        return None
+    return NamedRecord(topic, queue_id, queue_offset, size)
 
 
 def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:

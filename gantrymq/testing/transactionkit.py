@@ -22,6 +22,7 @@ from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.flushkit import expect
+from gantrymq.testing.forgedhalves import forged_records_in_bodies_end_nothing
 from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
 
 OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
@@ -381,6 +382,7 @@ RULES: Final[tuple[Rule, ...]] = (
     the_first_word_counts,
     nothing_known_is_nothing_done,
     forged_ends_are_refused,
+    forged_records_in_bodies_end_nothing,
     what_only_the_broker_says_cannot_be_sent,
     a_commit_that_is_refused_may_be_repeated,
     a_producer_is_asked_and_its_answer_counts,

@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.reading import stored_at
+from gantrymq.kernel.reading import find_named, stored_at
 from gantrymq.kernel.record import BadRecord
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
 from gantrymq.plugins.admin.config import AdminConfig
@@ -29,6 +29,7 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
 from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -176,9 +177,11 @@ class ClientAdmin:
             if len(message_id) not in MESSAGE_ID_CHARACTERS:
                 raise ValueError("its length is wrong")
             at = int.from_bytes(bytes.fromhex(message_id)[-8:], "big")
+            named = find_named(self._broker.store, at)
+            if named is None or named.topic == TRANS_HALF_TOPIC:
+                raise ValueError("no queue entry names a readable record there")
             self._broker.log.read_record(at)
-            size = int.from_bytes(self._broker.log.view(at, 4), "big")
-            return bytes(self._broker.log.view(at, size))
+            return bytes(self._broker.log.view(at, named.size))
         except (ValueError, OutOfLog, CorruptRange, BadRecord, OSError) as error:
             raise _fault(f"there is no message {message_id[:64]!r}: {error}") from None
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.reading import find_named
 from gantrymq.kernel.record import BadRecord, Record, decode
 from gantrymq.kernel.services import MessageIndex
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
 
 if TYPE_CHECKING:
@@ -53,6 +55,16 @@ def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[byt
             if len(found) >= search.limit or reads >= READS_MAX:
                 break
     return found[::-1]
+
+
+def read_by_offset(broker: Broker, offset: int) -> bytes | None:
+    """The message at an offset that a client chose, checked; None when there is none that may be read by its offset.
+
+    That is a record that a queue entry names, and no half message: by its id it is never readable, for it holds what
+    nobody may see before its transaction is committed.
+    """
+    named = find_named(broker.store, offset)
+    return None if named is None or named.topic == TRANS_HALF_TOPIC else read_intact(broker, offset)
 
 
 def read_intact(broker: Broker, offset: int) -> bytes | None:

@@ -11,7 +11,7 @@ import trio
 
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import MessageIndex
-from gantrymq.plugins.query.lookup import KeySearch, look_for, read_intact
+from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
 from gantrymq.remoting.admin_headers import (
     UNIQUE_KEY_QUERY,
     QueryMessageHeader,
@@ -69,9 +69,9 @@ class QueryRequests:
         return request.command.answer(ResponseCode.SUCCESS, None, ext, b"".join(records))
 
     async def by_offset(self, request: Request) -> Command:
-        """33: the message whose record begins at an offset of the log; code 1 when none does."""
+        """33: the message whose record begins at an offset of the log; code 1 when none does, and for half messages."""
         header = read_header(ViewMessageHeader, request.command.ext)
-        record = await trio.to_thread.run_sync(read_intact, self._broker, header.offset, limiter=self._threads)
+        record = await trio.to_thread.run_sync(read_by_offset, self._broker, header.offset, limiter=self._threads)
         if record is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
         return request.command.answer(ResponseCode.SUCCESS, body=record)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request, take_each
+from gantrymq.kernel.reading import find_named
 from gantrymq.kernel.record import BadRecord, Record
 from gantrymq.kernel.services import GroupTable, Statistics, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
@@ -19,7 +20,7 @@ from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import SendBackHeader, read_header
-from gantrymq.remoting.names import retry_topic
+from gantrymq.remoting.names import TRANS_HALF_TOPIC, retry_topic
 from gantrymq.remoting.properties import find_property, replace_properties
 
 if TYPE_CHECKING:
@@ -103,9 +104,10 @@ class SendBackProcessor:
         return topic
 
     def _read(self, offset: int) -> Record:
-        """The message; only what consumers may read can have come from one."""
+        """The message; only what consumers may read, which a queue entry names, can have come from one."""
         try:
-            if offset < self._broker.store.dispatched:
+            named = find_named(self._broker.store, offset)
+            if named is not None and named.topic != TRANS_HALF_TOPIC:
                 return self._broker.log.read_record(offset)
         except (OutOfLog, CorruptRange, BadRecord):
             pass

@@ -7,7 +7,7 @@ It works on the kernel's requests, records and rows as they are in C, without an
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcmp
 
 from gantrymq.kernel.fast._requests cimport (
@@ -24,6 +24,8 @@ KIND = "compiled"
 
 cdef enum:
     DIGITS_MAX = 20
+    ENTRY_SIZE = 20
+    FILLER_SIZE = 0x7FFFFFFF
 
 cdef int COMMIT = TransactionState.COMMIT
 cdef int ROLLBACK = TransactionState.ROLLBACK
@@ -114,6 +116,45 @@ def read_endings(list requests, refuse):
         if not isinstance(request, HotRequest) or not read_ending(<HotRequest>request, endings):
             endings += plain.read_endings([request], refuse)
     return endings
+
+
+cdef inline int64_t read64(const uint8_t* at) noexcept nogil:
+    """Eight bytes, the highest first."""
+    cdef uint64_t value = 0
+    cdef int place
+    for place in range(8):
+        value = value << 8 | at[place]
+    return <int64_t>value
+
+
+cdef inline uint32_t read32(const uint8_t* at) noexcept nogil:
+    """Four bytes, the highest first."""
+    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
+
+
+def split_named(endings, bytes entries not None, int64_t first):
+    """See :func:`gantrymq.plugins.transaction.plain.split_named`."""
+    cdef list named = [], others = []
+    cdef const uint8_t* data = <const uint8_t*>PyBytes_AS_STRING(entries)
+    cdef int64_t count = PyBytes_GET_SIZE(entries) // ENTRY_SIZE, number
+    cdef const uint8_t* entry
+    cdef Ending ending
+    for one in endings:
+        if type(one) is not Ending:
+            some, rest = plain.split_named([one], entries, first)
+            named += some
+            others += rest
+            continue
+        ending = <Ending>one
+        number = ending.table_offset
+        # Unsigned, which no number that a client says overflows.
+        if number >= first and <uint64_t>number - <uint64_t>first < <uint64_t>count:
+            entry = data + (number - first) * ENTRY_SIZE
+            if read64(entry) == ending.commit_log_offset and read32(entry + 8) != FILLER_SIZE:
+                named.append(ending)
+                continue
+        others.append(ending)
+    return named, others
 
 
 def match_records(list endings, list records, is_prepared, refuse):

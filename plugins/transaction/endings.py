@@ -1,25 +1,33 @@
 """END_TRANSACTION (37): a producer says what became of its transaction.
 
 The request names a place in the log and a queue offset; both must fit a half message of the producer's group. Source:
-RocketMQ 4.9.7 ``EndTransactionProcessor``, whose codes, texts and order of checks these are.
+RocketMQ 4.9.7 ``EndTransactionProcessor``, whose codes, texts and order of checks these are. Unlike there, the record
+at the place in the log is not read, far less believed, before the strategy has said that it put a half message there.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import structlog
 
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.reading import look_at
 from gantrymq.plugins.transaction.fast import match_records, read_endings
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 from gantrymq.remoting.transaction_headers import EndTransactionHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store import Store
+    from gantrymq.plugins.transaction.plain import Ending
+
+_PLACE = struct.Struct(">4xI20xq")
+"""Magic and log offset of a record."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -47,6 +55,10 @@ class EndTransactions:
             return
         endings = read_endings(requests, _refuse)
         if endings:
+            endings, others = self._strategy.split_named(endings)
+            for ending in others:
+                _refuse(ending.request, self._why_not_named(ending))
+        if endings:
             records = look_at(self._store.log, [ending.commit_log_offset for ending in endings])
             endings = match_records(endings, records, self._strategy.is_prepared, _refuse)
         if endings:
@@ -54,6 +66,17 @@ class EndTransactions:
             self.commits += commits
             self.rollbacks += len(endings) - commits
             self._strategy.end(endings)
+
+    def _why_not_named(self, ending: Ending) -> RemoteFault:
+        """RocketMQ's text for a place in the log without a record, or another one than the queue offset names."""
+        try:
+            head = self._store.log.view(ending.commit_log_offset, _PLACE.size)
+        except (OutOfLog, CorruptRange):
+            head = bytes(_PLACE.size)
+        magic, place = _PLACE.unpack(head)
+        if magic in (MAGIC_V1, MAGIC_V2) and place == ending.commit_log_offset:
+            return RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        return RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
 
 
 def _refuse_at_slave(request: Request) -> None:

@@ -26,8 +26,9 @@ divert_rows = twin.divert_rows
 half_rows = twin.half_rows
 match_records = twin.match_records
 read_endings = twin.read_endings
+split_named = twin.split_named
 
 __all__ = [
     "KIND", "EndTerms", "Ending", "add_ends", "close_ends", "divert_rows", "half_rows", "match_records",
-    "read_endings",
+    "read_endings", "split_named",
 ]  # fmt: skip

@@ -13,19 +13,20 @@ from collections.abc import Iterator
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.fast import answer_rows, new_batch
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.services import ConsumerOffsets, Service, TopicTable
-from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows
+from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows, split_named
 from gantrymq.plugins.transaction.halfload import load_halves
 from gantrymq.plugins.transaction.halfrows import (
     GROUP,
     QUEUE_ID,
     STATE_BITS,
-    UNIQUE_KEY,
     add_end,
     add_real,
     check_size,
+    copy_key,
     first_offset,
     fitting_size,
     hiding,
@@ -34,11 +35,14 @@ from gantrymq.plugins.transaction.halfrows import (
 from gantrymq.plugins.transaction.halftable import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.halfwalk import HalfWalk
 from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 
+NEAR_ENTRIES = 1024
+"""Half messages whose ends come together and that lie no further apart are looked up in one piece of the queue."""
 WAITING_MAX = 64
 """Progress that waits for the disk; further progress takes the last one's place."""
 
@@ -61,6 +65,7 @@ class HalfStrategy:
         self._store = means.store
         self._host = means.store.config.store_host
         self._fitting = fitting_size(means.store.config)
+        self._undispatched = UndispatchedHalves(means.store, (TRANS_HALF_TOPIC, QUEUE_ID))
         self._ended_at = 0
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._saved: tuple[int, int] | None = None
@@ -71,7 +76,7 @@ class HalfStrategy:
         for topic in _TOPICS:
             topics.ensure(TopicConfig(topic, 1, 1))
         self._table = load_halves(self._means)
-        self._walk = HalfWalk(self._means, self._table)
+        self._walk = HalfWalk(self._means, self._table, self._undispatched)
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
 
@@ -87,6 +92,7 @@ class HalfStrategy:
                 check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
             except RemoteFault as fault:
                 batch.refuse(row, fault.code, fault.remark)
+        self._undispatched.note(batch, rows)
 
     def is_prepared(self, record: Record) -> bool:
         """See :class:`Strategy`."""
@@ -121,6 +127,22 @@ class HalfStrategy:
         return int.from_bytes(entry[:8], "big") if entry else self._store.dispatched
 
     # ------------------------------------------------------------------------------------------------------- to end
+
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        """See :class:`Strategy`. Entries name those that were dispatched."""
+        queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
+        named, others = ([], endings) if queue is None else _split_by_queue(queue, endings)
+        if not others:
+            return named, others
+        find = self._undispatched.find
+        found = [ending for ending in others if find(ending.table_offset) == ending.commit_log_offset]
+        if not found:
+            return named, others
+        by_request = {id(ending) for ending in (*named, *found)}
+        return (
+            [ending for ending in endings if id(ending) in by_request],
+            [ending for ending in others if id(ending) not in by_request],
+        )
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
@@ -161,7 +183,7 @@ class HalfStrategy:
         table = self._table
         current = table.current(first)
         if table.copies and table.state(current) == GONE:
-            copy = table.copies.get(record.property_of(UNIQUE_KEY) or b"")
+            copy = table.copies.get(copy_key(record) or b"")
             if copy is not None:
                 return table.current(copy)
         return current
@@ -235,3 +257,16 @@ class HalfStrategy:
         for topic, offset in zip((TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC), safe, strict=True):
             if store.queues.get(topic, QUEUE_ID) is not None and offset > (offsets.query(GROUP, topic, QUEUE_ID) or 0):
                 offsets.commit(GROUP, topic, QUEUE_ID, offset)
+
+
+def _split_by_queue(queue: ConsumeQueue, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+    """See :meth:`HalfStrategy.split_named`. One that names an offset far away must not slow the others down."""
+    numbers = [ending.table_offset for ending in endings]
+    first, last = max(min(numbers), queue.min_offset), min(max(numbers), queue.max_offset - 1)
+    if last < first:
+        return [], endings
+    if last - first < NEAR_ENTRIES:
+        return split_named(endings, queue.entries(first, last + 1 - first), first)
+    middle = len(endings) // 2
+    halves = [_split_by_queue(queue, part) for part in (endings[:middle], endings[middle:])]
+    return halves[0][0] + halves[1][0], halves[0][1] + halves[1][1]

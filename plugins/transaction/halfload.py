@@ -17,14 +17,13 @@ from gantrymq.plugins.transaction.halfrows import (
     FIRST_OFFSET,
     GROUP,
     QUEUE_ID,
-    UNIQUE_KEY,
+    copy_key,
     ended_in,
     number_in,
 )
 from gantrymq.plugins.transaction.halftable import GONE, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.properties import find_property
 
 ENTRIES = 1024
 """So many entries of a queue are read at once."""
@@ -115,7 +114,7 @@ def _join_copies(store: Store, table: HalfTable) -> None:
         if first is not None:
             table.close(table.current(first), GONE)
             table.moved[first] = found
-        elif number_in(record, CHECK_TIMES) and (key := find_property(record.properties, UNIQUE_KEY)):
+        elif number_in(record, CHECK_TIMES) and (key := copy_key(record)):
             table.copies[key] = found
     if table.copies:
         _close_originals(store, table)
@@ -127,6 +126,6 @@ def _close_originals(store: Store, table: HalfTable) -> None:
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
         record = read_half(store, found)
-        key = None if record is None else find_property(record.properties, UNIQUE_KEY)
+        key = None if record is None else copy_key(record)
         if table.copies.get(key or b"", -1) > found:
             table.close(found, GONE)

@@ -104,6 +104,15 @@ def first_offset(record: Record) -> int:
     return record.queue_offset if first is None else first
 
 
+def copy_key(record: Record) -> bytes | None:
+    """What a half message and RocketMQ's copies of it have in common; None when they cannot be told from others.
+
+    That is the unique key with the group: producers choose their keys, and one group must not end another's.
+    """
+    key = record.property_of(UNIQUE_KEY)
+    return None if not key else (record.property_of(b"PGROUP") or b"") + b"\x01" + key
+
+
 def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: bool, origin: object) -> None:
     """Add the message as it was meant. Its properties stay whole, as RocketMQ leaves them.
 

@@ -31,7 +31,8 @@ class HalfTable:
         self.aside: dict[int, None] = {}
         """The first offsets of those put aside last, of whom a late commit still counts; see :meth:`put_aside`."""
         self.copies: dict[bytes, int] = {}
-        """RocketMQ's copies, which do not say how they began, as a start found them: the newest by its unique key."""
+        """RocketMQ's copies, which do not say how they began, as a start found them: the newest by
+        ``copy_key``."""
         self._ops: deque[tuple[int, int, int]] = deque()
 
     def refresh(self) -> None:

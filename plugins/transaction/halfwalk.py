@@ -35,6 +35,7 @@ from gantrymq.plugins.transaction.halfrows import (
 )
 from gantrymq.plugins.transaction.halftable import GONE, OPEN, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property, replace_properties
 
@@ -66,12 +67,16 @@ class _Slice:
 
 
 class HalfWalk:
-    """Walks over a table. ``unnoted``: what ended without a note, which a full disk may cause; noted with a walk."""
+    """Walks over a table. ``unnoted``: what ended without a note, which a full disk may cause; noted with a walk.
 
-    def __init__(self, means: Means, table: HalfTable) -> None:
+    ``undispatched`` is told of the copies that are written.
+    """
+
+    def __init__(self, means: Means, table: HalfTable, undispatched: UndispatchedHalves) -> None:
         self._means = means
         self._store = means.store
         self._table = table
+        self._undispatched = undispatched
         self._questions = Questions(means.env, means.services.get(ProducerGroups))
         self._host = means.store.config.store_host
         self.unnoted: list[int] = []
@@ -172,6 +177,7 @@ class HalfWalk:
             return
         batch.done = lambda done: self._ask(done, steps)
         self._means.append(batch)
+        self._undispatched.note(batch, [2 * number for number, step in enumerate(steps) if step.is_copy])
         for number, step in enumerate(steps):
             if not is_written(batch, 2 * number):
                 continue

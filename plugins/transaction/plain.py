@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
 from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 KIND: Final = "plain"
 
 _COMMIT = int(TransactionState.COMMIT)
+_STATE_BITS = int(TransactionState.ROLLBACK)
 _ENDS = (_COMMIT, int(TransactionState.ROLLBACK))
 _NO_DELAYS = (None, b"0")
 
@@ -70,6 +72,24 @@ def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
     return endings
 
 
+def split_named(endings: Sequence[Ending], entries: bytes, first: int) -> tuple[list[Ending], list[Ending]]:
+    """The ``endings`` whose half message the queue names, and the others.
+
+    ``entries`` are those of the half messages' queue from its offset ``first`` on, 20 bytes each. One names the half
+    message of an ending when it is the entry of the ending's table offset and holds its log offset.
+    """
+    named, others = [], []
+    for ending in endings:
+        at = (ending.table_offset - first) * ENTRY.size
+        if 0 <= at <= len(entries) - ENTRY.size:
+            offset, size, _ = ENTRY.unpack_from(entries, at)
+            if offset == ending.commit_log_offset and size != FILLER_SIZE:
+                named.append(ending)
+                continue
+        others.append(ending)
+    return named, others
+
+
 def match_records(
     endings: Sequence[Ending],
     records: Sequence[Record | None],
@@ -99,7 +119,8 @@ def match_records(
 def half_rows(batch: AppendBatch) -> list[int]:
     """The live rows that are half messages (property TRAN_MSG), of those that may be; others of them are refused.
 
-    What a client before 4.6.1 sends back to be consumed again has the property still, and is none. A half message with
+    What a client before 4.6.1 sends back to be consumed again has the property still, and is none: it loses the bits of
+    the sys flag that say otherwise, with which no consumer would ever get it. A half message with
     a delay would lie in a queue of delays, where no transaction finds it: RocketMQ loses it, here it is refused.
     """
     rows = []
@@ -109,6 +130,7 @@ def half_rows(batch: AppendBatch) -> list[int]:
             continue
         is_delayed = property_of(row, b"DELAY") not in _NO_DELAYS
         if is_delayed and batch.reconsume_times[row] > 0:
+            batch.sys_flags[row] &= ~_STATE_BITS
             continue
         if is_delayed:
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message cannot have a delay level")

@@ -118,6 +118,12 @@ class RedoLog:
                 found.pop(prepared_offset, None)
         return OpenRecords(found, newest, behind)
 
+    def is_prepared(self, log_offset: int) -> bool:
+        """Whether it has an entry for a prepared record at ``log_offset``."""
+        number = self._first_from(log_offset)
+        found = next(iter(self._entries(number, min(number + 1, self.end))), None)
+        return found is not None and (found[0], found[2]) == (log_offset, PREPARED_MARK)
+
     def _first_from(self, log_offset: int) -> int:
         low, high = self.start, self.end
         while low < high:

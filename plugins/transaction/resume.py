@@ -14,6 +14,7 @@ import structlog
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
+from gantrymq.kernel.reading import find_named
 from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
@@ -65,10 +66,9 @@ class ResumeHalves:
         """The message with this id (``MessageDecoder.decodeMessageId``), if it was put aside."""
         try:
             _, offset = parse_offset_message_id(message_id)
-            if 0 <= offset < self._store.log.end:
-                record = self._store.log.read_record(offset)
-                if record.topic == TRANS_CHECK_MAX_TIME_TOPIC:
-                    return record
+            named = find_named(self._store, offset)
+            if named is not None and named.topic == TRANS_CHECK_MAX_TIME_TOPIC:
+                return self._store.log.read_record(offset)
         except (ValueError, OutOfLog, CorruptRange, BadRecord):
             pass
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, NOT_FOUND)

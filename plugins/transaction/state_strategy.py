@@ -25,6 +25,7 @@ from gantrymq.plugins.transaction.staterows import STATE_BITS, is_prepared
 from gantrymq.plugins.transaction.statetable import PREPARED
 from gantrymq.plugins.transaction.statewalk import StateWalk
 from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -63,6 +64,7 @@ class StateTableStrategy:
         self._store = means.store
         self._closing: dict[int, Closing] = {}
         self._next_row = 0
+        self._undispatched = UndispatchedHalves(means.store)
         self._last: tuple[AppendBatch, list[int], int] | None = None
         self._is_open = False
 
@@ -114,6 +116,7 @@ class StateTableStrategy:
         for number, row in enumerate(rows, first):
             batch.sys_flags[row] = batch.sys_flags[row] & ~STATE_BITS | PREPARED
             batch.own_queue_offsets[row] = number
+        self._undispatched.note(batch, rows)
         self._last = (batch, rows, batch.refused)
         self._next_row = first + len(rows)
 
@@ -134,6 +137,25 @@ class StateTableStrategy:
         return is_prepared(record)
 
     # -------------------------------------------------------------------------------------------------------- to end
+
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        """See :class:`Strategy`. Rows of the table name those that were dispatched.
+
+        A table that was built again has no rows of what had ended; the redo log still names those.
+        """
+        named: list[Ending] = []
+        others: list[Ending] = []
+        table, redo = self._files.table, self._files.redo
+        for ending in endings:
+            number, offset = ending.table_offset, ending.commit_log_offset
+            row = table.get(number)
+            is_named = (
+                (row is not None and row.log_offset == offset)
+                or self._undispatched.find(number) == offset
+                or redo.is_prepared(offset)
+            )
+            (named if is_named else others).append(ending)
+        return named, others
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. Commits and rollbacks of a sweep are written as one batch."""

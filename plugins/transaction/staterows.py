@@ -81,7 +81,7 @@ def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
             continue
         if state != PREPARED:
             number = row_of(commit_log, batch.prepared_offsets[row])
-            if number is not None:
+            if number is not None and (batch.prepared_offsets[row] or _ends_first_record(batch, row, commit_log)):
                 found.note(offsets[row], sizes[row], batch.prepared_offsets[row])
                 found.ended.setdefault(number, (batch.prepared_offsets[row], state))
         elif (group := group_of(properties[row])) is not None:
@@ -90,6 +90,20 @@ def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
             state_row = StateRow(offsets[row], sizes[row], seconds, group_hash(group))
             found.opened.append((batch.queue_offsets[row], state_row))
     return found
+
+
+def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) -> bool:
+    """Whether the row is an end of the transaction whose prepared record lies at offset 0.
+
+    Clients choose the sys flag of their messages, none of which names a prepared record: they say 0 as well. An end is
+    the message of its own prepared record, which no other message can be: a client's would be prepared itself.
+    """
+    record = read_prepared(commit_log, 0)
+    return (
+        record is not None
+        and (batch.topics[row], batch.queue_ids[row]) == (record.topic, record.queue_id)
+        and batch.properties[row] == record.properties
+    )
 
 
 def row_of(commit_log: CommitLog, offset: int) -> int | None:

@@ -49,6 +49,13 @@ class Strategy(Protocol):
     def is_prepared(self, record: Record) -> bool:
         """Whether the record is a half message as this strategy stores them."""
 
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        """Those of which this broker itself has put the half message where the producer says, and the others.
+
+        The half message at :attr:`Ending.table_offset` must be the record at :attr:`Ending.commit_log_offset`: the log
+        offset alone may point at a forged record in the body of a message.
+        """
+
     def end(self, endings: list[Ending]) -> None:
         """Commit or roll back, and answer each request when that is safe; the first word on a transaction counts."""
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import pytest
 
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.commitlog import CommitLog
-from gantrymq.kernel.reading import NEAR_BYTES, USUAL_BYTES, look_at
+from gantrymq.kernel.reading import NEAR_BYTES, USUAL_BYTES, NamedRecord, find_named, look_at
+from gantrymq.kernel.record import HEADS, Record, encode
+from gantrymq.kernel.store import Store
 from gantrymq.testing.envs import MemoryEnv
-from gantrymq.testing.tinystore import batch_of
+from gantrymq.testing.tinystore import TINY, batch_of
 
 
 def filled(bodies: list[bytes], file_bytes: int) -> tuple[CommitLog, list[int]]:
@@ -52,3 +56,39 @@ def test_what_is_known_to_be_damaged_is_not_looked_at() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
     log.mistrust(offsets[1], offsets[2])
     assert [record and record.body[:1] for record in look_at(log, offsets)] == [b"a", None, b"c"]
+
+
+@pytest.mark.parametrize("host", [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"], ids=["ipv4", "ipv6"])
+def test_a_record_that_a_queue_entry_names_is_found_and_a_forged_one_is_not(host: bytes) -> None:
+    env = MemoryEnv()
+    store = Store(env, "store", attrs.evolve(TINY, store_host=host))
+    store.open()
+    store.recover(lambda batch: None)
+    inner = HEADS[0x20 if len(host) == 20 else 0].size  # where the body begins
+    batch = AppendBatch()
+    batch.add("T", 3, b"first", b"")
+    batch.add("T", 3, b"second", b"K\x01v")
+    store.append(batch)
+    forged = Record("T", 3, b"second", queue_offset=1, offset=store.log.end + inner)
+    batch = AppendBatch()
+    batch.add("mine", 0, encode(forged), b"")
+    batch.add("T", 3, b"prepared", b"", sys_flag=4)
+    store.append(batch)
+    places = store_offsets(store)
+    assert find_named(store, places[1]) is None, "no queue has it yet"
+    assert [*store.dispatch(store.flush())]
+    assert find_named(store, places[0]) == NamedRecord("T", 3, 0, places[1])
+    assert find_named(store, places[1]) == NamedRecord("T", 3, 1, places[2] - places[1])
+    assert find_named(store, places[2]) == NamedRecord("mine", 0, 0, places[3] - places[2])
+    assert find_named(store, places[3]) is None, "a prepared record is in no queue"
+    assert store.log.read_record(forged.offset).body == b"second"
+    assert find_named(store, forged.offset) is None
+    for offset in (-1, 1, store.log.end - 1, store.log.end, 2**63 - 1, -(2**63)):
+        assert find_named(store, offset) is None
+    store.queues.delete_topic("T")
+    assert find_named(store, places[0]) is None, "its topic is gone"
+
+
+def store_offsets(store: Store) -> list[int]:
+    """Where the records of the log begin."""
+    return [offset for batch in store.log.scan(0, store.log.end) for offset in batch.offsets]

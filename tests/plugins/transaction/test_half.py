@@ -472,3 +472,21 @@ def test_an_end_that_names_the_place_before_rocketmq_put_the_message_back_counts
     world.pass_time(INTERVAL_S)
     assert asked(world) == []
     assert in_order(world, "half").plugin.strategy.open_count == 0
+
+
+def test_a_unique_key_that_another_group_has_too_ends_none_of_its_transactions() -> None:
+    """RocketMQ's copies are known by their unique key, which every producer can choose."""
+    world = world_of()
+    half, thief = world.half(b"x"), world.half(b"y", group="thieves")
+    world.commit()
+    properties = [message.properties for message in world.messages(TRANS_HALF_TOPIC)]
+    foreign(world, TRANS_HALF_TOPIC, b"x", properties[0] + b"\x02TRANSACTION_CHECK_TIMES\x011")
+    named = world.half(b"x", group="thieves")
+    world.commit()
+    assert world.end_now(named, ROLLBACK) == ResponseCode.SUCCESS
+    world = in_order(world, "half")
+    assert world.end_now(named, COMMIT) is not None
+    assert world.bodies() == []
+    assert world.plugin.strategy.open_count == 2, "the victim's and the thief's other one"
+    assert world.end_now(half, COMMIT) == world.end_now(thief, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"x", b"y"]

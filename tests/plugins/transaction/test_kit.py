@@ -73,6 +73,16 @@ class Trusting(HalfStrategy):
     def is_prepared(self, record: Record) -> bool:
         return True
 
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        return endings, []
+
+
+class Gullible(HalfStrategy):
+    """Believes whatever looks like a half message."""
+
+    def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
+        return endings, []
+
 
 @pytest.mark.parametrize(
     ("broken", "rule"),
@@ -86,6 +96,7 @@ class Trusting(HalfStrategy):
         (Forgetful, transactionkit.a_commit_that_is_refused_may_be_repeated),
         (Careless, transactionkit.open_transactions_keep_their_files),
         (Trusting, transactionkit.forged_ends_are_refused),
+        (Gullible, transactionkit.forged_records_in_bodies_end_nothing),
     ],
 )
 def test_the_kit_finds_a_strategy_that_breaks_the_contract(

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 import trio
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.store import StoreConfig
 from gantrymq.plugins.transaction import state_strategy
 from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
@@ -161,6 +161,38 @@ def test_sys_flags_that_a_client_forges_begin_and_end_nothing() -> None:
     assert world.bodies() == [b"forged", b"x"]
     world = fresh(world.env.kill())  # type: ignore[attr-defined]
     assert world.plugin.strategy.open_count == 0
+
+
+@pytest.mark.parametrize("sys_flag", [8, 12])
+def test_a_sys_flag_that_a_client_forges_does_not_end_the_first_transaction_of_the_log(sys_flag: int) -> None:
+    world = fresh()
+    half = world.half(b"x")
+    assert half.offset == 0, "what every message names that names no prepared record"
+    batch = AppendBatch(traits=Trait.PREPARED)
+    batch.add("T", 0, b"forged", b"PGROUP\x01orders", sys_flag=sys_flag)
+    batch.add("%RETRY%G", 0, b"x", b"TRAN_MSG\x01true\x02PGROUP\x01orders\x02DELAY\x013", sys_flag=8, reconsume_times=1)
+    world.append(batch)
+    world.commit()
+    assert world.plugin.strategy.open_count == 1
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies()[-1] == b"x"
+    world = fresh(world.env.kill())  # type: ignore[attr-defined]
+    assert world.plugin.strategy.open_count == 0
+
+
+def test_a_returned_message_with_the_property_of_a_half_message_takes_no_row() -> None:
+    """A client before 4.6.1 sends such ones; nothing stops others."""
+    world = fresh()
+    batch = AppendBatch(traits=Trait.PREPARED)
+    properties = b"TRAN_MSG\x01true\x02PGROUP\x01orders\x02DELAY\x013"
+    batch.add("T", 0, b"returned", properties, sys_flag=4, reconsume_times=1)
+    world.append(batch)
+    half = world.half(b"x")
+    world.commit()
+    assert world.plugin.strategy.open_count == 1
+    assert world.bodies() == [b"returned"], "it is in its queue, or nobody would ever get it"
+    assert world.end_now(half, COMMIT) == ResponseCode.SUCCESS
+    assert world.bodies() == [b"returned", b"x"]
 
 
 def test_while_the_disk_has_no_room_for_rows_none_are_taken_and_all_can_end() -> None:

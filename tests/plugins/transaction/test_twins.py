@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 
 from gantrymq.kernel import fast as kernel_fast
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.record import Record
@@ -122,6 +123,44 @@ def test_ends_are_matched_with_their_records_alike(
     assert results[1:] == results[:1] * 3
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([-(2**63), -1, 0, 1, 2, 3, 4, 5, 2**62, 2**63 - 1]), st.sampled_from([0, 700, 800, 900, -1])
+        ),
+        max_size=6,
+    ),
+    st.lists(
+        st.sampled_from([ENTRY.pack(700, 91, 5), ENTRY.pack(800, 91, -1), ENTRY.pack(0, 0x7FFFFFFF, 0)]), max_size=4
+    ),
+    st.sampled_from([0, 1, 3, 2**62]),
+    st.binary(max_size=19),
+)
+@example([(2**63 - 1, 700)], [ENTRY.pack(700, 91, 5)] * 4, 2**62, b"")
+@example([(0, 0), (1, 700), (1, 700)], [ENTRY.pack(0, 0x7FFFFFFF, 0), ENTRY.pack(700, 91, 5)], 0, b"")
+def test_the_ends_that_the_queue_names_are_found_alike(
+    named: list[tuple[int, int]], entries: list[bytes], first: int, rest: bytes
+) -> None:
+    peer: Any = Producer()
+    data = b"".join(
+        encode(Command(37, {**END, "tranStateTableOffset": str(number), "commitLogOffset": str(offset)}))
+        for number, offset in named
+    )
+    results = []
+    for twin in TWINS:
+        for kernel in KERNELS:
+            for reader in TWINS:
+                endings = reader.read_endings(kernel.read_requests(peer, data, 1 << 20)[0], Refused())
+                both = twin.split_named(endings, b"".join(entries) + rest, first)
+                results.append([told(some) for some in both])
+    assert results[1:] == results[:1] * 7
+    expected = [
+        0 <= number - first < len(entries) and entries[number - first][:12] == ENTRY.pack(offset, 91, 0)[:12]
+        for number, offset in named
+    ]
+    assert len(results[0][0]) == sum(expected)
+
+
 HALVES = [
     b"TRAN_MSG\x01true\x02PGROUP\x01g", b"PGROUP\x01g\x02TRAN_MSG\x01true\x02K\x01v", b"TRAN_MSG\x01true",
     b"TRAN_MSG\x01TRUE\x02PGROUP\x01g", b"TRAN_MSG\x01false\x02PGROUP\x01g", b"TRAN_MSG\x01trues\x02PGROUP\x01g", b"",
@@ -190,6 +229,7 @@ def strange(properties: bytes) -> Step:
         born = world.env.wall_ms()
         batch.add(TRANS_HALF_TOPIC, 0, b"%d" % len(halves), text, born_timestamp=born)
         world.append(batch)
+        world.commit()  # its queue entry alone names it
         halves.append(Half(batch.bodies[0], batch.offsets[0], batch.queue_offsets[0]))
 
     return step
@@ -265,7 +305,7 @@ STEPS = st.one_of(
     st.just(walk),
     st.just(no_room),
 )
-LOOPS = ("add_ends", "close_ends", "divert_rows")
+LOOPS = ("add_ends", "close_ends", "divert_rows", "split_named")
 
 
 HOSTS = [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"]
