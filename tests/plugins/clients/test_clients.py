@@ -240,7 +240,7 @@ def test_a_group_that_may_not_be_created_is_passed_over(make_broker: Any, connec
         (b"{", "HeartbeatData"),
         (b"[" * 100_000, "HeartbeatData"),
         (b"\xff\xff", "HeartbeatData"),
-        (b'{"clientID":7}', "HeartbeatData"),
+        (b'{"clientID":[7]}', "HeartbeatData"),
         (b"{}", "clientID has 0 characters"),
         (b'{"clientID":" "}', "clientID"),
         (b'{"clientID":"%s"}' % (b"x" * 1025), "clientID has 1025 characters, allowed are 1 to 1024"),
