@@ -29,6 +29,15 @@ class StoreClock:
         self._since = self._env.wall_ms()
         self._ahead = max(last - self._since, 0)
 
+    @property
+    def ahead_ms(self) -> int:
+        """How far it is ahead of the machine's clock now."""
+        return self.now_ms() - self._env.wall_ms()
+
+    def at_wall(self, wall_ms: int) -> int:
+        """What this clock shows when the machine's clock, which only goes on, shows ``wall_ms``."""
+        return wall_ms + max(self._ahead - max(wall_ms - self._since, 0) // SLOWER, 0)
+
     def now_ms(self) -> int:
         """The stamp that a message would get; never falls."""
         wall = self._env.wall_ms()

@@ -17,7 +17,9 @@ from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
 DELAY_FILE = "store/config/delayOffset.json"
-NO_TIMER = TimerTerms(now=lambda: 0, longest_ms=0, broker="b", moved=lambda slot, recalls: None)
+NO_TIMER = TimerTerms(
+    now=lambda: 0, at_wall=lambda wall: wall, longest_ms=0, broker="b", moved=lambda slot, recalls: None
+)
 """For batches in which no message names a time."""
 
 

@@ -40,7 +40,9 @@ class TimedStore:
         self.store.open()
         self.report = self.store.recover(lambda batch: None)
         self.timer = Timer(self.store, env, self._append, sizes)
-        self._terms = TimerTerms(self.store.log.clock.now_ms, longest_ms, "b", self.timer.moved)
+        self._terms = TimerTerms(
+            self.store.log.clock.now_ms, self.store.log.clock.at_wall, longest_ms, "b", self.timer.moved
+        )
 
     @property
     def now(self) -> int:

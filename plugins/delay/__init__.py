@@ -112,7 +112,9 @@ class DelayPlugin:
         )
         self._delivery = self._make_delivery()
         self._timer = timer = Timer(broker.store, broker.env, append)
-        self._terms = TimerTerms(broker.log.clock.now_ms, self._longest_ms, broker.name, self._moved)
+        self._terms = TimerTerms(
+            broker.log.clock.now_ms, broker.log.clock.at_wall, self._longest_ms, broker.name, self._moved
+        )
         return [Service("delay", self._delivery.run, "masters"), Service("timer", timer.run, "masters")]
 
     def _moved(self, slot: int, recalls: bytes | None) -> None:

@@ -91,7 +91,7 @@ class Arrivals:
         if find(DELETE_KEY) is not None:
             magic |= DELETE
         place = self._departures.place(time)
-        due = exact(find, stored, out) if place == time or magic & ROLL else place
+        due = exact(find, stored, out, self._store.log.clock.at_wall) if place == time or magic & ROLL else place
         written = floor(now)
         topic_hash = _topic_hash(find(REAL_TOPIC) or b"")
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)

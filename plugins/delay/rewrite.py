@@ -42,10 +42,12 @@ _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 class TimerTerms:
     """What holds for messages with a time of their own.
 
-    ``moved`` is told of each: its slot, and whom it recalls (``topic+unique key``) if it does.
+    ``now`` is the store's clock, and ``at_wall`` what it shows when the machine's clock shows a time. ``moved`` is told
+    of each: its slot, and whom it recalls (``topic+unique key``) if it does.
     """
 
     now: Callable[[], int]
+    at_wall: Callable[[int], int]
     longest_ms: int
     broker: str
     moved: Callable[[int, bytes | None], None]
@@ -94,14 +96,15 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         batch.properties[row] = replace_properties(properties, _ORDINARY)
         return  # RocketMQ, too, takes a message that waited once for an ordinary one
     now = timer.now()
+    recalls = find_property(properties, DELETE_KEY)
     try:
-        due = wanted(partial(find_property, properties), now)
+        # a recall names a slot of the store's clock, by the handle that the sender was given
+        due = wanted(partial(find_property, properties), now, None if recalls is not None else timer.at_wall)
     except ValueError as error:
         batch.refuse(row, _ILLEGAL, f"timer message illegal: {error}")
         return
     if due is None:
         return
-    recalls = find_property(properties, DELETE_KEY)
     if due <= now:
         if recalls is not None:
             batch.refuse(row, _ILLEGAL, "timer message illegal: it is too late to recall what was due already")

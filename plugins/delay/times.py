@@ -33,10 +33,12 @@ def read_number(value: bytes) -> int:
     return int(value)
 
 
-def wanted(find: Find, now: int) -> int | None:
-    """When the message is to be delivered that is sent at ``now``; None when it names no time.
+def wanted(find: Find, now: int, at_wall: Callable[[int], int] | None = None) -> int | None:
+    """When the message is to be delivered that is sent at ``now``, the store's clock; None when it names no time.
 
-    TIMER_DELAY_SEC counts before TIMER_DELAY_MS before TIMER_DELIVER_MS. :class:`ValueError` when that is no number.
+    ``at_wall`` tells what that clock shows when the machine's shows a time: a moment that a sender names is one of the
+    machine's clock. Without it the moment is one of the store's already. TIMER_DELAY_SEC counts before TIMER_DELAY_MS
+    before TIMER_DELIVER_MS. :class:`ValueError` when that is no number.
     """
     value = find(DELAY_SEC)
     if value is not None:
@@ -45,7 +47,11 @@ def wanted(find: Find, now: int) -> int | None:
     if value is not None:
         return now + read_number(value)
     value = find(DELIVER_MS)
-    return None if value is None else read_number(value)
+    if value is None:
+        return None
+    moment = read_number(value)
+    # While the store's clock loses time it stands still for a millisecond now and then: not before it has moved on.
+    return moment if at_wall is None else at_wall(moment - 1) + 1
 
 
 def slot_of(due: int) -> int:
@@ -58,14 +64,14 @@ def floor(time: int) -> int:
     return time // PRECISION_MS * PRECISION_MS
 
 
-def exact(find: Find, stored: int, out: int) -> int:
+def exact(find: Find, stored: int, out: int, at_wall: Callable[[int], int] | None = None) -> int:
     """When a message of the slot ``out`` that was stored at ``stored`` is due, not before its sender wanted it.
 
-    The end of the slot when the properties do not tell: so RocketMQ would deliver it.
+    The end of the slot when the properties do not tell: so RocketMQ would deliver it. ``at_wall``: see :func:`wanted`.
     """
     end = out + PRECISION_MS
     try:
-        due = wanted(find, stored)
+        due = wanted(find, stored, at_wall)
     except ValueError:
         return end
     # A moment may lie between the question and the stamp: then the slot's end is as late as it can have been.

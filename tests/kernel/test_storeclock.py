@@ -44,3 +44,16 @@ def test_it_never_falls_and_never_runs_faster_than_time(ahead: int) -> None:
         now = clock.now_ms()
         assert 0 <= now - before <= step
         before = now
+
+
+@pytest.mark.parametrize("ahead", [-5, 0, 1, 9, 1000, HOUR_MS, 365 * 24 * HOUR_MS])
+def test_it_knows_what_it_will_show_when_the_machines_clock_shows_a_time(ahead: int) -> None:
+    env = MemoryEnv()
+    clock = StoreClock(env)
+    clock.begin(env.wall + ahead)
+    for step in [1] * 30 + [7, 1000, 60_000, HOUR_MS, 40 * HOUR_MS]:
+        promised = clock.at_wall(env.wall + step)
+        assert promised >= clock.now_ms()
+        env.advance(step)
+        assert clock.now_ms() == promised
+        assert clock.ahead_ms == promised - env.wall

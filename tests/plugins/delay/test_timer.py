@@ -368,6 +368,56 @@ def test_a_clock_that_was_set_over_a_restart_delivers_nothing_early_and_nothing_
     assert before <= world.store.log.last_timestamp
 
 
+@pytest.mark.parametrize("ahead", [0, 60_000, HOUR_MS, 365 * 24 * HOUR_MS])
+def test_a_moment_is_one_of_the_machines_clock_however_far_the_stores_runs_ahead(ahead: int) -> None:
+    """One start with a clock a year ahead let messages of all later lives come at once."""
+    env = MemoryEnv()
+    env.advance(ahead)
+    world = TimedStore(env)
+    world.send_in(b"stamp", 1)
+    world.settle()
+    env.advance(1000)
+    world.settle()
+    world.close()
+    env.advance(-ahead)
+    world = TimedStore(env)
+    world.send(b"moment", b"TIMER_DELIVER_MS\x01%d\x02UNIQ_KEY\x01m" % (env.wall + 20_000))
+    world.send_in(b"delay", 20_000)
+    world.settle()
+    env.advance(19_999)
+    world.settle()
+    assert world.bodies() == [b"stamp"]
+    env.advance(1001)  # at the end of its second at the latest
+    world.settle()
+    assert b"moment" in world.bodies()
+    env.advance(2000)  # a delay may lose a tenth
+    world.settle()
+    assert sorted(world.bodies()) == [b"delay", b"moment", b"stamp"]
+
+
+def test_a_message_with_a_moment_can_be_recalled_while_the_stores_clock_runs_ahead() -> None:
+    env = MemoryEnv()
+    env.advance(HOUR_MS)
+    world = TimedStore(env)
+    world.send_in(b"stamp", 1)
+    world.settle()
+    world.close()
+    env.advance(-HOUR_MS)
+    world = TimedStore(env)
+    batch = world.send(b"body", b"TIMER_DELIVER_MS\x01%d\x02UNIQ_KEY\x01body" % (env.wall + 20_000))
+    due = int(next(value for name, value in properties_of(batch) if name == b"TIMER_OUT_MS")) + 1
+    world.recall(b"body", due)
+    world.settle()
+    env.advance(60_000)
+    world.settle()
+    assert b"body" not in world.bodies()
+
+
+def properties_of(batch: AppendBatch) -> list[tuple[bytes, bytes]]:
+    pairs = [pair.split(b"\x01") for pair in batch.properties[0].split(b"\x02") if pair]
+    return [(name, value) for name, value in pairs]
+
+
 def test_an_idle_broker_whose_clock_was_set_back_still_delivers_in_time() -> None:
     env = MemoryEnv()
     world = TimedStore(env)
