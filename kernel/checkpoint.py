@@ -23,6 +23,10 @@ _MARGIN_MS: Final = 3000
 _SLOT_STEP: Final = 512
 """Each of the two slots lies in a sector of its own: writing one cannot tear the other."""
 _SLOT = struct.Struct(">4sIqqqqII")
+_START_AT: Final = 2 * _SLOT_STEP
+"""Where the slot with the log's start lies, in a sector of its own too."""
+_START = struct.Struct(">4sIq")
+_START_MAGIC: Final = b"GMQS"
 _CRC = struct.Struct(">I")
 _MAGIC: Final = b"GMQW"
 _VERSION: Final = 1
@@ -91,15 +95,34 @@ def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int
     return best, highest
 
 
+def _encode_start(offset: int) -> bytes:
+    data = _START.pack(_START_MAGIC, _VERSION, offset)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_start(data: bytes) -> int | None:
+    """The log offset in the third slot of the watermark file; None where none was written, or where it is torn."""
+    slot = data[_START_AT : _START_AT + _START.size + _CRC.size]
+    if len(slot) < _START.size + _CRC.size or _CRC.unpack_from(slot, _START.size)[0] != zlib.crc32(slot[:-4]):
+        return None
+    magic, version, offset = _START.unpack_from(slot)
+    return int(offset) if magic == _START_MAGIC and version == _VERSION and offset >= 0 else None
+
+
 class MarkFiles:
-    """Both files of the store in ``root``. :attr:`checkpoint` and :attr:`marks` are what they said when opened."""
+    """Both files of the store in ``root``.
+
+    :attr:`checkpoint`, :attr:`marks` and :attr:`log_start` are what they said when opened or when written since.
+    ``log_start`` is the offset of the log's first byte, None when nobody noted it.
+    """
 
     def __init__(self, env: Env, root: str) -> None:
         self._root = root
         self._checkpoint_file = self._open(env, f"{root}/checkpoint")
         self._marks_file = self._open(env, f"{root}/gantrymq.watermark")
         self.checkpoint = decode_checkpoint(self._checkpoint_file.pread(_CHECKPOINT.size, 0))
-        data = self._marks_file.pread(2 * _SLOT_STEP, 0)
+        data = self._marks_file.pread(3 * _SLOT_STEP, 0)
+        self.log_start = decode_start(data)
         self.marks, self._sequence = decode_marks(data, self.checkpoint)
 
     @staticmethod
@@ -124,6 +147,15 @@ class MarkFiles:
             self._checkpoint_file.datasync()
             self.checkpoint = checkpoint
         self.marks = marks
+
+    def save_start(self, offset: int) -> None:
+        """Note, to last, that the log begins at ``offset``. :class:`OSError` when that cannot be written.
+
+        The place was reserved, so a full disk does not stand in the way.
+        """
+        self._write(self._marks_file, _encode_start(offset), _START_AT)
+        self._marks_file.datasync()
+        self.log_start = offset
 
     def _write(self, file: File, data: bytes, offset: int) -> None:
         try:

@@ -32,7 +32,7 @@ async def drop_before(broker: Broker, offset: int) -> int:
         if number % QUEUES_AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
     try:
-        await trio.to_thread.run_sync(broker.log.discard, detached)
+        await trio.to_thread.run_sync(broker.store.discard, detached)
     except OSError as error:
         log.warning("expired files not deleted, the next start finds them", error=str(error))
     await trio.to_thread.run_sync(broker.queues.drop_expired)

@@ -16,9 +16,10 @@ import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.consumequeue import UNIT, ConsumeQueue
+from gantrymq.kernel.consumequeue import ENTRY, UNIT, ConsumeQueue
+from gantrymq.kernel.deletions import Deletions
 from gantrymq.kernel.env import Env, NoRoom
-from gantrymq.kernel.fast import queue_entries
+from gantrymq.kernel.fast import QueueEntries, queue_entries
 from gantrymq.kernel.openfiles import OpenFiles
 from gantrymq.kernel.queueextension import FILE_BYTES, QueueExtension
 from gantrymq.kernel.record import TOPIC_PATTERN
@@ -70,8 +71,11 @@ class ConsumeQueues:
         file_units: int,
         tail_bytes: int,
         extension: ExtensionPlace | None = None,
+        deletions: Deletions | None = None,
     ) -> None:
+        """``deletions``: the topics whose records, up to an offset of the log, enter no queue."""
         self._env = env
+        self.deletions = deletions or Deletions(env, f"{folder}.deleted")
         self._extension = extension or ExtensionPlace(f"{folder}_ext")
         self.folder = folder
         self._staging = staging
@@ -102,6 +106,12 @@ class ConsumeQueues:
                 if _QUEUE_ID.fullmatch(name) and self._env.is_dir(f"{self.folder}/{topic}/{name}"):
                     queue = self._make(topic, int(name))
                     queue.load()
+        for queue in self:
+            if queue.max_offset and queue.log_end <= self.deletions.ends.get(queue.topic, -1):
+                log.info("queue_of_deleted_topic_removed", topic=queue.topic, queue_id=queue.queue_id)
+                del self._queues[queue.topic, queue.queue_id]
+                queue.discard()
+                self._env.rmtree(queue.folder)
         self.count()
 
     def count(self) -> None:
@@ -146,7 +156,10 @@ class ConsumeQueues:
         touched = []
         # Who wants an extension pays for a look at each row.
         stored = dict(zip(batch.offsets, batch.store_timestamps, strict=True)) if self._extension.writes else None
-        for entries in queue_entries(batch, self.tag_code_rules):
+        for each in queue_entries(batch, self.tag_code_rules):
+            entries = each if each.begin >= self.deletions.end else self._alive(each)
+            if entries is None:
+                continue
             queue = self._queues.get((entries.topic, entries.queue_id))
             if queue is None:
                 try:
@@ -163,6 +176,21 @@ class ConsumeQueues:
             touched.append(queue)
         with self._guard:
             self._unflushed.update(touched)
+
+    def _alive(self, entries: QueueEntries) -> QueueEntries | None:
+        """``entries`` without those of records that were there when the topic was deleted; None if none is left."""
+        end = self.deletions.ends.get(entries.topic, 0)
+        places = [offset for offset, _, _ in ENTRY.iter_unpack(entries.entries)]
+        dead = sum(place < end for place in places)
+        if dead == len(places):
+            return None
+        queue_offsets = entries.queue_offsets[dead:] if entries.queue_offsets else None
+        return entries._replace(
+            first=queue_offsets[0] if queue_offsets else entries.first + dead,
+            begin=places[dead],
+            entries=entries.entries[dead * UNIT :],
+            queue_offsets=queue_offsets,
+        )
 
     def flush(self) -> None:
         """Bring every entry that was put before onto the disk; for a worker thread.

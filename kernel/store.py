@@ -17,14 +17,16 @@ import structlog
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.deletions import Deletions
 from gantrymq.kernel.env import Env, NoRoom, blame
 from gantrymq.kernel.env import Lock as StoreLock
 from gantrymq.kernel.fast import dispatch_batch
 from gantrymq.kernel.queueextension import FILE_BYTES as EXTENSION_FILE_BYTES
-from gantrymq.kernel.queues import ConsumeQueues, ExtensionPlace
+from gantrymq.kernel.queues import ConsumeQueues, ExtensionPlace, check_topic
 from gantrymq.kernel.record import BODY_MAX_BYTES
 from gantrymq.kernel.recovery import Recovery, RecoveryReport
 from gantrymq.kernel.salvage import keep_aside
+from gantrymq.kernel.segments import Segment, StoreDamaged
 
 log = structlog.get_logger("gantrymq.store")
 
@@ -68,6 +70,7 @@ class Store:
             extension=ExtensionPlace(
                 f"{root}/consumequeue_ext", config.queue_extension_file_bytes, config.queue_extension
             ),
+            deletions=Deletions(env, f"{root}/gantrymq.deleted"),
         )
         self.log = CommitLog(
             env,
@@ -122,11 +125,38 @@ class Store:
             env.mkdirs(f"{root}/{name}")
         self._mark_files = MarkFiles(env, root)
         self.index_timestamp = self._mark_files.checkpoint.index_timestamp
-        self.log.open()
-        self.queues.open()
         self._was_clean = not env.exists(f"{root}/abort")
+        self.log.open()
+        self._check_start(self._mark_files)
+        self.queues.deletions.load(trusted=self._mark_files.marks is not None)
+        self.queues.open()
         env.open(f"{root}/abort", create=True).close()
         env.sync_dir(root)
+
+    def _check_start(self, files: MarkFiles) -> None:
+        """Notice that the log's oldest files are gone, which no gap between files shows.
+
+        After a crash the start is refused, for they may be brought back. After a stop in order somebody has taken them
+        away: it is told what is lost.
+        """
+        start, there = files.log_start, self.log.min_offset
+        if files.marks is None or start is None or not len(self.log.segments) or there <= start:
+            return
+        if not (self._was_clean and files.marks.clean):
+            raise StoreDamaged(
+                f"{self.root}/commitlog begins at offset {there}, but it began at {start} when the broker ran last: "
+                f"bring the missing files back; or delete {self.root}/gantrymq.watermark to go on without them"
+            )
+        log.error("log_files_missing", path=self.log.segments.folder, start=start, end=there, bytes=there - start)
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
+
+        That the log begins behind them is noted first: they are not missing. :class:`OSError` leaves the rest for the
+        next start.
+        """
+        self._files.save_start(self.log.min_offset)
+        self.log.discard(detached)
 
     def cut(self, offset: int) -> tuple[str, ...]:
         """Between :meth:`open` and :meth:`recover`: let the log end at ``offset``, where a record ends.
@@ -157,6 +187,7 @@ class Store:
         recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
         try:
             self.recovered = report = recovery.run(on_dispatch, replay_from)
+            self.queues.deletions.settle(self.log.min_offset, report.end)
         except OSError as error:
             raise self.log.poison("recovering the store", error) from error
         self._progress = (report.end, self.queues.units, self.log.last_timestamp)
@@ -212,6 +243,19 @@ class Store:
         if batch.end > position:
             self._keep(self._taken, batch)
         return batch.end - position
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete all queues of ``topic``: none of its messages that are in the log now can be read any more.
+
+        It stays so over a crash and a rebuild of the queues. Should the topic come back while the broker lives, its
+        queue offsets go on. :class:`OSError` when that cannot be noted; then nothing was deleted. ``ValueError`` for
+        what is no topic's name.
+        """
+        check_topic(topic)
+        if any(known == topic for known, _ in self.queues.next_offsets):
+            self.queues.deletions.add(topic, self.log.end)
+        self.queues.delete_topic(topic)
+        self._progress = (self._progress[0], self.queues.units, self._progress[2])
 
     def _keep(self, batches: deque[Batch], batch: Batch) -> None:
         """Let ``batch`` wait for its dispatch, with all that wait; too much is read from the log again."""
@@ -296,9 +340,12 @@ class Store:
                 self.log.flush()
             durable, durable_timestamp = self.log.durable_mark
             marks = Marks(durable, dispatched, units, clean)
-            if marks == files.marks:
+            start_is_known = files.log_start == self.log.min_offset or not len(self.log.segments)
+            if marks == files.marks and start_is_known:
                 return True
             try:
+                if not start_is_known:
+                    files.save_start(self.log.min_offset)
                 self.queues.flush()
                 files.save(marks, durable_timestamp, timestamp, self.index_timestamp)
             except NoRoom as error:

@@ -105,7 +105,10 @@ class TopicAdmin:
         unused = {queue.topic for queue in self._broker.queues} - SYSTEM_TOPICS - set(self._topics.names())
         for topic in sorted(unused):
             log.info("unused_queues_deleted", topic=topic)
-            self._broker.queues.delete_topic(topic)
+            try:
+                self._broker.store.delete_topic(topic)
+            except OSError as error:
+                raise _fault(f"the queues of {topic} are not deleted, that cannot be noted: {error}") from error
         return request.command.answer(ResponseCode.SUCCESS)
 
     def entries(self, request: Request) -> Command:

@@ -1,7 +1,7 @@
 """Topics and consumer groups: which there are, how many queues, who may do what.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, before_append, advertise,
-collect_metrics, persist.
+Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, before_append,
+advertise, collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
@@ -9,7 +9,8 @@ Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, Sub
 and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
-can still be consumed after a crash.
+can still be consumed after a crash. Where that could not be written (a full disk), or both files are lost, the next
+start creates the topic from the queues that its messages are in.
 """
 
 from __future__ import annotations
@@ -73,6 +74,23 @@ class TopicsPlugin:
         self._topics = topics
 
     @hookimpl
+    def recovered(self, broker: Broker) -> None:
+        """Create the topics whose messages are here and which the file does not know.
+
+        Not on a slave, whose master says which topics there are. Not in a store that RocketMQ's broker wrote to last:
+        its recovery brings the queues of deleted topics back.
+        """
+        assert self._topics is not None
+        seen: dict[str, int] = {}
+        for queue in broker.queues:
+            if queue.max_offset > queue.min_offset:
+                seen[queue.topic] = max(queue.queue_id + 1, seen.get(queue.topic, 0))
+        report = broker.store.recovered
+        if broker.broker_id == 0:
+            self._topics.restore(seen, create=report is not None and not report.foreign)
+            self._save_topics()
+
+    @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """The requests of administrators."""
         assert self._topics is not None  # configure has run
@@ -89,6 +107,9 @@ class TopicsPlugin:
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:
         """Topics that this sweep's messages created go to the disk before the messages."""
+        self._save_topics()
+
+    def _save_topics(self) -> None:
         assert self._topics is not None
         if self._topics.table.changed:
             try:

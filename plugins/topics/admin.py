@@ -35,7 +35,7 @@ class TopicAdmin:
     """Answers with code 0, or with code 1 and a remark that names the value and what is allowed."""
 
     def __init__(self, broker: Broker, topics: Topics, groups: Groups) -> None:
-        self._queues = broker.queues
+        self._store = broker.store
         self._is_slave = broker.broker_id != 0
         self._offsets = broker.services.find(ConsumerOffsets)
         self._topics = topics
@@ -93,8 +93,12 @@ class TopicAdmin:
         self._refuse_on_slave()
         topic = read_header(TopicHeader, request.command.ext).topic
         self._topics.refuse_reserved(topic)
-        if self._topics.remove(topic):
-            self._queues.delete_topic(topic)
+        if self._topics.get(topic) is not None:
+            try:
+                self._store.delete_topic(topic)
+            except OSError as error:
+                raise _fault(f"the topic {topic} is not deleted, its deletion cannot be noted: {error}") from error
+            self._topics.remove(topic)
             if self._offsets is not None:
                 self._offsets.forget_topic(topic)
         return self._saved(request, self._topics.table)

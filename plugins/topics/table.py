@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +21,7 @@ from gantrymq.remoting.names import (
     RETRY_PREFIX,
     UNSENDABLE_TOPICS,
     is_retry_topic,
+    is_system_topic,
     refuse_system_topic,
     validate_topic,
 )
@@ -141,6 +142,28 @@ class Topics:
                 write_queues=config.write_queue_nums,
                 perm=config.perm,
             )
+            self.changed(name)
+
+    def restore(self, seen: Mapping[str, int], *, create: bool) -> None:
+        """Create the topics of ``seen`` (name to number of queues) that are not known; only tell, without ``create``.
+
+        The limit of topics is not asked: their messages were acknowledged. System topics belong to their plugins.
+        """
+        for name, queues in sorted(seen.items()):
+            if name in self.table.entries or is_system_topic(name):
+                continue
+            try:
+                validate_topic(name)
+            except RemoteFault as fault:
+                log.warning("messages_without_topic", topic=name, reason=fault.remark)
+                continue
+            if not create:
+                log.warning("messages_without_topic", topic=name, reason="another broker wrote to this store last")
+                continue
+            count = min(queues, self.config.max_queues)
+            self.table.put(name, topic_config(name, count))
+            self._counted += not is_retry_topic(name)
+            log.warning("topic_restored_from_queues", topic=name, queues=count, queues_seen=queues)
             self.changed(name)
 
     def adopt(self, body: bytes) -> bool:

@@ -68,7 +68,7 @@ class Life:
         assert queue is not None
         queue.correct_min(store.log.min_offset)
         self.expired = queue.min_offset
-        store.log.discard(detached)
+        store.discard(detached)
         store.queues.drop_expired()
 
     def check(self, store: Store) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+import trio
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.expiry import drop_before
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.simulated.cluster import Cluster
 from gantrymq.testing.simulated.network import OBSERVER, Process, on
@@ -30,9 +37,9 @@ async def ask(channel: Channel, code: RequestCode, **ext: object) -> Command:
     return await channel.call(Command(code, {key: str(value) for key, value in ext.items()}))
 
 
-async def send_all(channel: Channel, topic: str, bodies: list[bytes]) -> None:
+async def send_all(channel: Channel, topic: str, bodies: list[bytes], *, queue_id: int = 0, queues: int = 1) -> None:
     for body in bodies:
-        answer = await channel.call(send(topic, body))
+        answer = await channel.call(send(topic, body, queue_id=queue_id, queues=queues))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
@@ -43,6 +50,8 @@ async def group_offset(channel: Channel, topic: str, group: str = "shop") -> int
 
 
 async def read_from(channel: Channel, topic: str, offset: int, queue_id: int = 0) -> list[bytes]:
+    first = await ask(channel, RequestCode.GET_MIN_OFFSET, topic=topic, queueId=queue_id)
+    offset = max(offset, int((first.ext or {})["offset"]))
     bodies: list[bytes] = []
     while True:
         answer = await channel.call(pull(topic, queue_id, offset, group="shop"))
@@ -85,5 +94,187 @@ def test_a_power_cut_that_takes_consumed_messages_lets_the_group_have_those_that
             assert await read_from(channel, "T", offset) == numbered(100, 130)
         (warning,) = events(cluster, "offsets_clamped_to_queue_ends")
         assert (warning["group"], warning["topic"], warning["queues"]) == ("shop", "T", {0: "50 -> 20"})
+
+    simulate(scenario, seed=1)
+
+
+async def delete(channel: Channel, topic: str) -> None:
+    answer = await ask(channel, RequestCode.DELETE_TOPIC_IN_BROKER, topic=topic)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def max_offset(channel: Channel, topic: str) -> int:
+    answer = await ask(channel, RequestCode.GET_MAX_OFFSET, topic=topic, queueId=0)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return int((answer.ext or {})["offset"])
+
+
+def lose_queues(cluster: Cluster) -> None:
+    """As a broken file system check does: all queues must be built from the log again."""
+    env = cluster.machine(HOST).env
+    for name in [name for name in env.files if name.startswith("store/consumequeue/")]:
+        env.unlink(name)
+
+
+@pytest.mark.parametrize("end", ["kill", "power cut", "stop", "lost queues"])
+def test_a_deleted_topic_stays_deleted_and_one_of_that_name_begins_without_its_messages(end: str) -> None:
+    """A kill right after the answer, and any rebuild of the queues from the log, brought all of it back."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            for topic in ("T", "again", "kept"):
+                await send_all(channel, topic, numbered(0, 40))
+            await trio.sleep(2)
+            await delete(channel, "T")
+            await delete(channel, "again")
+            if end == "lost queues":
+                await send_all(channel, "again", numbered(100, 110))
+        if end == "kill":
+            machine.kill()
+        elif end == "power cut":
+            machine.power_cut()
+        else:
+            await machine.stop()
+        if end == "lost queues":
+            lose_queues(cluster)
+        for _ in range(2):
+            broker = await cluster.start_broker(HOST)
+            assert {queue.topic for queue in broker.queues} - {"again"} == {"kept"}
+            async with connected(cluster) as channel:
+                assert await max_offset(channel, "T") == 0
+                if end != "lost queues":
+                    await send_all(channel, "again", numbered(100, 110))
+                assert (await read_from(channel, "again", 0))[:10] == numbered(100, 110)
+                assert await read_from(channel, "kept", 0) == numbered(0, 40)
+            await machine.stop()
+
+    simulate(scenario, seed=1)
+
+
+def test_a_deletion_that_outlives_the_logs_tail_costs_no_message_that_takes_its_place() -> None:
+    """With asynchronous flush a power cut takes the log back behind the deletion."""
+
+    async def scenario(cluster: Cluster) -> None:
+        broker = await cluster.start_broker(HOST, settings=ASYNC)
+        async with connected(cluster) as channel:
+            await send_all(channel, "T", numbered(0, 20))
+            broker.store.flush_queues()
+            await send_all(channel, "T", numbered(20, 50))
+            await delete(channel, "T")
+            cluster.machine(HOST).power_cut()
+        for _ in range(2):
+            await cluster.start_broker(HOST, settings=ASYNC)
+            async with connected(cluster) as channel:
+                if not await read_from(channel, "T", 0):
+                    await send_all(channel, "T", numbered(100, 130))
+                assert await read_from(channel, "T", 0) == numbered(100, 130)
+            await cluster.machine(HOST).stop()
+            lose_queues(cluster)
+
+    simulate(scenario, seed=1)
+
+
+@pytest.mark.parametrize("loss", ["full disk", "deleted file"])
+def test_acknowledged_messages_of_a_topic_that_no_table_knows_can_be_read_after_a_kill(loss: str) -> None:
+    """On a full disk topics.json could not be written, and the topic was gone with the process."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            await send_all(channel, "first", numbered(0, 1))  # the log's file is there
+            if loss == "full disk":
+                machine.env.free_bytes = 0
+            for queue_id in (0, 2):
+                await send_all(channel, "New", numbered(0, 5), queue_id=queue_id, queues=4)
+        machine.kill()
+        machine.env.free_bytes = None
+        if loss == "deleted file":
+            for name in ("topics.json", "topics.json.bak"):
+                machine.env.unlink(f"store/config/{name}")
+        for _ in range(2):
+            await cluster.start_broker(HOST)
+            async with connected(cluster) as channel:
+                config = await ask(channel, RequestCode.GET_TOPIC_CONFIG, topic="New")
+                assert config.code == ResponseCode.SUCCESS, config.remark
+                assert json.loads(config.body)["readQueueNums"] == 3
+                for queue_id in (0, 2):
+                    assert await read_from(channel, "New", 0, queue_id) == numbered(0, 5)
+            await machine.stop()
+        restored = {line["topic"]: line["queues"] for line in events(cluster, "topic_restored_from_queues")}
+        assert restored == {"New": 3} | ({"first": 1} if loss == "deleted file" else {})
+
+    simulate(scenario, seed=1)
+
+
+LOG_FOLDER = "store/commitlog"
+
+
+async def several_files(cluster: Cluster) -> list[str]:
+    """A broker whose log has three files or more; their names."""
+    broker = await cluster.start_broker(HOST)
+    async with connected(cluster) as channel:
+        await send_all(channel, "T", [b"%03d" % number + b"x" * 10_000 for number in range(70)])
+    assert len(broker.log.segments) >= 3
+    await trio.sleep(1)
+    return [f"{LOG_FOLDER}/{name}" for name in cluster.machine(HOST).env.listdir(LOG_FOLDER)]
+
+
+def test_after_a_crash_a_start_without_the_oldest_log_file_is_refused_until_it_is_back() -> None:
+    """No gap between files shows it, and RocketMQ starts without a word."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        oldest = (await several_files(cluster))[0]
+        machine.kill()
+        content = machine.env.read_bytes(oldest)
+        machine.env.unlink(oldest)
+        env = machine.env
+        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=r"it began at 0 .*bring the missing files back")):
+            async with run_broker(make_broker("store", env=env, settings={"store.commit_log_file_bytes": "256 KiB"})):
+                pytest.fail("it serves")
+        file = env.open(oldest, create=True)
+        file.pwrite(content, 0)
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            assert len(await read_from(channel, "T", 0)) == 70
+
+    simulate(scenario, seed=1)
+
+
+def test_after_a_stop_in_order_a_start_says_what_is_lost_with_the_oldest_log_file() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        oldest = (await several_files(cluster))[0]
+        await machine.stop()
+        machine.env.unlink(oldest)
+        for _ in range(2):
+            broker = await cluster.start_broker(HOST)
+            async with connected(cluster) as channel:
+                assert len(await read_from(channel, "T", 0)) < 70
+            await machine.stop()
+        (missing,) = events(cluster, "log_files_missing")
+        assert (missing["start"], missing["end"]) == (0, broker.log.min_offset)
+
+    simulate(scenario, seed=1)
+
+
+@pytest.mark.parametrize("room", [None, 0])
+def test_files_that_retention_deleted_are_not_missing(room: int | None) -> None:
+    """Not on a disk without room for another byte either, where they must go most of all."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        files = await several_files(cluster)
+        machine.env.free_bytes = room
+        broker = machine.running_broker
+        assert await drop_before(broker, broker.log.segments.file_bytes) == 1
+        assert not machine.env.exists(files[0])
+        machine.kill()
+        broker = await cluster.start_broker(HOST)
+        assert broker.log.min_offset == broker.log.segments.file_bytes
+        assert not events(cluster, "log_files_missing")
 
     simulate(scenario, seed=1)

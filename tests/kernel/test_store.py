@@ -37,8 +37,8 @@ def test_a_store_lives_on_a_real_disk(tmp_path: Path) -> None:
     before = read_all(store)
     assert sum(map(len, before.values())) == 200
     assert sorted(os.listdir(root)) == [
-        "abort", "checkpoint", "commitlog", "config", "consumequeue", "gantrymq.watermark", "lock", "lost+found",
-        "staging",
+        "abort", "checkpoint", "commitlog", "config", "consumequeue", "gantrymq.deleted", "gantrymq.watermark", "lock",
+        "lost+found", "staging",
     ]  # fmt: skip
     assert {path.stat().st_size for path in Path(root, "commitlog").iterdir()} == {4096}
     assert {path.stat().st_size for path in Path(root, "consumequeue").glob("T/*/*")} == {400}

@@ -99,6 +99,16 @@ class FakeQueues(dict[tuple[str, int], FakeQueue]):
 
 
 @attrs.define
+class FakeStore:
+    """A store of which only the queues matter."""
+
+    queues: FakeQueues
+
+    def delete_topic(self, topic: str) -> None:
+        self.queues.delete_topic(topic)
+
+
+@attrs.define
 class FakeLog:
     """A log of which only the length matters."""
 
@@ -121,6 +131,7 @@ class FakeBroker:
         self.address = "127.0.0.1:10911"
         self.services = Services()
         self.queues = FakeQueues()
+        self.store = FakeStore(self.queues)
         self.log = FakeLog()
 
     def configure(self) -> None:

@@ -63,7 +63,8 @@ def test_offsets_of_the_file_beyond_the_queues_ends_are_set_back_and_told_once_a
     again.queues.add("TBW102", 0, 50)
     again.queues.add("TBW102", 1, 30)
     with structlog.testing.capture_logs() as logs:
-        again.manager.hook.recovered(broker=again)
+        (recovered,) = [call for info, call in again.manager.calls("recovered", broker=again) if info.name == "offsets"]
+        recovered()
     told = {(line["topic"], line["group"]): line["queues"] for line in logs}
     assert told == {("TBW102", "g"): {0: "90 -> 50", 1: "40 -> 30"}, ("other", "g"): {0: "7 -> 0"}}
     again.persist()

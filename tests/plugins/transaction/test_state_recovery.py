@@ -302,7 +302,7 @@ def test_rows_of_records_that_the_log_has_lost_are_left_out_loudly() -> None:
     world.persist()
     world.persist()
     assert world.plugin.strategy.floor() == first.offset
-    world.log.discard(world.log.detach_before(4096))
+    world.store.discard(world.log.detach_before(4096))
     world, loaded, errors = start(env.kill())
     assert (loaded["open"], loaded["rows"], errors) == (1, 2, ["prepared_record_lost"])
     assert world.end_now(first, COMMIT) == ResponseCode.SYSTEM_ERROR
