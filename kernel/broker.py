@@ -284,6 +284,8 @@ class Broker:
             queue_extension=section.queue_extension,
             queue_extension_file_bytes=section.queue_extension_file_bytes,
             max_message_bytes=section.max_message_bytes,
+            # a slave's records have their master's time
+            clock_ahead_max_ms=None if self.broker_id else int(section.clock_ahead_max * 1000),
             store_host=encode_host(str(numeric), port),
         )
 

@@ -88,6 +88,8 @@ class StoreSection:
     """Whether tag codes and store times go to consumequeue_ext (RocketMQ's enableConsumeQueueExt)."""
     queue_extension_file_bytes: int = size("48 MiB", minimum="64 B", maximum="1 GiB")
     max_message_bytes: int = size("4 MiB", minimum=1, maximum="16 MiB")
+    clock_ahead_max: float = duration("1h", maximum="36500d")
+    """How far the last message's time may be ahead of the machine's clock; a master that finds more does not start."""
 
 
 @attrs.frozen(kw_only=True)

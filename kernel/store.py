@@ -20,6 +20,7 @@ from gantrymq.kernel.commitlog import CommitLog
 from gantrymq.kernel.deletions import Deletions
 from gantrymq.kernel.env import Env, NoRoom, blame
 from gantrymq.kernel.env import Lock as StoreLock
+from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import dispatch_batch
 from gantrymq.kernel.queueextension import FILE_BYTES as EXTENSION_FILE_BYTES
 from gantrymq.kernel.queues import ConsumeQueues, ExtensionPlace, check_topic
@@ -49,6 +50,8 @@ class StoreConfig:
     queue_extension: bool = False
     """Whether tag codes go to ``consumequeue_ext``, with the store times."""
     queue_extension_file_bytes: int = EXTENSION_FILE_BYTES
+    clock_ahead_max_ms: int | None = None
+    """How far the last record's time may be ahead of the machine's clock; None: any time."""
     backlog_bytes: int = 64 * 1024 * 1024
     """Appended batches kept for dispatch; past it they are read from the log again."""
 
@@ -149,6 +152,18 @@ class Store:
             )
         log.error("log_files_missing", path=self.log.segments.folder, start=start, end=there, bytes=there - start)
 
+    def _check_clock(self) -> None:
+        """Refuse to go on with a clock that runs far ahead: all that waits for a time would go by it for years."""
+        ahead, most = self.log.clock.ahead_ms, self.config.clock_ahead_max_ms
+        if most is not None and ahead > most:
+            raise StartError(
+                f"the last message in {self.root} was stored {ahead / 3_600_000:.1f} hours ahead of this machine's"
+                " clock: set the clock right; or, if it was wrong when that message was stored, start with "
+                f'store.clock_ahead_max = "{ahead // 3_600_000 + 1}h": the times of messages run ahead until both agree'
+            )
+        if ahead > 0:
+            log.warning("store_clock_ahead", milliseconds=ahead)
+
     def discard(self, detached: list[Segment]) -> None:
         """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
 
@@ -190,6 +205,7 @@ class Store:
             self.queues.deletions.settle(self.log.min_offset, report.end)
         except OSError as error:
             raise self.log.poison("recovering the store", error) from error
+        self._check_clock()
         self._progress = (report.end, self.queues.units, self.log.last_timestamp)
         self.flush_queues()
         return report

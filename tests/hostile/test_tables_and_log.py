@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -276,5 +277,39 @@ def test_files_that_retention_deleted_are_not_missing(room: int | None) -> None:
         broker = await cluster.start_broker(HOST)
         assert broker.log.min_offset == broker.log.segments.file_bytes
         assert not events(cluster, "log_files_missing")
+
+    simulate(scenario, seed=1)
+
+
+YEAR_S = 365 * 24 * 3600
+
+
+def test_a_store_from_far_in_the_future_is_refused_or_started_on_purpose() -> None:
+    """One start with a clock a year ahead, and everything timed came early for years."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        machine.env.clock_ms = YEAR_S * 1000
+        await cluster.start_broker(HOST)
+        async with connected(cluster) as channel:
+            await send_all(channel, "T", numbered(0, 5))
+        machine.kill()
+        machine.env.clock_ms = 0
+        shape = {"store.commit_log_file_bytes": "256 KiB"}
+        text = r"was stored 87\d\d\.\d hours ahead of this machine's clock: .*store.clock_ahead_max = \"87\d\dh\""
+        with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text)) as refused:
+            async with run_broker(make_broker("store", env=machine.env, settings=shape)):
+                pytest.fail("it serves")
+        advised = re.search(r'clock_ahead_max = "(\w+)"', str(refused.value.exceptions[0]))
+        assert advised is not None
+        await cluster.start_broker(HOST, settings={"store.clock_ahead_max": advised[1]})
+        async with connected(cluster) as channel:
+            due = machine.env.wall_ms() + 20_000
+            answer = await channel.call(send("T", b"timed", properties=f"TIMER_DELIVER_MS\x01{due}"))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            await trio.sleep(19)
+            assert await read_from(channel, "T", 0) == numbered(0, 5)
+            await trio.sleep(3)
+            assert await read_from(channel, "T", 0) == [*numbered(0, 5), b"timed"]
 
     simulate(scenario, seed=1)
