@@ -14,6 +14,7 @@ import structlog
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
+from gantrymq.kernel.logscan import scan_block
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
 from gantrymq.kernel.roomahead import RoomAhead
 from gantrymq.kernel.segments import Segment, Segments
@@ -26,6 +27,10 @@ log = structlog.get_logger("gantrymq.commitlog")
 SCAN_ROWS = 4096
 USUAL_BYTES = 1024
 """Most records are no longer: a look at one takes so much at once."""
+UNREADABLE_S = 5.0
+"""So long what the disk could not give is not asked of it again."""
+UNREADABLE_MAX = 1024
+"""Places that the disk cannot give are remembered up to this number."""
 
 
 class LogPoisoned(Exception):
@@ -38,6 +43,15 @@ class OutOfLog(ValueError):
 
 class CorruptRange(Exception):
     """The bytes asked for are quarantined: they were acknowledged once and can no longer be trusted."""
+
+
+class UnreadableRange(CorruptRange):
+    """The disk cannot give the bytes asked for, now at least. ``offset``: where they begin; ``reason``: its error."""
+
+    def __init__(self, offset: int, size: int, reason: str) -> None:
+        super().__init__(f"{size} bytes at {offset}: the disk cannot give them: {reason}")
+        self.offset = offset
+        self.reason = reason
 
 
 class CommitLog:
@@ -70,6 +84,8 @@ class CommitLog:
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
+        self._unreadable: dict[tuple[int, int], tuple[float, str]] = {}
+        self._reported: set[int] = set()
 
     # ------------------------------------------------------------------------------------------------- watermarks
 
@@ -318,20 +334,46 @@ class CommitLog:
 
     # ------------------------------------------------------------------------------------------------------- read
 
-    def view(self, offset: int, size: int) -> memoryview | bytes:
+    def view(self, offset: int, size: int) -> bytes:
         """``size`` bytes at ``offset``, as they lie in the log.
 
-        Raises :class:`OutOfLog` or :class:`CorruptRange`. The bytes stay valid, whatever happens to the log.
+        Raises :class:`OutOfLog` or :class:`CorruptRange` (:class:`UnreadableRange`: the disk failed).
         """
+        self.check_range(offset, size)
+        data = self._read(offset, size)
+        if len(data) != size:
+            raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
+        return data
+
+    def check_range(self, offset: int, size: int) -> None:
+        """Raise :class:`OutOfLog` or :class:`CorruptRange` where :meth:`view` would without reading."""
         if offset < self.segments.start or size < 0 or offset + size > self.written:
             raise OutOfLog(f"{size} bytes at {offset}: the log reaches from {self.segments.start} to {self.written}")
         for start, end in self.quarantine:
             if offset < end and offset + size > start:
                 raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
-        data = self.segments.view(offset, size)
-        if len(data) != size:
-            raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
-        return data
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """As :meth:`Segments.pread`; :class:`UnreadableRange` when the disk fails, for some seconds without asking it.
+
+        A failing disk may take seconds for each attempt, and clients ask again and again.
+        """
+        place = (offset, size)
+        if self._unreadable:
+            failed_at, reason = self._unreadable.get(place, (0.0, ""))
+            if reason and self._env.monotonic() - failed_at < UNREADABLE_S:
+                raise UnreadableRange(offset, size, reason)
+        try:
+            return self.segments.pread(offset, size)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if len(self._unreadable) >= UNREADABLE_MAX:
+                self._unreadable.clear()
+            self._unreadable[place] = (self._env.monotonic(), reason)
+            if offset not in self._reported and len(self._reported) < UNREADABLE_MAX:
+                self._reported.add(offset)
+                log.error("log_unreadable", offset=offset, size=size, error=reason)
+            raise UnreadableRange(offset, size, reason) from error
 
     def mistrust(self, start: int, end: int) -> None:
         """Quarantine a range that turned out to be damaged, until the next start."""
@@ -339,8 +381,11 @@ class CommitLog:
 
     def read_record(self, offset: int) -> Record:
         """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
-        usual = 0 if self.quarantine else min(USUAL_BYTES, self.written - offset)
-        data = self.segments.view(offset, max(usual, 0))
+        usual = 0 if self.quarantine or offset < 0 else min(USUAL_BYTES, self.written - offset)
+        try:
+            data = self.segments.pread(offset, max(usual, 0))
+        except OSError:
+            data = b""  # a block behind the record may be at fault: its own bytes are asked for alone
         if not 4 <= int.from_bytes(data[:4], "big") <= len(data):
             size = int.from_bytes(self.view(offset, 4), "big", signed=True)
             data = self.view(offset, max(size, 0))
@@ -350,7 +395,7 @@ class CommitLog:
         """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``, without a gap.
 
         Quarantined ranges are stepped over: no row is from there. Raises :class:`CorruptRange` where something is no
-        record. A record that reaches over ``stop`` is left out.
+        record, :class:`UnreadableRange` where the disk fails. A record that reaches over ``stop`` is left out.
         """
         stop = min(stop, self.written)
         position = max(start, self.segments.start)
@@ -361,10 +406,13 @@ class CommitLog:
                 batch.end = min(hole, stop)
             else:
                 limit = min([stop, *(first for first, _ in self.quarantine if first > position)])
-                data = self.segments.view(position, limit - position)
-                batch, why = scan(data, position, rows, check_body=False)
+                try:
+                    batch, why = scan_block(self.segments, position, limit, rows, check_body=False)
+                except OSError as error:
+                    raise UnreadableRange(position, limit - position, error.strerror or str(error)) from error
                 if why is Stop.BLANK:
-                    batch.end = position + len(data)
+                    segment = self.segments.at(position)
+                    batch.end = limit if segment is None else min(limit, segment.end)
                 elif why is Stop.BAD or why is Stop.ZERO:
                     raise CorruptRange(f"no record at {batch.end}, below the end of the log at {self._tail[0]}")
             if batch.end > position:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import random
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from gantrymq.kernel.diskerrors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StoreInUse, StoreNotWritable, blame
@@ -28,12 +28,6 @@ __all__ = [
     "NO_DESCRIPTORS", "NO_ROOM", "DiskUsage", "Env", "EventWaker", "File", "Lock", "NoRoom", "StoreInUse",
     "StoreNotWritable", "SystemEnv", "SystemFile", "SystemLock", "Waker", "blame", "environment",
 ]  # fmt: skip
-
-_VIEWED_MAX_BYTES = 32 * 1024 * 1024
-"""How much of a file may be looked at through its map before the pages are given back."""
-_MAPPING = threading.Lock()
-_LOOK_BYTES = 32 * 1024
-"""Pages come into memory, and leave it, in runs: one byte in so many tells of them."""
 
 
 class Waker(Protocol):
@@ -110,89 +104,95 @@ class Env(Protocol):
         """What brings files of this environment onto the disk."""
 
 
-class SystemFile:
-    """A :class:`File` of Linux."""
+class _Descriptor:
+    """A descriptor of the system, closed when nobody refers to it any more: no call meets another file's number."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._map: mmap.mmap | None = None
-        self._mapped = memoryview(b"")
-        self._viewed = 0
-        self._looked_at = bytearray(1)
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.number >= 0:
+            close(self.number)
+
+
+_CLOSED = _Descriptor(-1)
+
+
+class SystemFile:
+    """A :class:`File` of Linux.
+
+    Reads are calls, never loads from a map: a page that the disk cannot give would end the process by SIGBUS, where a
+    call ends with an :class:`OSError`.
+    """
+
+    def __init__(self, descriptor: int | _Descriptor) -> None:
+        self._descriptor = _Descriptor(descriptor) if isinstance(descriptor, int) else descriptor
 
     def fileno(self) -> int:
-        return self._descriptor
+        return self._descriptor.number
+
+    def share(self) -> SystemFile:
+        return SystemFile(self._descriptor)
+
+    # Each method keeps a reference of its own while it runs: whoever deletes the file closes it in another thread.
 
     def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
+        descriptor = self._descriptor
+        return os.fstat(descriptor.number).st_size
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        written = os.pwrite(self._descriptor, data, offset)
+        descriptor = self._descriptor
+        written = os.pwrite(descriptor.number, data, offset)
         size = len(data)
         while written < size:
             # A short write is how a disk that fills up announces itself: the next one tells the reason.
-            more = os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+            more = os.pwrite(descriptor.number, memoryview(data)[written:], offset + written)
             if more == 0:
                 raise OSError(errno.EIO, "a write that writes nothing")
             written += more
 
     def pread(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
+        descriptor = self._descriptor
+        data = os.pread(descriptor.number, size, offset)
         while data and len(data) < size:
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            more = os.pread(descriptor.number, size - len(data), offset + len(data))
             if not more:
                 break
             data += more
         return data
 
-    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
-        if self._map is None or offset + size > len(self._mapped):
-            with _MAPPING:  # whoever deletes the file closes it in another thread
-                length = self.size()
-                if length == 0:
-                    return b""
-                # The old map lives on as long as someone has a view of it.
-                self._map = mmap.mmap(self._descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ)
-                self._mapped = memoryview(self._map)
-        self._viewed += size if touched is None else touched
-        if self._viewed > _VIEWED_MAX_BYTES and (mapped := self._map) is not None:
-            # Else all of a file that is read through counts as this process's memory. The views stay valid.
-            mapped.madvise(mmap.MADV_DONTNEED)
-            self._viewed = 0
-        return self._mapped[offset : offset + size]
-
     def peek(self, size: int, offset: int) -> bytes | None:
         data = bytearray(size)
+        return bytes(data) if self.peek_into(memoryview(data), offset) == size else None
+
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        descriptor = self._descriptor
         try:
-            count = os.preadv(self._descriptor, [data], offset, os.RWF_NOWAIT)
+            return os.preadv(descriptor.number, [buffer], offset, os.RWF_NOWAIT)
         except BlockingIOError:
-            return None
+            return 0
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            return self.pread(size, offset)
-        return bytes(data) if count == size else None
-
-    def is_cached(self, offset: int, size: int) -> bool:
-        last = offset + size - 1
-        try:
-            for at in (*range(offset, last, _LOOK_BYTES), last):
-                os.preadv(self._descriptor, [self._looked_at], at, os.RWF_NOWAIT)
-        except OSError as error:
             # A file system that cannot tell is read as it always was.
-            return not isinstance(error, BlockingIOError)
-        return True
+            data = self.pread(len(buffer), offset)
+            buffer[: len(data)] = data
+            return len(data)
 
     def read_ahead(self, offset: int, size: int) -> None:
-        os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+        descriptor = self._descriptor
+        os.posix_fadvise(descriptor.number, offset, size, os.POSIX_FADV_WILLNEED)
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.
         ranges: list[tuple[int, int]] = []
+        descriptor = self._descriptor
         try:
             while True:
-                start = os.lseek(self._descriptor, offset, os.SEEK_DATA)
-                offset = os.lseek(self._descriptor, start, os.SEEK_HOLE)
+                start = os.lseek(descriptor.number, offset, os.SEEK_DATA)
+                offset = os.lseek(descriptor.number, start, os.SEEK_HOLE)
                 ranges.append((start, offset))
         except OSError as error:
             if error.errno == errno.ENXIO:
@@ -200,25 +200,19 @@ class SystemFile:
             raise
 
     def datasync(self) -> None:
-        os.fdatasync(self._descriptor)
+        descriptor = self._descriptor
+        os.fdatasync(descriptor.number)
 
     def truncate(self, size: int) -> None:
-        self._forget_map()
-        os.ftruncate(self._descriptor, size)
+        descriptor = self._descriptor
+        os.ftruncate(descriptor.number, size)
 
     def preallocate(self, size: int) -> None:
-        os.posix_fallocate(self._descriptor, 0, size)
+        descriptor = self._descriptor
+        os.posix_fallocate(descriptor.number, 0, size)
 
     def close(self) -> None:
-        with _MAPPING:
-            descriptor, self._descriptor = self._descriptor, -1
-            if descriptor >= 0:
-                self._forget_map()
-                os.close(descriptor)
-
-    def _forget_map(self) -> None:
-        self._map = None
-        self._mapped = memoryview(b"")
+        self._descriptor = _CLOSED
 
 
 class EventWaker:

@@ -34,17 +34,11 @@ class File(Protocol):
     def pread(self, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
 
-    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
-        """As :meth:`pread`, without a copy where that is possible. It may show writes that come later.
-
-        Unless all of it will be read, ``touched`` says how many bytes of views were, since it was said last.
-        """
-
     def peek(self, size: int, offset: int) -> bytes | None:
         """As :meth:`pread`; None instead of waiting for the disk, where the system can tell."""
 
-    def is_cached(self, offset: int, size: int) -> bool:
-        """Whether reading these bytes would not wait for the disk, as far as a look here and there can tell."""
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` from ``offset`` on as far as that does not wait for the disk; returns how many bytes."""
 
     def read_ahead(self, offset: int, size: int) -> None:
         """Let the system begin to read what will be needed soon."""
@@ -61,5 +55,8 @@ class File(Protocol):
     def preallocate(self, size: int) -> None:
         """Let the file grow to ``size`` bytes of zeros that have their room on the disk."""
 
+    def share(self) -> File:
+        """Another handle of the open file, which stays open when this one is closed."""
+
     def close(self) -> None:
-        """Close it. Views stay valid."""
+        """Close it. A call that another thread has begun is completed first."""

@@ -18,8 +18,8 @@ from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 if TYPE_CHECKING:
     from gantrymq.kernel.store import Store
 
-NEAR_BYTES: Final = 256 * 1024
-"""No further apart lies what is looked at in one piece of the log: that much counts as read, page by page."""
+NEAR_BYTES: Final = 64 * 1024
+"""No further apart lies what is looked at in one piece of the log, which is read as a whole."""
 
 _FIRST_FIELDS = struct.Struct(">iI4xi4xqqi")
 """Size, magic, queue id, queue offset, log offset and sys flag of a record."""
@@ -75,7 +75,10 @@ def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
         middle = len(offsets) // 2
         return look_at(log, offsets[:middle]) + look_at(log, offsets[middle:])
     near = first >= 0 and last < log.written and not log.quarantine
-    data = log.segments.view(first, min(last + USUAL_BYTES, log.written) - first) if near else b""
+    data = b""
+    if near:
+        with suppress(OSError):  # where one block of it is unreadable, the records are read one by one
+            data = log.segments.pread(first, min(last + USUAL_BYTES, log.written) - first)
     records = read_records(data, first, offsets)
     for row, record in enumerate(records):
         if record is None:

@@ -22,6 +22,7 @@ from gantrymq.kernel.commitlog import SCAN_ROWS, CommitLog
 from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import Stop, scan
+from gantrymq.kernel.logscan import scan_block
 from gantrymq.kernel.queues import ConsumeQueues
 from gantrymq.kernel.salvage import find_record, keep_aside
 from gantrymq.kernel.segments import StoreDamaged
@@ -152,7 +153,10 @@ class Recovery:
             log.warning("checkpoint from the future, reading all of the log", timestamp=safe)
             safe = 0
         for segment in self._segments:
-            batch, _ = scan(segment.file.view(0, segment.end - segment.base), segment.base, 1, check_body=False)
+            try:
+                batch, _ = scan_block(self._segments, segment.base, segment.end, 1, check_body=False)
+            except OSError:
+                continue  # an earlier file is begun with
             if len(batch) and 0 < batch.store_timestamps[0] <= safe:
                 start = segment.base
         self._queues.truncate(start, self._is_entry)
@@ -163,12 +167,18 @@ class Recovery:
         segment = self._segments.at(offset)
         if segment is None or offset == segment.base:
             return offset
-        _, stop = scan(self._segments.view(offset, segment.end - offset), offset, 1, check_body=False)
+        try:
+            _, stop = scan_block(self._segments, offset, segment.end, 1, check_body=False)
+        except OSError:
+            return segment.base
         return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
 
     def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
         """Whether the record at ``offset`` has that size and queue; None when no record is there, or no longer."""
-        data = self._segments.view(offset, _START.size)
+        try:
+            data = self._segments.pread(offset, _START.size)
+        except OSError:
+            return None
         if len(data) < _START.size:
             return None
         real_size, magic, _, queue_id, _, _, real_offset = _START.unpack(data)
@@ -192,11 +202,14 @@ class Recovery:
         position = covered = plan.start
         told = self._env.monotonic()
         while (segment := self._segments.at(position)) is not None:
-            data = self._segments.view(position, segment.end - position)
-            batch, stop = scan(data, position, SCAN_ROWS, check_body=True, replay=True)
+            unreadable: OSError | None = None
+            try:
+                batch, stop = self._scan(position, segment.end, SCAN_ROWS)
+            except OSError as error:
+                batch, stop, unreadable = scan(b"", position, 0, check_body=False)[0], Stop.BAD, error
             torn = self._torn_row(batch, plan)
             if torn is not None:
-                batch, stop = scan(data, position, torn, check_body=True, replay=True)[0], Stop.BAD
+                batch, stop = self._scan(position, segment.end, torn)[0], Stop.BAD
             position = segment.end if stop is Stop.BLANK else batch.end
             if self._env.monotonic() - told >= 1:
                 told = self._env.monotonic()
@@ -208,12 +221,17 @@ class Recovery:
             if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
                 behind = next((end for first, end in self._log.quarantine if first <= position < end), None)
                 if behind is None:
-                    behind = self._judge(position, plan)
+                    behind = self._judge(position, plan) if unreadable is None else self._find_behind(position, plan)
+                    if behind is None and unreadable is not None:
+                        raise unreadable
                     if behind is None:
                         break
                     self._quarantine(position, behind)
                 position = behind
         return position
+
+    def _scan(self, position: int, limit: int, rows: int) -> tuple[DispatchBatch, Stop]:
+        return scan_block(self._segments, position, limit, rows, check_body=True, replay=True)
 
     @staticmethod
     def _torn_row(batch: DispatchBatch, plan: _Plan) -> int | None:
@@ -241,6 +259,17 @@ class Recovery:
             if found is not None and self._last_timestamp <= found[1] < plan.flushed_before:
                 return found[0]
         return None
+
+    def _find_behind(self, position: int, plan: _Plan) -> int | None:
+        """The disk cannot give what lies at ``position``: where the log goes on, None when that cannot be told.
+
+        A crash tears a log, but makes no block unreadable: what was acknowledged may lie there and behind it.
+        """
+        found = find_record(self._segments, position + 1)
+        if position < plan.floor:
+            return plan.floor if found is None else min(found[0], plan.floor)
+        # Older than what lies before it: left from a tail that was cut.
+        return None if found is None or found[1] < self._last_timestamp else found[0]
 
     def _quarantine(self, start: int, end: int) -> None:
         log.error("the log is damaged below its durable end, range quarantined", start=start, end=end)

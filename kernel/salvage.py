@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.fast import scan
-from gantrymq.kernel.segments import Segments
+from gantrymq.kernel.logscan import scan_block
+from gantrymq.kernel.segments import DISK_BLOCK_BYTES, Segment, Segments
 
 _CHUNK_BYTES = 1024 * 1024
 _MAGIC_START = b"\xda\xa3\x20"
@@ -19,16 +20,39 @@ def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
         for first, last in segment.file.data_ranges(max(start - segment.base, 0)):
             for position in range(first, last, _CHUNK_BYTES):
                 # With some bytes of the next chunk, for a magic that lies across.
-                chunk = segment.file.pread(min(_CHUNK_BYTES + 8, last - position), position)
+                chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
                 at = chunk.find(_MAGIC_START, 4)
                 while at >= 0:
                     found = position + at - 4
-                    data = segment.file.view(found, segment.end - segment.base - found)
-                    batch, _ = scan(data, segment.base + found, 1, check_body=True)
-                    if len(batch):
+                    batch = _record_at(segments, segment.base + found, segment.end)
+                    if batch is not None:
                         return batch.offsets[0], batch.store_timestamps[0]
                     at = chunk.find(_MAGIC_START, at + 1)
     return None
+
+
+def _record_at(segments: Segments, offset: int, limit: int) -> DispatchBatch | None:
+    try:
+        batch, _ = scan_block(segments, offset, limit, 1, check_body=True)
+    except OSError:
+        return None
+    return batch if len(batch) else None
+
+
+def _read_around(segment: Segment, start: int, size: int) -> bytes:
+    """``size`` bytes of the file at ``start``, with zeros for each block that the disk cannot give."""
+    try:
+        return segment.file.pread(size, start)
+    except OSError:
+        found = bytearray()
+        while len(found) < size:
+            at = start + len(found)
+            piece = min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(found))
+            try:
+                found += segment.file.pread(piece, at)
+            except OSError:
+                found += bytes(piece)
+        return bytes(found)
 
 
 def keep_aside(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:

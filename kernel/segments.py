@@ -18,6 +18,8 @@ from gantrymq.kernel.errors import StartError
 log = structlog.get_logger("gantrymq.segments")
 
 _NAME = re.compile(r"[0-9]{20}")
+DISK_BLOCK_BYTES = 4096
+"""What a disk gives or cannot give, and the system's page, is a multiple of it."""
 _CHUNK_BYTES = 1024 * 1024
 _ZEROS = bytes(_CHUNK_BYTES)
 _OPENING = threading.Lock()
@@ -125,19 +127,8 @@ class Segments:
             return None
         return segments[(offset - segments[0].base) // self.file_bytes]
 
-    def view(self, offset: int, size: int) -> memoryview | bytes:
-        """Up to ``size`` bytes at ``offset``, no further than the end of that file; nothing where there is no file."""
-        segment = self.at(offset)
-        if segment is None:
-            return b""
-        try:
-            return segment.file.view(offset - segment.base, min(size, segment.end - offset))
-        except OSError:
-            self._raise_if_there(segment, offset)
-            return b""
-
     def pread(self, offset: int, size: int) -> bytes:
-        """As :meth:`view`, copied."""
+        """Up to ``size`` bytes at ``offset``, no further than the end of that file; nothing where there is no file."""
         segment = self.at(offset)
         if segment is None:
             return b""
@@ -146,6 +137,25 @@ class Segments:
         except OSError:
             self._raise_if_there(segment, offset)
             return b""
+
+    def read_readable(self, offset: int, size: int) -> bytes:
+        """As :meth:`pread`, up to the first block that the disk cannot give; :class:`OSError` when that is at once."""
+        try:
+            return self.pread(offset, size)
+        except OSError:
+            found = bytearray()
+            while len(found) < size:
+                at = offset + len(found)
+                try:
+                    piece = self.pread(at, min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(found)))
+                except OSError:
+                    break
+                if not piece:
+                    break
+                found += piece
+            if not found:
+                raise
+            return bytes(found)
 
     def peek(self, offset: int, size: int) -> bytes | None:
         """As :meth:`pread`; None instead of waiting for the disk."""

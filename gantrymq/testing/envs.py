@@ -105,14 +105,16 @@ class MemoryFile:
         self._env.check()
         return bytes(self._inode.data[offset : offset + size])
 
-    def view(self, offset: int, size: int, touched: int | None = None) -> memoryview | bytes:
-        return self.pread(size, offset)
-
     def peek(self, size: int, offset: int) -> bytes | None:
         return self.pread(size, offset)
 
-    def is_cached(self, offset: int, size: int) -> bool:
-        return True
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        data = self.pread(len(buffer), offset)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def share(self) -> MemoryFile:
+        return self
 
     def read_ahead(self, offset: int, size: int) -> None:
         pass

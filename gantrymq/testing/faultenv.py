@@ -121,6 +121,9 @@ class FaultFile:
     def fileno(self) -> int:
         return -1
 
+    def share(self) -> FaultFile:
+        return self
+
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         if self._env.is_due("pwrite"):
             if self._env.lie:

@@ -1,4 +1,4 @@
-# Answers to pulls, from the log's map straight to the bytes that are sent. A part of _requests.pyx.
+# Answers to pulls, from blocks of the log straight to the bytes that are sent. A part of _requests.pyx.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject
@@ -13,7 +13,7 @@ cdef extern from "Python.h":
 cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
-    WINDOWS = 64  # parts of the log that one answer is made from
+    WINDOWS = 256  # parts of the log that one answer is made from
     KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
@@ -133,7 +133,6 @@ cdef class PullAnswers:
     cdef Py_buffer buffers[WINDOWS]
     cdef int window_count
     cdef int64_t oldest
-    cdef int64_t touched
 
     def __cinit__(self, desk):
         self.terms, self.find_queue, self.commit, self.pulled = desk.terms, desk.find_queue, desk.commit, desk.pulled
@@ -162,14 +161,13 @@ cdef class PullAnswers:
         cdef int number
         cdef int64_t start
         cdef Window* window
-        for number in range(self.window_count):
+        for number in range(self.window_count - 1, -1, -1):
             window = &self.windows[number]
             if holds(window.start, window.length, at, size):
                 return window.data + (at - window.start)
         if self.window_count == WINDOWS:
             return NULL  # the windows must stay: runs found so far point into them
-        touched, self.touched = self.touched, 0
-        span = self.reader.span(at, size, touched)
+        span = self.reader.span(at, size)
         if span is None:
             return NULL
         start, data = span
@@ -275,7 +273,7 @@ cdef class PullAnswers:
                          Py_ssize_t* scanned) except -2:
         """Find the records of these entries, as :func:`gather` does; the bytes they have, -1 when one is unusual."""
         cdef Py_ssize_t number, found = 0, runs = 0
-        cdef int64_t at, size, total = 0, first = -1, last = 0
+        cdef int64_t at, size, total = 0
         cdef const uint8_t* record
         scanned[0] = 0
         if self.window_count == WINDOWS:
@@ -300,15 +298,11 @@ cdef class PullAnswers:
                 self.runs[runs].at = record
                 self.runs[runs].size = size
                 runs += 1
-            if first < 0:
-                first = at
-            last = at + size
             found += 1
             total += size
             entry += 20
         self.run_count = runs
         self.found_count = found
-        self.touched += max(0, last - first)
         return total
 
     # ------------------------------------------------------------------------------------------------- what is sent

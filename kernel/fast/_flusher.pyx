@@ -58,9 +58,12 @@ cdef class Flusher:
     cdef bint idle
     cdef bint stopping
     cdef int failure
+    # Handles of its own, behind the descriptors: whoever deletes a file closes only his.
+    cdef list files
 
     def __cinit__(self):
         self.room = 4
+        self.files = []
         self.descriptors = <int*>PyMem_RawMalloc(self.room * sizeof(int))
         self.flushed = <int*>PyMem_RawMalloc(self.room * sizeof(int))
         if self.descriptors == NULL or self.flushed == NULL:
@@ -98,9 +101,21 @@ cdef class Flusher:
         self.timestamp = self.durable_timestamp = timestamp
         self.count = 0
         pthread_mutex_unlock(&self.guard)
+        self.let_go()
+
+    cdef int let_go(self) except -1:
+        """Drop the handles of files that are followed no more."""
+        cdef Py_ssize_t followed
+        pthread_mutex_lock(&self.guard)
+        followed = self.count
+        pthread_mutex_unlock(&self.guard)
+        if len(self.files) > followed:
+            del self.files[: len(self.files) - followed]
+        return 0
 
     def follow(self, file):
-        cdef int descriptor = file.fileno()
+        cdef object shared = file.share()
+        cdef int descriptor = shared.fileno()
         cdef int* grown
         with nogil:
             # The list that a flush works on has as much room, so it grows between two of them.
@@ -124,6 +139,8 @@ cdef class Flusher:
             pthread_mutex_unlock(&self.guard)
         if descriptor >= 0:
             raise MemoryError
+        self.files.append(shared)  # now that it counts, or another thread would take it for an old one
+        self.let_go()
 
     def appended(self, int64_t end, int64_t timestamp):
         pthread_mutex_lock(&self.guard)
@@ -135,12 +152,14 @@ cdef class Flusher:
         cdef int failed
         with nogil:
             failed = self.flush_all()
+        self.let_go()
         if failed:
             raise OSError(failed, os.strerror(failed))
         return self.durable
 
     def sync(self, file):
-        cdef int descriptor = file.fileno(), failed
+        cdef object shared = file.share()
+        cdef int descriptor = shared.fileno(), failed
         with nogil:
             pthread_mutex_lock(&self.syncing)
             failed = self.failure or sync_descriptor(descriptor)
@@ -151,6 +170,8 @@ cdef class Flusher:
             raise OSError(failed, os.strerror(failed))
 
     def ask(self):
+        if len(self.files) > 1:
+            self.let_go()
         self.set_work()
 
     def run(self, waker):

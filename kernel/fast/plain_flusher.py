@@ -47,8 +47,9 @@ class Flusher:
 
     def follow(self, file: File) -> None:
         """What is appended from now on lies in ``file``; what was appended before lies in those named before."""
+        shared = file.share()  # whoever deletes the file closes his own handle only
         with self._guard:
-            self._files.append(file)
+            self._files.append(shared)
 
     def appended(self, end: int, timestamp: int) -> None:
         """The log ends at ``end`` now."""
@@ -73,7 +74,7 @@ class Flusher:
         """``file.datasync()``, in turn with the flushes."""
         with self._syncing:
             self._check()
-            self._sync(file)
+            self._sync(file.share())
 
     def ask(self) -> None:
         """Let :meth:`run` flush; never blocks."""

@@ -1,8 +1,8 @@
 """Answers to pulls as a plain class, and what both twins are given for them.
 
-The compiled twin answers what is usual straight from the log's map; whatever is not (errors, offsets outside, a filter
-that looks at more than tag codes, damaged records, what would have to come from the disk) goes to the ``other`` that
-the caller passes, pull by pull, so that there is one meaning of every pull.
+The compiled twin answers what is usual straight from blocks of the log; whatever is not (errors, offsets outside, a
+filter that looks at more than tag codes, damaged records, what would have to come from the disk) goes to the ``other``
+that the caller passes, pull by pull, so that there is one meaning of every pull.
 """
 
 from __future__ import annotations

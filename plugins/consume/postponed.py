@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from gantrymq.kernel.commitlog import UnreadableRange
+
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
 
@@ -98,6 +100,8 @@ class Postponed:
                 self._fetching = pull
                 try:
                     await trio.to_thread.run_sync(fetch)
+                except UnreadableRange:
+                    pass  # what it asks for next is known to be unreadable, and answered so at once
                 except OSError as error:
                     # Reading it where it stands finds out what that means for this pull.
                     log.error("reading ahead failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))

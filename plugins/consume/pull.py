@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
+from gantrymq.kernel.commitlog import UnreadableRange
 from gantrymq.kernel.fast import PullAnswers, PullDesk, PullForm, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
@@ -231,6 +232,9 @@ class PullProcessor:
         except NotAtHand as absent:
             pull.request.forget()
             self.postponed.until_fetched(pull, absent.fetch)
+            return 0
+        except UnreadableRange as error:  # the log has a line about it already
+            pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")
             return 0
         except OSError as error:
             log.error("queue cannot be read", topic=pull.topic, queue_id=pull.queue_id, error=str(error))

@@ -12,7 +12,7 @@ from functools import partial
 import attrs
 import structlog
 
-from gantrymq.kernel.commitlog import CorruptRange
+from gantrymq.kernel.commitlog import CorruptRange, UnreadableRange
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import PullLimits, gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
@@ -82,7 +82,8 @@ def read_queue(
 ) -> PullResult:
     """The records of ``queue`` from ``offset`` on, within ``limits``.
 
-    :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``.
+    :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``. ``UnreadableRange``
+    when the disk cannot give the first of them, :class:`OSError` when it cannot give the queue's entries.
     """
     if queue is None:
         return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -106,6 +107,12 @@ def read_queue(
     return _gather(windows, entries, offset, (low, high), limits, wanted, wait=wait)
 
 
+def _entries_before(entries: bytes, offset: int) -> bytes:
+    """The entries before the one of the record at a log offset."""
+    places = [at for at, _, _ in ENTRY.iter_unpack(entries)]
+    return entries[: places.index(offset) * ENTRY.size]
+
+
 def _gather(
     windows: LogWindows,
     entries: bytes,
@@ -116,12 +123,11 @@ def _gather(
     *,
     wait: bool,
 ) -> PullResult:
-    ahead = max(limits.size, limits.disk_size)
-    last_at, last_size, _ = ENTRY.unpack_from(entries, len(entries) - ENTRY.size)
-
     def window(at: int, size: int) -> memoryview | bytes | None:
         try:
-            return windows.window(at, size, min(last_at + last_size, at + ahead), wait=wait)
+            return windows.window(at, size, wait=wait)
+        except UnreadableRange:
+            raise  # it may be readable the next time: the consumer does not go on behind it
         except (ValueError, CorruptRange) as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
@@ -133,12 +139,18 @@ def _gather(
 
     oldest = windows.min_offset
     parts: list[bytes | memoryview]
-    if isinstance(wanted, RecordFilter):
-        parts, scanned, removed = select_records(entries, limits, oldest, wanted, window, damaged)
-        messages = len(parts)
-    else:
-        matches = None if wanted.matches_all else wanted.matches
-        parts, scanned, removed, messages = gather(entries, limits, oldest, matches, window, damaged)
+    try:
+        if isinstance(wanted, RecordFilter):
+            parts, scanned, removed = select_records(entries, limits, oldest, wanted, window, damaged)
+            messages = len(parts)
+        else:
+            matches = None if wanted.matches_all else wanted.matches
+            parts, scanned, removed, messages = gather(entries, limits, oldest, matches, window, damaged)
+    except UnreadableRange as error:
+        before = _entries_before(entries, error.offset)
+        if not before:
+            raise
+        return _gather(windows, before, offset, bounds, limits, wanted, wait=wait)
     low, high = bounds
     looked_at, _, _ = ENTRY.unpack_from(entries, ENTRY.size * (scanned - 1))
     if parts:

@@ -21,6 +21,8 @@ FILE_BYTES: Final = 100 * 1024 * 1024
 """``mappedFileSizeTimerLog``."""
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = UNIT.size
+_WINDOW_BYTES: Final = 16 * 1024
+_SCAN_BYTES: Final = 64 * 1024
 _BLANK: Final = struct.Struct(">iqI")
 BLANK_MAGIC: Final = 0xCBD43194
 _SIGNED_BLANK_MAGIC: Final = BLANK_MAGIC - (1 << 32)
@@ -65,7 +67,7 @@ class TimerLog:
         self._segments = Segments(env, folder, file_bytes, staging, sparse=True)
         self._written = 0
         self._waiting = bytearray()
-        self._window: tuple[int, memoryview | bytes] = (0, b"")
+        self._window: tuple[int, bytes] = (0, b"")
 
     def open(self) -> None:
         """Find the files; ``StoreDamaged`` when they do not make one log."""
@@ -150,9 +152,11 @@ class TimerLog:
                 size, *fields = UNIT.unpack_from(self._waiting, position - self._written)
             else:
                 base, window = self._window
-                if not base <= position < base + len(window):
-                    base = position - position % self.file_bytes
-                    window = self._segments.view(base, self.file_bytes)
+                if not base <= position <= base + len(window) - UNIT_BYTES:
+                    # Units of a second lead backwards.
+                    file_base = position - position % self.file_bytes
+                    base = max(file_base, position + UNIT_BYTES - _WINDOW_BYTES)
+                    window = self._segments.pread(base, position + UNIT_BYTES - base)
                     self._window = (base, window)
                 size, *fields = UNIT.unpack_from(window, position - base)
         except struct.error:
@@ -162,16 +166,17 @@ class TimerLog:
         return Unit._make(fields)
 
     def forget_window(self) -> None:
-        """Give back the pages that were looked at."""
+        """Read anew what is looked at next."""
         self._window = (0, b"")
 
     def scan(self, start: int) -> Iterator[tuple[int, Unit]]:
         """Position and unit, one after the other from ``start`` (where one begins) to the first that is none."""
         position = max(start, self.start)
         while (file_end := position - position % self.file_bytes + self.file_bytes) <= self._segments.end:
-            base = file_end - self.file_bytes
-            data = self._segments.view(base, self.file_bytes)
+            base, data = position, b""
             while file_end - position >= UNIT_BYTES + _BLANK.size:
+                if position + UNIT_BYTES > base + len(data):
+                    base, data = position, self._segments.pread(position, _SCAN_BYTES)
                 size, *fields = UNIT.unpack_from(data, position - base)
                 if size != UNIT_BYTES or not 1 <= fields[1] <= 0xF:
                     if fields[1] == _SIGNED_BLANK_MAGIC:

@@ -171,12 +171,15 @@ class Master:
                 if silence.cancelled_caught:
                     await stream.send_all(HEADER.pack(copy.sent, 0))
 
+    def _read_at_once(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
+        return self._windows.window(offset, size, wait=wait)[:size]
+
     async def _read(self, offset: int, size: int) -> memoryview | bytes:
         try:
-            return self._windows.window(offset, size, offset + size, wait=False)
+            return self._read_at_once(offset, size, wait=False)
         except NotAtHand as missing:
             await trio.to_thread.run_sync(missing.fetch)
-            return self._windows.window(offset, size, offset + size, wait=True)
+            return self._read_at_once(offset, size, wait=True)
 
 
 def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | bytes]:

@@ -47,6 +47,13 @@ class SickFile:
         self._check()
         return self._file.peek(size, offset)
 
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        self._check()
+        return self._file.peek_into(buffer, offset)
+
+    def share(self) -> File:
+        return self
+
     def _check(self) -> None:
         if self._path.endswith(self._env.unreadable or "/"):
             raise OSError(errno.EIO, "Input/output error")

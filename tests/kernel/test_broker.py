@@ -37,6 +37,9 @@ class WatchedFile:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
+    def share(self) -> File:
+        return self
+
     def datasync(self) -> None:
         self._before_datasync()
         self._file.datasync()

@@ -62,12 +62,12 @@ def test_a_record_goes_to_the_next_file_unless_eight_bytes_are_left_behind_it(le
     if left >= 8:
         assert second.offsets == [first.end]
         assert second.end == 1000 - left
-        assert bytes(log.segments.view(second.end, 8)) == blank(left)
+        assert bytes(log.segments.pread(second.end, 8)) == blank(left)
         assert third.offsets == [1000]
     else:
         assert second.offsets == [1000]
         assert second.start == first.end
-        assert bytes(log.segments.view(first.end, 8)) == blank(1000 - first.end)
+        assert bytes(log.segments.pread(first.end, 8)) == blank(1000 - first.end)
         assert third.offsets == [second.end]
     log.flush()
     found = [body for batch in log.scan(0, log.end) for body in batch.sizes]
@@ -164,7 +164,7 @@ def test_a_write_that_ran_out_of_room_leaves_nothing_behind(tear: str) -> None:
     assert batch.statuses == [ResponseCode.SERVICE_NOT_AVAILABLE] * 2
     assert (batch.offsets, batch.sizes, batch.queue_offsets) == ([-1, -1], [0, 0], [-1, -1])
     assert log.end == EMPTY + 1
-    assert not any(log.segments.view(log.end, 500))
+    assert not any(log.segments.pread(log.end, 500))
     assert append(log, b"d").queue_offsets == [1]
 
 

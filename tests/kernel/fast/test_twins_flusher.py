@@ -44,8 +44,9 @@ def files(tmp_path: Path) -> Iterator[list[File]]:
 def unsyncable() -> Iterator[File]:
     """What the system refuses to sync (EINVAL): the end of a pipe."""
     read, write = os.pipe()
-    yield SystemFile(read)
-    os.close(read)
+    file = SystemFile(read)
+    yield file
+    file.close()
     os.close(write)
 
 
@@ -125,6 +126,36 @@ def test_a_file_that_was_left_is_not_synced_again(
     flusher.appended(30, 3)
     assert flusher.flush() == 30
     os.close(read)
+    os.close(write)
+
+
+def test_a_file_that_was_deleted_meanwhile_is_synced_all_the_same_and_then_let_go(
+    flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path
+) -> None:
+    """As when the disk is so full that the oldest files of the log must go at once."""
+
+    def is_open(name: str) -> bool:
+        paths = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
+        return any(path.startswith(f"{tmp_path}/{name}") for path in paths)
+
+    flusher.follow(files[0])
+    flusher.appended(10, 1)
+    flusher.follow(files[1])
+    flusher.appended(20, 2)
+    SystemEnv().unlink(f"{tmp_path}/0")
+    files[0].close()
+    read, write = os.pipe()
+    other = SystemFile(read)  # which would get the number of a file that is closed, and cannot be synced
+    assert flusher.flush() == 20
+    flusher.appended(30, 3)
+    flusher.ask()
+    assert not is_open("0")
+    files[1].close()
+    assert is_open("1")
+    assert flusher.flush() == 30
+    flusher.start_at(30, 3)
+    assert not is_open("1")
+    other.close()
     os.close(write)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.kernel import commitlog
 from gantrymq.kernel.env import File, SystemEnv, SystemFile
 from gantrymq.kernel.services import Statistics
 from gantrymq.plugins.consume import postponed
@@ -38,16 +39,16 @@ class ColdDisk(SystemEnv):
     def open(self, path: str, create: bool = False) -> File:
         file = super().open(path, create)
         assert isinstance(file, SystemFile)
-        return ColdFile(self, path, file.fileno())
+        return ColdFile(self, path, file)
 
 
 class ColdFile(SystemFile):
-    def __init__(self, disk: ColdDisk, path: str, descriptor: int) -> None:
-        super().__init__(descriptor)
+    def __init__(self, disk: ColdDisk, path: str, file: SystemFile) -> None:
+        super().__init__(file._descriptor)
         self._disk, self._path = disk, path
 
-    def is_cached(self, offset: int, size: int) -> bool:
-        return not self._disk.cold
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        return 0 if self._disk.cold else super().peek_into(buffer, offset)
 
     def peek(self, size: int, offset: int) -> bytes | None:
         return None if self._disk.cold else super().peek(size, offset)
@@ -147,15 +148,23 @@ async def test_a_stopping_broker_answers_those_who_wait_for_the_disk(tmp_path: P
 
 
 @pytest.mark.trio
-async def test_a_disk_that_cannot_read_ahead_leaves_the_pull_to_the_ordinary_read(tmp_path: Path) -> None:
+async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = ColdDisk()
     broker = make_broker(tmp_path / "store", env=disk)
     async with run_broker(broker), open_channel(broker.address) as channel:
         await send(channel, 2)
         disk.fails = disk.cold = True
         disk.may_fetch.set()
-        assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
+        for _ in range(2):
+            answer = await channel.call(pull(0), 10.0)
+            assert (answer.code, bodies(answer)) == (ResponseCode.SYSTEM_ERROR, [])
+            assert "the disk cannot give them" in (answer.remark or "")
         assert disk.fetches
+        disk.fails = False
+        monkeypatch.setattr(commitlog, "UNREADABLE_S", 0.0)
+        assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
 
 
 @pytest.mark.trio

@@ -29,6 +29,9 @@ class SlowFile:
         self.may_finish = threading.Event()
         self.may_finish.set()
 
+    def share(self) -> SlowFile:
+        return self
+
     def datasync(self) -> None:
         self.syncs += 1
         self.entered.release()

@@ -1,0 +1,179 @@
+"""A real file system with a block that the disk cannot give: reads of it end with EIO, loads from a map with SIGBUS.
+
+The block of a file is moved behind the end of the loop device's image, where nothing can be read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.processes import wait_for
+from gantrymq.testing.rawpeer import RawPeer
+from gantrymq.testing.requests import pull, send
+from gantrymq.testing.served import BODY, Served
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
+
+BLOCK = 4096
+BLOCKS = 6144
+DIRECT_BLOCKS = 12
+"""Of a file without extents, those whose places are in the inode itself."""
+FEATURES = "^extent,^has_journal,^metadata_csum,^64bit,^flex_bg"
+MESSAGES = 6
+
+
+class BadDisk:
+    """A file system on a loop device, mounted at ``folder``."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.image, self.folder = tmp_path / "image", tmp_path / "disk"
+        self.folder.mkdir()
+        with self.image.open("wb") as file:
+            file.truncate(BLOCK * BLOCKS)
+        run("mkfs.ext4", "-q", "-F", "-b", str(BLOCK), "-O", FEATURES, str(self.image))
+        self.device = run("losetup", "-f", "--show", str(self.image)).strip()
+        self._spoilt = 0
+
+    def mount(self) -> None:
+        run("mount", "-t", "ext4", self.device, str(self.folder))
+
+    def unmount(self) -> None:
+        run("umount", str(self.folder))
+
+    def spoil(self, path: Path, block: int) -> None:
+        """Let the disk no longer give this block of the file."""
+        assert block < DIRECT_BLOCKS
+        self._spoilt += 1
+        name = "/" + str(path.relative_to(self.folder))
+        self.unmount()
+        run("debugfs", "-w", "-R", f"set_inode_field {name} block[{block}] {BLOCKS - self._spoilt}", self.device)
+        os.truncate(self.image, BLOCK * (BLOCKS - self._spoilt))
+        self.mount()
+        with path.open("rb", buffering=0) as file:
+            file.seek(block * BLOCK)
+            with pytest.raises(OSError, match="Input/output error"):
+                file.read(1)
+
+    def close(self) -> None:
+        subprocess.run(["umount", str(self.folder)], capture_output=True, check=False)
+        run("losetup", "-d", self.device)
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[BadDisk]:
+    for tool in ("mkfs.ext4", "losetup", "debugfs", "mount"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing; install e2fsprogs and util-linux")
+    try:
+        disk = BadDisk(tmp_path)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this user may have no loop device: {error.stderr.strip()}")
+    try:
+        disk.mount()
+        yield disk
+    except subprocess.CalledProcessError as error:
+        pytest.fail(f"{error.cmd}: {error.stderr}")
+    finally:
+        disk.close()
+
+
+def fill(broker: Served, *, properties: str = "") -> None:
+    with RawPeer(broker.address) as peer:
+        for number in range(MESSAGES):
+            answer = peer.ask(send("T", b"%08d" % number + BODY, properties=properties if number == 1 else ""))
+            assert answer is not None
+            assert answer.code == 0
+
+
+def read_at(peer: RawPeer, offset: int) -> tuple[int, list[bytes]]:
+    answer = peer.ask(pull("T", 0, offset))
+    assert answer is not None, "the broker is gone"
+    return answer.code, [record.body[:8] for record in decode_records(answer.body)]
+
+
+def numbers(*found: int) -> list[bytes]:
+    return [b"%08d" % number for number in found]
+
+
+def log_file(disk: BadDisk) -> Path:
+    return disk.folder / "data" / "commitlog" / f"{0:020d}"
+
+
+def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_other(
+    disk: BadDisk, tmp_path: Path
+) -> None:
+    with Served(disk.folder / "data", tmp_path / "err") as broker:
+        fill(broker)
+        assert broker.child.terminate() == 0
+    disk.spoil(log_file(disk), 10)  # the second message
+    with Served(disk.folder / "data", tmp_path / "again") as broker, RawPeer(broker.address) as peer:
+        for _ in range(3):
+            assert read_at(peer, 0) == (0, numbers(0)), "as far as the disk gives them"
+            assert read_at(peer, 1) == (ResponseCode.SYSTEM_ERROR, [])
+            assert read_at(peer, 2) == (0, numbers(2, 3, 4, 5))
+        by_tag = peer.ask(pull("T", 0, 1, expression="A"))
+        assert by_tag is not None
+        assert by_tag.code == ResponseCode.PULL_RETRY_IMMEDIATELY, "its tag is in the queue: it need not be read"
+        view = peer.ask(Command(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(len(BODY) + 8 + 100)}))
+        assert view is not None
+        assert view.code == ResponseCode.SYSTEM_ERROR
+        stored = peer.ask(send("T", b"after"))
+        assert stored is not None
+        assert stored.code == 0
+        assert broker.child.terminate() == 0
+        assert len([line for line in broker.log() if line["event"] == "log_unreadable"]) == 1, "once for the place"
+        assert not [line for line in broker.log() if "exception" in line]
+    assert broker.told() == []
+
+
+def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: BadDisk, tmp_path: Path) -> None:
+    with Served(disk.folder / "data", tmp_path / "err") as broker:
+        fill(broker)
+        wait_for(lambda: (disk.folder / "data" / "gantrymq.watermark").read_bytes().strip(b"\0") != b"")
+        broker.child.process.kill()
+        broker.child.process.wait()
+    shutil.rmtree(disk.folder / "data" / "consumequeue")
+    disk.spoil(log_file(disk), 10)
+    for life in range(2):
+        with Served(disk.folder / "data", tmp_path / f"again{life}") as broker, RawPeer(broker.address) as peer:
+            assert read_at(peer, 0) == (0, numbers(0))
+            assert read_at(peer, 1)[1][:4] == numbers(2, 3, 4, 5), "the damaged range is known, and stepped over"
+            answer = peer.ask(send("T", b"%08d" % (MESSAGES + life)))
+            assert answer is not None
+            assert (answer.ext or {})["queueOffset"] == str(MESSAGES + life), "no number is given twice"
+            assert broker.child.terminate() == 0
+        assert broker.told() == []
+
+
+def test_row_16_what_waits_in_a_block_that_cannot_be_read_holds_up_nothing_else(disk: BadDisk, tmp_path: Path) -> None:
+    """A delayed message that is not there any more; the others of its level come."""
+    with Served(disk.folder / "data", tmp_path / "err") as broker:
+        with RawPeer(broker.address) as peer:
+            for number in range(MESSAGES):
+                answer = peer.ask(send("T", b"%08d" % number + BODY, properties="DELAY\x012\x02"))
+                assert answer is not None
+                assert answer.code == 0
+        assert broker.child.terminate() == 0
+    disk.spoil(log_file(disk), 10)
+    with Served(disk.folder / "data", tmp_path / "again") as broker, RawPeer(broker.address) as peer:
+        wait_for(lambda: read_at(peer, 0)[1][-1:] == numbers(5))
+        assert read_at(peer, 0) == (0, numbers(0, 2, 3, 4, 5))
+        assert broker.child.terminate() == 0
+        assert [line["event"] for line in broker.log() if line["level"] == "error"] == [
+            "log_unreadable",
+            "delayed_message_lost",
+        ]
+    assert broker.told() == []
