@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import msgspec.inspect
 
 from gantrymq.remoting.fastjson_reader import DEPTH_MAX, ObjectMap, Reader
 
@@ -57,8 +58,8 @@ def dumps(value: Any, *, quoted_keys: bool = False) -> bytes:
     anything else, :class:`ValueError` for text that is no Unicode or an object key in the strict form.
     """
     parts: list[str] = []
-    _write(value, parts.append, quoted_keys, 0)
     try:
+        _write(value, parts.append, quoted_keys, 0)
         return "".join(parts).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"text cannot be written as UTF-8: {error.reason}") from None
@@ -85,6 +86,23 @@ def _struct_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((field.encode_name, field.name) for field in fields))
 
 
+@lru_cache(maxsize=512)
+def _is_flat(kind: type[msgspec.Struct]) -> bool:
+    """Whether compiled code writes these structs as we do: they are made of texts, whole numbers and truth values."""
+    return all(_plain_type(field.type) for field in msgspec.inspect.type_info(kind).fields)  # type: ignore[attr-defined]
+
+
+def _plain_type(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _plain_type(kind.type)
+    if isinstance(kind, msgspec.inspect.StructType):
+        return _is_flat(kind.cls)
+    return isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.IntType | msgspec.inspect.BoolType)
+
+
+_encode_flat = msgspec.json.Encoder(order="sorted").encode
+
+
 def _write(value: Any, put: Callable[[str], None], strict: bool, depth: int) -> None:
     if isinstance(value, Enum):
         value = value.value
@@ -100,6 +118,9 @@ def _write(value: Any, put: Callable[[str], None], strict: bool, depth: int) -> 
         # fastjson writes what JSON cannot express as null
         put(repr(value) if value - value == 0.0 else "null")
     elif isinstance(value, msgspec.Struct):
+        if not strict and _is_flat(type(value)):
+            put(_encode_flat(value).decode())
+            return
         fields = ((name, getattr(value, attribute)) for name, attribute in _struct_fields(type(value)))
         _write_object(fields, put, strict, depth)
     elif isinstance(value, Mapping):
