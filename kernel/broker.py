@@ -31,6 +31,7 @@ from gantrymq.kernel.requests import RequestTable
 from gantrymq.kernel.services import Service, Services
 from gantrymq.kernel.store import Store, StoreConfig
 from gantrymq.kernel.sweep import Sweep
+from gantrymq.kernel.timeslices import SLICES, Pace
 from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.peers import is_loopback
@@ -156,6 +157,10 @@ class Broker:
         """Run the next turn soon (a watermark moved); safe to call from any thread."""
         self.sweep.wake()
 
+    def pace(self) -> Pace:
+        """For a piece of work that takes long: it rests some times in ``limits.turn_budget``."""
+        return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.give_way)
+
     def stop(self) -> None:
         """Ask the broker to drain and end."""
         self._stop.set()
@@ -231,7 +236,10 @@ class Broker:
                 if kind in self.filters:
                     raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
                 self.filters[kind] = compiler
-        self.requests = RequestTable(self.manager, self, self._spawn)
+        self.requests = RequestTable(
+            self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
+        )
+        self.sweep.has_waiting = self.requests.waiting.__bool__
         services = self._registered("register_services", lambda service: isinstance(service, Service))
         self._services = [service for service in services if service.runs_on(self.broker_id)]
 

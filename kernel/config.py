@@ -108,6 +108,16 @@ class LimitsSection:
     unacknowledged_bytes: int = size("64 MiB", minimum="64 KiB", maximum="16 GiB")
     sweep_bytes: int = size("8 MiB", minimum="4 KiB", maximum="256 MiB")
     sweep_rows: int = number(4096, 1, 65_536)
+    turn_budget: float = duration("5ms", minimum="1ms", maximum="1s")
+    """How long requests that carry no message are answered in one turn; those that are left wait for the next one."""
+    requests_in_flight: int = number(64, 1, 65_536)
+    """Requests of one connection that tasks work on at a time; its further requests wait."""
+    heavy_requests: int = number(2, 1, 256)
+    """Requests with large answers that are worked on at a time, of all connections together."""
+    request_body_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
+    """The body of a request that carries no message."""
+    waiting_bytes: int = size("64 MiB", minimum="1 MiB", maximum="64 GiB")
+    """What requests may take in memory that wait or are worked on; beyond, each is answered SYSTEM_BUSY."""
     idle: float = duration("120s", minimum="100ms", maximum="1d")
     first_frame: float = duration("10s", minimum="100ms", maximum="1d")
     frame_deadline: float = duration("15s", minimum="100ms", maximum="1h")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,8 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "outbound", "outbound_bytes",
-        "partial_since", "peer", "silent_since", "site", "sock", "wants_write",
+        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "is_paused", "outbound",
+        "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site", "sock", "wants_write",
     )  # fmt: skip
 
     def __init__(self, sweep: Sweep, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
@@ -59,6 +60,9 @@ class Connection:
         """Whom it counts for where peers share: its IPv4 address, or the network of its IPv6 address."""
         self.wants_write = False
         self.closed = False
+        self.is_paused = False
+        self.peer_left = False
+        """Whether the peer ended the connection while it was not read: it takes no more answers."""
         self._asked: dict[int, _Asked] = {}
         self._opaque = 0
 
@@ -119,6 +123,41 @@ class Connection:
     def is_congested(self) -> bool:
         """Whether the peer should take what it was sent before it gets another large answer."""
         return self._sweep.is_congested(self)
+
+    @property
+    def interest(self) -> int:
+        """The events of its socket that matter, as bits of ``epoll``."""
+        writing = select.EPOLLOUT if self.wants_write else 0
+        if not self.is_paused:
+            return select.EPOLLIN | writing
+        return writing if self.peer_left else select.EPOLLRDHUP | writing
+
+    def pause(self) -> None:
+        """Read nothing more of the peer for now."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        """Read on."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        if not self.closed and self.is_paused is not paused:
+            self.is_paused = paused
+            self._sweep.watch(self)
+
+    def notice(self, event: int) -> None:
+        """These events came while it is paused."""
+        if event & (select.EPOLLHUP | select.EPOLLERR):
+            self.close("closed by the peer")
+        elif event & select.EPOLLRDHUP:
+            self.peer_left = True
+            self._sweep.watch(self)
+
+    def excuse(self, now: float) -> None:
+        """It is paused: it is not the peer who keeps the rest of a frame waiting."""
+        self.active_at = now
+        if self.partial_since is not None:
+            self.partial_since = now
 
     def close(self, reason: str) -> None:
         """Drop the connection; the reason goes to the log."""

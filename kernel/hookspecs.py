@@ -103,7 +103,9 @@ def register_processors(broker: Broker) -> dict[int, Processor]:  # type: ignore
     """Who answers which request code.
 
     When: once. Returns request code to processor: an object with ``handle(requests)`` for hot codes (one call a sweep),
-    or a function of one request, plain or async. A code taken twice stops the start and names both plugins.
+    or a function of one request, plain or async. A code taken twice stops the start and names both plugins. A plain
+    function must be quick; one whose answer takes long or much memory is async, rests by ``broker.pace()``, and is
+    registered as ``Heavy(function)``.
     First user: produce.
     """
 

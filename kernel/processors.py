@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol
 
+import attrs
+
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -34,6 +36,12 @@ class Request:
         """See :attr:`Command.is_oneway`."""
         return bool(self.command.flag & ONEWAY_FLAG)
 
+    @property
+    def size(self) -> int:
+        """The bytes of its header and body, roughly."""
+        command = self.command
+        return len(command.body) + sum(len(name) + len(value) for name, value in (command.ext or {}).items())
+
     def header(self, kind: type[H]) -> H:
         """The typed header; ``RemoteFault`` as :func:`read_header`."""
         return read_header(kind, self.command.ext)
@@ -55,8 +63,12 @@ class Request:
 class BatchProcessor(Protocol):
     """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival."""
 
-    def handle(self, requests: list[Request]) -> None:
-        """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row."""
+    def handle(self, requests: list[Request]) -> int | None:
+        """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row.
+
+        Returns how many were taken: the others have used up the turn's time, and come again in one of the next turns.
+        One is taken at least. None: all of them.
+        """
 
 
 def take_each(requests: list[Request], take: Callable[[Request], None]) -> None:
@@ -72,4 +84,16 @@ Handler = Callable[[Request], Command | None] | Callable[[Request], Awaitable[Co
 """Answers one request: returns the response (``request.command.answer(...)``) or None when there is none to send.
 ``RemoteFault`` becomes a response with its code. An async handler runs as a task of its own."""
 
-Processor = BatchProcessor | Handler
+
+@attrs.frozen
+class Heavy:
+    """Marks an async handler whose answer takes long or much memory.
+
+    ``limits.heavy_requests`` of them are worked on at a time, one of each connection; who sent one as oneway wants
+    nothing, and nothing is done.
+    """
+
+    handler: Callable[[Request], Awaitable[Command | None]]
+
+
+Processor = BatchProcessor | Handler | Heavy

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, cast
 
 import structlog
+import trio
 
 from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.processors import BatchProcessor, Handler, Request
+from gantrymq.kernel.processors import BatchProcessor, Handler, Heavy, Request
+from gantrymq.kernel.timeslices import WaitingRequests, size_of
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -22,15 +26,42 @@ log = structlog.get_logger("gantrymq.requests")
 Spawn = Callable[[Callable[[Request], Awaitable[None]], Request], None]
 
 
-class RequestTable:
-    """The request codes and their processors; one call takes all requests of a sweep."""
+BUSY = "[OVERLOAD]system busy, start flow control for a while"
+"""What RocketMQ says when it has no room for one more request (``NettyRemotingAbstract``)."""
 
-    def __init__(self, manager: PluginManager, broker: object, spawn: Spawn) -> None:
-        """``spawn(function, request)`` starts a task for an async handler."""
+
+class RequestTable:
+    """The request codes and their processors; one call takes all requests of a sweep.
+
+    Requests for batch processors are answered at once, others while ``limits.turn_budget`` lasts. What is left waits
+    for one of the next turns, and so do the further requests of its connection.
+    """
+
+    def __init__(
+        self,
+        manager: PluginManager,
+        broker: object,
+        spawn: Spawn,
+        limits: LimitsSection | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``spawn(function, request)`` starts a task for an async handler.
+
+        ``clock`` counts seconds; ``wake`` brings another call of :meth:`handle` soon.
+        """
         self._spawn = spawn
+        self._limits = limits or LimitsSection()
+        self._clock = clock
+        self._wake = wake
+        self.waiting = WaitingRequests(self._limits)
+        self._heavy = trio.CapacityLimiter(self._limits.heavy_requests)
         self._batch: dict[int, BatchProcessor] = {}
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
+        self._heavy_codes: set[int] = set()
+        self._left: set[Connection] = set()
+        """Connections that have requests left from this call."""
         owners: dict[int, str] = {}
         for info, processors in manager.by_plugin("register_processors", dict, broker=broker):
             for code, processor in processors.items():
@@ -54,35 +85,127 @@ class RequestTable:
         if len(codes) == 1 and (processor := self._batch.get(codes.pop())) is not None:
             self._answer_batch(processor, requests)
             return
+        if requests:
+            self._take(requests)
+        if self.waiting:
+            self._take_waiting()
+
+    def _take(self, requests: list[Request]) -> None:
+        """Answer new requests for as long as the turn's time lasts."""
+        until = self._clock() + self._limits.turn_budget
         groups: dict[int, list[Request]] = {}
-        waiting: set[Connection] | None = None  # whose requests are in the groups, once somebody needs to know
+        in_groups: set[Connection] | None = None  # whose requests are in the groups, once somebody needs to know
+        is_late = False
+        left = self._left = set()
         for request in requests:
-            code = request.code
+            connection, code = request.connection, request.code
+            if connection in left:
+                self._let_wait(request)
+                continue
             processor = self._batch.get(code)
             if processor is not None:
                 groups.setdefault(id(processor), []).append(request)
-                if waiting is not None:
-                    waiting.add(request.connection)
+                if in_groups is not None:
+                    in_groups.add(connection)
                 continue
-            if waiting is None:
-                waiting = {row.connection for rows in groups.values() for row in rows}
-            if request.connection in waiting:
+            if in_groups is None:
+                in_groups = {row.connection for rows in groups.values() for row in rows}
+            if connection in in_groups:
                 self._answer_groups(groups)
-                groups, waiting = {}, None
-            if code in self._plain:
-                self._answer_plain(self._plain[code], request)
-            elif code in self._async:
-                self._spawn(self._async[code], request)
-            else:
-                request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
+                groups, in_groups = {}, None
+                if connection in left:
+                    self._let_wait(request)
+                    continue
+            if is_late or not self._may_begin(request):
+                self._let_wait(request)
+                left.add(connection)
+                continue
+            self._answer_one(request)
+            is_late = self._clock() >= until
         self._answer_groups(groups)
+
+    def _take_waiting(self) -> None:
+        """Answer requests that wait, one connection after the other, for as long as the turn's time lasts."""
+        until = self._clock() + self._limits.turn_budget
+        waiting = self.waiting
+        while waiting:
+            first = waiting.first()
+            processor = self._batch.get(first.code)
+            if processor is None:
+                if self._may_begin(first):
+                    waiting.take(_none, 1)
+                    self._answer_one(first)
+                else:
+                    waiting.block()
+            else:
+                rows = waiting.take(partial(self._goes_to, processor), self._limits.sweep_rows)
+                self._answer_batch(processor, [row for row in rows if not _is_pointless(row)])
+            if self._clock() >= until:
+                return
+
+    def _goes_to(self, processor: BatchProcessor, request: Request) -> bool:
+        return self._batch.get(request.code) is processor
+
+    def _let_wait(self, request: Request) -> None:
+        if self.waiting.has_room(request):
+            self.waiting.put(request)
+        else:
+            request.answer(ResponseCode.SYSTEM_BUSY, BUSY)
+
+    def _may_begin(self, request: Request) -> bool:
+        code = request.code
+        return code not in self._async or self.waiting.may_begin(request, heavy=code in self._heavy_codes)
+
+    def _answer_one(self, request: Request) -> None:
+        code = request.code
+        if _is_pointless(request):
+            return
+        if code not in self._plain and code not in self._async:
+            request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
+        elif request.size > self._limits.request_body_bytes:
+            request.answer(
+                ResponseCode.SYSTEM_ERROR,
+                f"a request of {request.size} bytes, {self._limits.request_body_bytes} are the limit for those that"
+                " carry no message (limits.request_body_bytes)",
+            )
+        elif code in self._plain:
+            self._answer_plain(self._plain[code], request)
+        elif not self.waiting.has_room(request):
+            request.answer(ResponseCode.SYSTEM_BUSY, BUSY)
+        else:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
+        heavy = request.code in self._heavy_codes
+        if heavy and request.is_oneway:
+            return
+        self.waiting.begun(request, heavy=heavy)
+        self._spawn(partial(self._work, size_of(request), heavy), request)
+
+    async def _work(self, size: int, heavy: bool, request: Request) -> None:
+        """Let the code's handler answer the request, when it is its turn."""
+        handler = self._async[request.code]
+        try:
+            if not heavy:
+                await handler(request)
+                return
+            async with self._heavy:
+                if not _is_pointless(request):
+                    await handler(request)
+        finally:
+            self.waiting.ended(request.connection, size, heavy=heavy)
+            if self.waiting:
+                self._wake()
 
     def _answer_groups(self, groups: dict[int, list[Request]]) -> None:
         for rows in groups.values():
             self._answer_batch(self._batch[rows[0].code], rows)
 
     def _add(self, code: int, processor: Any) -> None:
-        if hasattr(processor, "handle"):
+        if isinstance(processor, Heavy):
+            self._async[code] = _guarded(processor.handler)
+            self._heavy_codes.add(code)
+        elif hasattr(processor, "handle"):
             self._batch[code] = processor
         elif inspect.iscoroutinefunction(processor):
             self._async[code] = _guarded(processor)
@@ -91,7 +214,7 @@ class RequestTable:
 
     def _answer_batch(self, processor: BatchProcessor, rows: list[Request]) -> None:
         try:
-            processor.handle(rows)
+            taken = processor.handle(rows)
         except (LogPoisoned, PluginError):
             raise
         except Exception as error:
@@ -99,12 +222,34 @@ class RequestTable:
             for request in rows:
                 if not request.answered:
                     _answer_failure(request, error)
+        else:
+            if taken is not None and taken < len(rows):
+                self._put_back(rows[max(taken, 1) :])
+
+    def _put_back(self, rows: list[Request]) -> None:
+        """These were not taken: they are the first of their connections in one of the next turns."""
+        by_connection: dict[Connection, list[Request]] = {}
+        for row in rows:
+            by_connection.setdefault(row.connection, []).append(row)
+        for connection, own in by_connection.items():
+            self.waiting.put_back(own)
+            self._left.add(connection)
 
     def _answer_plain(self, handler: Handler, request: Request) -> None:
         try:
             _send(request, cast("Command | None", handler(request)))
         except Exception as error:
             _answer_failure(request, error)
+
+
+def _none(_request: Request) -> bool:
+    return False
+
+
+def _is_pointless(request: Request) -> bool:
+    """Whether nobody takes the answer any more, and the answer is all that was wanted."""
+    connection = request.connection
+    return (connection.closed or connection.peer_left) and not request.is_oneway
 
 
 def _send(request: Request, answer: Command | None) -> None:

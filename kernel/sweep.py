@@ -59,20 +59,17 @@ class Sweep:
         self._env = env
         self._limits = limits
         self._handle = handle
-        self._connections_changed = connections_changed
-        self._progress = progress
+        self._connections_changed, self._progress = connections_changed, progress
         self._bad_bytes = BadBytesLog(log)
         self._epoll = select.epoll()
         self.waker = env.waker()
         self._epoll.register(self.waker.fileno(), select.EPOLLIN)
         self._listener: Listener | None = None
-        self._accepting = False
-        self._short = False
+        self._accepting = self._short = False
         self._admission = Admission(limits, self.drop)
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
-        self._unsent = 0
-        self._unread = 0
+        self._unsent = self._unread = 0
         self._unchecked: list[Connection] = []
         self._changes = ConnectionsBatch()
         self._numbers = 0
@@ -82,8 +79,9 @@ class Sweep:
         self._now = 0.0
         self._lingering = Patience()
         self._spinning = Patience()
-        self._few = False
-        self._gives_way = False
+        self._few = self._gives_way = False
+        self.has_waiting: Callable[[], bool] = bool
+        """Whether requests wait for a turn: ``handle`` is then called with none as well."""
 
     # ------------------------------------------------------------------------------------------------- listening
 
@@ -145,6 +143,8 @@ class Sweep:
         while True:
             if is_full():
                 await trio.lowlevel.wait_readable(self.waker.fileno())
+            elif self.has_waiting():
+                await trio.lowlevel.checkpoint()
             else:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
             leave_at = self._env.monotonic() + STAY_S
@@ -154,8 +154,9 @@ class Sweep:
 
     def turn(self, *, receive: bool = True, linger: bool = False) -> bool:
         """Do all that is ready now, or soon if it may ``linger``; returns whether another turn may follow at once."""
-        events = self._events(linger and receive)
-        if not events:
+        waiting = receive and self.has_waiting()
+        events = self._events(linger and receive and not waiting)
+        if not events and not waiting:
             return False
         self._in_turn = True
         self._now = now = self._env.monotonic()
@@ -174,10 +175,12 @@ class Sweep:
                     continue
                 if event & select.EPOLLOUT:
                     self._dirty[connection] = None
-                if event & (select.EPOLLIN | _GONE) and budget > 0 and len(requests) < self._limits.sweep_rows:
+                if connection.is_paused:
+                    connection.notice(event)
+                elif event & (select.EPOLLIN | _GONE) and budget > 0 and len(requests) < self._limits.sweep_rows:
                     budget -= self._receive(connection, requests, now)
         self._few = len(requests) == 1
-        if requests:
+        if requests or waiting:
             self.is_handling = True
             self._handle(requests)
             self.is_handling = False
@@ -228,6 +231,10 @@ class Sweep:
             self._flush(connection)
         return connection.outbound_bytes > self._limits.write_buffer_bytes // 4
 
+    def watch(self, connection: Connection) -> None:
+        """Let the epoll tell what the connection wants to hear of now."""
+        self._epoll.modify(connection.sock.fileno(), connection.interest)
+
     def drop(self, connection: Connection, reason: str) -> None:
         """Close ``connection``; its share of the next ``connections_changed`` follows with the turn."""
         if connection.closed:
@@ -251,8 +258,8 @@ class Sweep:
             self.waker.wake()
 
     def check_deadlines(self) -> None:
-        """Close who is idle for too long, takes too long over one frame, or fills the memory; accept again after a
-        shortage. To be called four times a second, which looks at everybody once a second at least."""
+        """Close who is idle, takes too long over a frame, or fills the memory; accept again after a shortage. To be
+        called four times a second, which looks at everybody once a second at least."""
         now = self._env.monotonic()
         if not self._unchecked:
             self._unchecked = list(self._connections.values())
@@ -264,7 +271,9 @@ class Sweep:
         accepted_since = now - self._limits.first_frame
         for connection in connections:
             self._unread += len(connection.inbound)
-            if connection.active_at < idle_since:
+            if connection.is_paused:
+                connection.excuse(now)
+            elif connection.active_at < idle_since:
                 self.drop(connection, "idle")
             elif connection.partial_since is not None and connection.partial_since < frame_since:
                 self.drop(connection, "a frame took too long")
@@ -388,4 +397,4 @@ class Sweep:
         wants = bool(outbound)
         if wants != connection.wants_write:
             connection.wants_write = wants
-            self._epoll.modify(connection.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wants else 0))
+            self.watch(connection)

@@ -122,6 +122,11 @@ cdef class HotRequest:
         """See :attr:`gantrymq.kernel.processors.Request.is_oneway`."""
         return bool(self.flag & ONEWAY)
 
+    @property
+    def size(self):
+        """See :attr:`gantrymq.kernel.processors.Request.size`."""
+        return self.header_size + self.body_size
+
     def header(self, kind):
         """See :meth:`gantrymq.kernel.processors.Request.header`."""
         if self.kind == 0 and self.header_size:

@@ -111,6 +111,11 @@ class SendRequest(msgspec.Struct, gc=False, eq=False):
         """See :attr:`gantrymq.kernel.processors.Request.is_oneway`."""
         return bool(self.flag & ONEWAY_FLAG)
 
+    @property
+    def size(self) -> int:
+        """See :attr:`gantrymq.kernel.processors.Request.size`."""
+        return len(self.head) + len(self.body)
+
     def header(self, kind: type[H]) -> H:
         """See :meth:`gantrymq.kernel.processors.Request.header`."""
         return read_header(kind, self.command.ext)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.processors import Heavy, Request
 from gantrymq.kernel.reading import message_stored_at
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
@@ -23,6 +23,7 @@ from gantrymq.remoting.headers import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.timeslices import Pace
 
 
 ROWS_MAX = 65_536
@@ -30,7 +31,7 @@ ROWS_MAX = 65_536
 
 
 class ConsumerAdmin:
-    """Handlers of the two codes. Other requests have their turns between two topics."""
+    """Handlers of the two codes. Other requests have their turns between two queues."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -40,11 +41,11 @@ class ConsumerAdmin:
         self._offsets = broker.services.get(ConsumerOffsets)
         self._statistics = broker.services.find(Statistics)
 
-    def processors(self) -> dict[int, Handler]:
+    def processors(self) -> dict[int, Heavy]:
         """Request code to handler."""
         return {
-            RequestCode.GET_CONSUME_STATS: self.group_stats,
-            RequestCode.GET_BROKER_CONSUME_STATS: self.all_stats,
+            RequestCode.GET_CONSUME_STATS: Heavy(self.group_stats),
+            RequestCode.GET_BROKER_CONSUME_STATS: Heavy(self.all_stats),
         }
 
     async def group_stats(self, request: Request) -> Command:
@@ -53,9 +54,9 @@ class ConsumerAdmin:
         group = header.consumer_group
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(group)
         whole = ConsumeStats({})
+        pace = self._broker.pace()
         for topic in topics:
-            await trio.lowlevel.checkpoint()
-            part = self._stats(group, topic, by_write_queues=False)
+            part = await self._stats(group, topic, pace, by_write_queues=False)
             if part is not None:
                 whole.offset_table.update(part.offset_table)
                 whole.consume_tps += part.consume_tps
@@ -67,14 +68,15 @@ class ConsumerAdmin:
         ordered = read_header(BrokerConsumeStatsHeader, request.command.ext).is_order
         table: list[dict[str, list[ConsumeStats]]] = []
         behind = rows = 0
+        pace = self._broker.pace()
         for group in self._group_table.names():
             found = []
             for topic in self._offsets.topics_of(group):
-                await trio.lowlevel.checkpoint()
+                await pace.rest()
                 config = self._topics.get(topic)
                 if config is None or (ordered and not config.order):
                     continue
-                stats = self._stats(group, topic, by_write_queues=True)
+                stats = await self._stats(group, topic, pace, by_write_queues=True)
                 if stats is not None:
                     found.append(stats)
                     behind += stats.behind
@@ -84,7 +86,7 @@ class ConsumerAdmin:
         body = ConsumeStatsList(table, self._broker.address, behind)
         return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(body))
 
-    def _stats(self, group: str, topic: str, *, by_write_queues: bool) -> ConsumeStats | None:
+    async def _stats(self, group: str, topic: str, pace: Pace, *, by_write_queues: bool) -> ConsumeStats | None:
         config = self._topics.get(topic)
         wishes = self._groups.subscriptions_of(group)
         if config is None or (wishes and topic not in wishes):
@@ -93,6 +95,7 @@ class ConsumerAdmin:
         queues = config.write_queue_nums if by_write_queues else config.read_queue_nums
         table = {}
         for queue_id in range(queues):
+            await pace.rest()
             queue = self._broker.queues.get(topic, queue_id)
             offset = consumed.get(queue_id, 0)
             last = message_stored_at(self._broker.log, queue, offset - 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.processors import Handler, Heavy, Request
 from gantrymq.kernel.reading import message_stored_at
 from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, TopicTable
 from gantrymq.plugins.admin.config import AdminConfig
@@ -47,24 +47,26 @@ class TopicAdmin:
         self._offsets = broker.services.get(ConsumerOffsets)
         self._groups = broker.services.get(ConsumerGroups)
 
-    def processors(self) -> dict[int, Handler]:
+    def processors(self) -> dict[int, Handler | Heavy]:
         """Request code to handler."""
         return {
-            RequestCode.GET_TOPIC_STATS_INFO: self.stats,
+            RequestCode.GET_TOPIC_STATS_INFO: Heavy(self.stats),
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.readers,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: Heavy(self.time_spans),
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_expired,
             RequestCode.CLEAN_UNUSED_TOPIC: self.clean_unused,
             RequestCode.QUERY_CONSUME_QUEUE: self.entries,
         }
 
-    def stats(self, request: Request) -> Command:
+    async def stats(self, request: Request) -> Command:
         """202: the bounds of each queue that can be written."""
         topic = read_header(TopicHeader, request.command.ext).topic
         config = self._existing(topic)
         table = {}
+        pace = self._broker.pace()
         for queue_id in range(config.write_queue_nums):
+            await pace.rest()
             queue = self._broker.queues.get(topic, queue_id)
             offset = TopicOffset()
             if queue is not None:
@@ -79,15 +81,16 @@ class TopicAdmin:
         groups = {*self._groups.groups_of(topic), *self._offsets.groups_of(topic)}
         return request.command.answer(ResponseCode.SUCCESS, body=GroupList(sorted(groups)).to_bytes())
 
-    def time_spans(self, request: Request) -> Command:
+    async def time_spans(self, request: Request) -> Command:
         """303: for each queue when its first and last message were stored, and how far behind the group is."""
         header = read_header(TopicOfGroupHeader, request.command.ext)
         config = self._existing(header.topic)
         consumed = self._offsets.queues_of(header.group, header.topic)
-        spans = [
-            self._time_span(header.topic, queue_id, consumed.get(queue_id, -1))
-            for queue_id in range(config.write_queue_nums)
-        ]
+        spans = []
+        pace = self._broker.pace()
+        for queue_id in range(config.write_queue_nums):
+            await pace.rest()
+            spans.append(self._time_span(header.topic, queue_id, consumed.get(queue_id, -1)))
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumeTimeSpans(spans).to_bytes())
 
     def system_topics(self, request: Request) -> Command:

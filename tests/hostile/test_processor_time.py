@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gantrymq.plugins.admin.consumers import ConsumerAdmin
+from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.command import Command
-from gantrymq.testing.harness import broker_and_channel
+from gantrymq.remoting.command import Command, encode
+from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread
+from gantrymq.testing.processes import wait_for
+from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
 
 DIGITS = 32_000
@@ -101,3 +106,138 @@ async def test_a_heartbeat_in_the_dialect_with_a_thousand_subscriptions_is_taken
     async with broker_and_channel(tmp_path) as (_, channel):
         answer = await channel.call(Command(RequestCode.HEART_BEAT, body=json.dumps(data).encode()))
         assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+
+
+QUEUES = 1024
+SPANS = Command(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "Wide", "group": "g"})
+STATS = Command(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"})
+PROGRESS = Command(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": "Wide"})
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a topic of 1,024 queues."""
+    with cluster_in_thread(tmp_path_factory.mktemp("wide")) as running:
+        with RawPeer(running.address) as peer:
+            header = {
+                "topic": "Wide", "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES),
+                "perm": "6", "topicFilterType": "SINGLE_TAG",
+            }  # fmt: skip
+            assert peer.ask(Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
+            for queue_id in range(0, QUEUES, 16):
+                assert peer.ask(send("Wide", b"x", queue_id=queue_id)).code == ResponseCode.SUCCESS
+        yield running
+
+
+def frames(request: Command, count: int) -> bytes:
+    return b"".join(
+        encode(Command(request.code, request.ext, request.body, opaque=number)) for number in range(1, count + 1)
+    )
+
+
+@pytest.mark.parametrize("request_of_many", [SPANS, STATS, PROGRESS], ids=["303", "202", "208"])
+def test_a_send_is_answered_before_the_heavy_requests_that_came_before_it(
+    wide: Cluster, request_of_many: Command
+) -> None:
+    count = 40
+    with RawPeer(wide.address, timeout=60) as attacker, RawPeer(wide.address, timeout=60) as other:
+        assert other.ask(send("Light", b"x")).code == ResponseCode.SUCCESS
+        attacker.send_bytes(frames(request_of_many, count))
+        answers = attacker.receive()
+        assert other.ask(send("Light", b"x")).code == ResponseCode.SUCCESS
+        attacker.sock.setblocking(False)
+        try:
+            while more := attacker.receive():
+                answers += more
+        except BlockingIOError:
+            pass
+        attacker.sock.settimeout(60)
+        assert len(answers) < count // 2, "they were not in its way"
+        while len(answers) < count:
+            more = attacker.receive()
+            assert more
+            answers += more
+    assert [answer.opaque for answer in answers] == list(range(1, count + 1))
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+
+
+def test_heavy_requests_of_a_closed_connection_are_not_worked_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = 0
+    work = TopicAdmin.system_topics
+
+    def counted(self: TopicAdmin, request: Any) -> Command:
+        nonlocal begun
+        begun += 1
+        end = time.monotonic() + 0.002
+        while time.monotonic() < end:
+            pass
+        return work(self, request)
+
+    monkeypatch.setattr(TopicAdmin, "system_topics", counted)
+    with cluster_in_thread(tmp_path) as cluster, RawPeer(cluster.address) as other:
+        with RawPeer(cluster.address) as attacker:
+            attacker.send_bytes(frames(Command(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER), 2000))
+        wait_for(lambda: len(cluster.broker.connections) == 1 or begun > 500)
+        assert other.is_served()
+        assert begun < 500
+        assert not cluster.broker.requests.waiting
+        assert cluster.broker.requests.waiting.bytes == 0
+
+
+def test_offsets_that_a_stopping_client_sends_oneway_are_stored_whatever_is_before_them(wide: Cluster) -> None:
+    ext = {"consumerGroup": "oneway", "topic": "Wide", "queueId": "0", "commitOffset": "1"}
+    last = encode(Command(RequestCode.UPDATE_CONSUMER_OFFSET, ext, flag=2))
+    with RawPeer(wide.address) as stopping:
+        stopping.send_bytes(frames(SPANS, 5) + last)
+    with RawPeer(wide.address) as other:
+        asked = Command(
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            {"consumerGroup": "oneway", "topic": "Wide", "queueId": "0", "setZeroIfNotFound": "false"},
+        )
+        wait_for(lambda: other.ask(asked).code == ResponseCode.SUCCESS)
+
+
+@pytest.mark.parametrize("setting", [None, "1"])
+def test_few_heavy_requests_are_worked_on_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None
+) -> None:
+    running: list[int] = []
+    most: list[int] = []
+    work = ConsumerAdmin.group_stats
+
+    async def counted(self: ConsumerAdmin, request: Any) -> Command:
+        running.append(request.connection.id)
+        assert len(set(running)) == len(running), "one of each connection"
+        most.append(len(running))
+        try:
+            return await work(self, request)
+        finally:
+            running.remove(request.connection.id)
+
+    monkeypatch.setattr(ConsumerAdmin, "group_stats", counted)
+    settings = {} if setting is None else {"limits.heavy_requests": setting}
+    with cluster_in_thread(tmp_path, settings=settings) as cluster:
+        peers = [RawPeer(cluster.address) for _ in range(6)]
+        assert peers[0].ask(send("Wide", b"x", queues=8)).code == ResponseCode.SUCCESS
+        for peer in peers:
+            peer.send_bytes(frames(PROGRESS, 10))
+        for peer in peers:
+            answers = peer.receive()
+            while len(answers) < 10:
+                answers += peer.receive()
+            peer.sock.close()
+    assert len(most) == 60
+    assert max(most) == (2 if setting is None else int(setting))
+
+
+def test_a_body_without_a_message_has_its_own_limit(tmp_path: Path) -> None:
+    with (
+        cluster_in_thread(tmp_path, settings={"limits.request_body_bytes": "64 KiB"}) as cluster,
+        RawPeer(cluster.address) as peer,
+    ):
+        answer = peer.ask(Command(RequestCode.LOCK_BATCH_MQ, body=b" " * 65_536 + b"{}"))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "limits.request_body_bytes" in (answer.remark or "")
+        assert peer.ask(send("T", bytes(100_000))).code == ResponseCode.SUCCESS

@@ -20,6 +20,8 @@ from gantrymq.remoting.errors import RemoteFault
 
 class FakeConnection:
     address = "test:1"
+    closed = False
+    peer_left = False
 
     def __init__(self) -> None:
         self.sent: list[Command] = []

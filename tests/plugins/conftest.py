@@ -44,6 +44,8 @@ class ClockEnv(SystemEnv):
 class FakeConnection:
     """What a plugin sees of a connection; keeps what was sent."""
 
+    peer_left = False
+
     count = 0
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class FakeConnection:
         self.id = FakeConnection.count
         self.peer = ("127.0.0.1", 40_000 + self.id)
         self.address = f"127.0.0.1:{40_000 + self.id}"
-        self.closed = False
+        self.closed = self.peer_left = False
         self.sent: list[Command] = []
 
     def send(self, command: Command) -> None:
