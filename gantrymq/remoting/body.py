@@ -56,7 +56,8 @@ class Body(msgspec.Struct, rename="camel"):
         try:
             if values_max is not None:
                 _check_size(data, values_max)
-            return cls.from_value(fastjson.loads(data))
+            # Java puts U+FFFD for bytes that are no UTF-8; in a file of our own they are an error
+            return cls.from_value(fastjson.loads(data if values_max is None else data.decode(errors="replace")))
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{cls.__name__}: {error}") from None
 

@@ -37,7 +37,8 @@ _ESCAPES: Final = {
 }  # fmt: skip
 _HEX: Final = {"u": 4, "x": 2}
 _HEX_DIGITS = re.compile(r"[0-9A-Fa-f]+")
-_WORDS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None, "NaN": None}
+_HALF = re.compile("[\ud800-\udfff]")
+_WORDS: Final[dict[str, Any]] = {"true": True, "false": False, "null": None, "NaN": None, "undefined": None}
 _NUMBER_MAX_LENGTH: Final = 400
 
 
@@ -193,14 +194,7 @@ class Reader:
             halves = halves or "\ud800" <= piece <= "\udfff"
             pieces.append(piece)
         text = "".join(pieces)
-        return self._joined(text) if halves else text
-
-    def _joined(self, text: str) -> str:
-        """``text`` with its surrogate pairs, which came as two escapes each, as characters."""
-        try:
-            return text.encode("utf-16", "surrogatepass").decode("utf-16")
-        except UnicodeDecodeError:
-            raise self._error("half a surrogate pair in the string before") from None
+        return _join_pairs(text) if halves else text
 
     def _escape(self) -> str:
         self.at += 1
@@ -256,6 +250,12 @@ class Reader:
                 raise self._error(f"more than {DEPTH_MAX} levels")
             depth += 1
             level = below
+
+
+def _join_pairs(text: str) -> str:
+    """``text`` with its surrogate pairs, which came as two escapes each, as characters; half a pair is ``?`` (Java)."""
+    pairs = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    return _HALF.sub("?", pairs)
 
 
 _PATH_TOKEN = re.compile(r"\.((?:[^.\[\\]|\\.)+)|\[(-?[0-9]{1,19})\]", re.DOTALL)

@@ -109,6 +109,8 @@ def _make(info: inspect.Type) -> Fit:
         return _to_text
     if isinstance(info, inspect.IntType):
         return _to_number
+    if isinstance(info, inspect.BoolType):
+        return _to_bool
     return _same
 
 
@@ -143,7 +145,10 @@ def _sequence_fit(info: inspect.Type) -> Fit:
     def sequence_fit(value: Any) -> Any:
         if of_structs and isinstance(value, dict):
             value = [value]
-        return [one(item) for item in value] if type(value) is list else value
+        if type(value) is not list:
+            return value
+        fitted = [one(item) for item in value]
+        return fitted if of_structs else [item for item in fitted if item is not None]
 
     return sequence_fit
 
@@ -178,3 +183,9 @@ def _to_number(value: Any) -> Any:
     if isinstance(value, str):
         return None if value.lower() in ("", "null") else value.replace(",", "")
     return value
+
+
+def _to_bool(value: Any) -> Any:
+    if type(value) is int:
+        return value == 1
+    return None if isinstance(value, str) and value.lower() in ("", "null") else value

@@ -33,7 +33,6 @@ _NUMBER_MAX_LENGTH: Final = 400
 _EXPONENT_MAX: Final = 2**31 - 1
 _SCALE_MAX: Final = 100
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?", re.ASCII)
-_HALF = re.compile("[\ud800-\udfff]")
 _FAULTS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -87,15 +86,11 @@ class _Number(str):
 
 
 class _DialectReader(Reader):
-    """Keeps numbers as text and half surrogate pairs as ``?``, as which Java writes them."""
+    """Keeps numbers as text."""
 
     def _number(self, match: re.Match[str]) -> Any:
         self.at = match.end()
         return _Number(match.group())
-
-    def _joined(self, text: str) -> str:
-        pairs = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-        return _HALF.sub("?", pairs)
 
 
 _strict_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

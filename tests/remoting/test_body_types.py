@@ -50,6 +50,13 @@ TAKEN: list[tuple[str, Body]] = [
     # booleans
     ('{"groupName":"g","unitMode":1}', ConsumerData("g", unit_mode=True)),
     ('{"groupName":"g","unitMode":"true"}', ConsumerData("g", unit_mode=True)),
+    ('{"groupName":"g","unitMode":2}', ConsumerData("g")),
+    ('{"groupName":"g","unitMode":""}', ConsumerData("g")),
+    # nothing in a list of scalars
+    ('{"topic":"T","codeSet":[1,null],"tagsSet":[null,"a"]}', SubscriptionData("T", tags_set={"a"}, code_set={1})),
+    ('{"clientID":undefined,"producerDataSet":[{"groupName":"p"}]}', HeartbeatData("", [ProducerData("p")])),
+    ('{"clientID":"a\\ud83d","producerDataSet":[]}', HeartbeatData("a?")),
+    ('{"clientID":"\\ud83d\\ude00","ProducerDataSet":[]}', HeartbeatData("\U0001f600")),
     # enums: by number, by name in any case; an unknown name is none
     ('{"groupName":"g","consumeType":0,"messageModel":0}', ConsumerData("g", "CONSUME_ACTIVELY", "BROADCASTING")),
     ('{"groupName":"g","messageModel":"broadcasting"}', ConsumerData("g", message_model="BROADCASTING")),
@@ -77,6 +84,15 @@ def test_a_body_is_read_as_fastjson_reads_it(text: str, wanted: Body) -> None:
     else:
         assert type(wanted).from_request(text.encode()) == wanted
         assert type(wanted).from_request(f" {text}\n".encode()) == wanted
+
+
+def test_bytes_that_are_no_utf_8_become_replacement_characters_as_in_java() -> None:
+    tags = b'{"topic":"T","tagsSet":["\xb1\xea"]}'
+    data = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[%s]}]}' % tags
+    (consumer,) = HeartbeatData.from_request(data).consumer_data_set
+    assert consumer.subscription_data_set == [SubscriptionData("T", tags_set={"\ufffd\ufffd"})]
+    with pytest.raises(RemoteFault, match="UTF-8"):
+        HeartbeatData.from_bytes(data)
 
 
 def test_consumers_in_a_heartbeat_are_read_as_fastjson_reads_them() -> None:

@@ -105,6 +105,10 @@ def test_references_cannot_blow_a_small_text_up() -> None:
         loads('{"a0":[1]' + deep + "}")
 
 
+def test_half_a_surrogate_pair_is_a_question_mark_and_undefined_is_nothing() -> None:
+    assert loads("['x\\ud800y','\\udc00','\\ud83d\\ude00',undefined]") == ["x?y", "?", "\U0001f600", None]
+
+
 @pytest.mark.parametrize("form", ["[{}]", '{{"a":{}}}', "{{a:{}}}", "['x',{}]"])
 def test_depth_is_limited_in_every_form(form: str) -> None:
     text = "1"
@@ -125,7 +129,7 @@ def test_endless_nesting_is_a_value_error(opening: str) -> None:
     "data",
     [
         b"", b" ", b"{", b"[", b'"', b"'", b"{a", b"{a:", b"{a:1", b"{a 1}", b"{:1}", b"[1 2]", b"{a:1 b:2}", b"1 2",
-        b"nul", b"undefined", b'"\\u12"', b'"\\uzzzz"', b'"\\u+123"', b'"\\q"', b'"\\', b"'\\ud800'", b"\xff",
+        b"nul", b"undefine", b'"\\u12"', b'"\\uzzzz"', b'"\\u+123"', b'"\\q"', b'"\\', b"\xff",
         b'"\xff"',
         b'{"a":1}}', b"-", b"+1",
         b"[1e999]", b"[1e999,]", b"{{a:1}}", b"{1.5:2}", b"[" + b"1" * 5000 + b"]", b"{" + b"1" * 30 + b":1}",
