@@ -86,7 +86,7 @@ $(GUIDED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantr
 	@touch $@
 
 fuzz: $(GUIDED)/.built
-	GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-1000000} $(BIN)/python -m pytest tests/fuzz --timeout 7200
+	GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-1000000} $(BIN)/python -m pytest tests/fuzz/test_parsers.py --timeout 7200
 	LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(GUIDED):tests/fuzz $(BIN)/python -P tests/fuzz/guided.py --all build/corpora \
 		$${GANTRYMQ_FUZZ_SECONDS:-3600}
@@ -95,7 +95,7 @@ fuzz: $(GUIDED)/.built
 # Python's own allocator would hide reads past an object's end.
 SANITIZED := build/sanitized
 SANITIZED_TESTS := tests/kernel/fast tests/plugins/transaction/test_twins.py tests/plugins/index/test_twins.py \
-	tests/broker/test_fuzz.py tests/fuzz tests/hostile
+	tests/broker/test_fuzz.py tests/fuzz/test_parsers.py tests/hostile
 $(SANITIZED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantrymq/*/*/*.py kernel/*.py kernel/*/*.py plugins/*/*.py) | $(VENV)/.test
 	@echo 'Building the compiled loops with sanitizers (some minutes)'
 	@mkdir -p $(SANITIZED)
