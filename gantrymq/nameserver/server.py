@@ -5,6 +5,7 @@ A connection costs a task and what it has sent of an unfinished frame. Bad bytes
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import attrs
@@ -29,6 +30,8 @@ from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback,
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
 """Answers to requests that came together go out together, in pieces of about this size."""
+TURN_SECONDS = 0.005
+"""How long the requests of one connection are answered before the other connections have their turn."""
 ACCEPT_PAUSE_SECONDS = 0.1
 REFUSALS_REPORT_SECONDS = 10.0
 DESCRIPTOR_SHARE = 4
@@ -261,7 +264,11 @@ class NameServer:
         """Answer requests in their order; False when the peer does not take the answers in time."""
         texts: list[bytes] = []
         size = 0
+        turn_ends = time.perf_counter() + TURN_SECONDS
         for number, frame in enumerate(frames, 1):
+            if time.perf_counter() > turn_ends:
+                await trio.lowlevel.checkpoint()
+                turn_ends = time.perf_counter() + TURN_SECONDS
             request = decode(frame)
             if not request.is_response:  # we ask nobody
                 response = await self.requests.answer(request, connection)
