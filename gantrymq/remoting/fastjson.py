@@ -144,8 +144,13 @@ def _key_order(item: tuple[Any, Any]) -> tuple[int, Any]:
 def _write_array(values: Iterable[Any], put: Callable[[str], None], strict: bool, depth: int) -> None:
     if depth >= DEPTH_MAX:
         raise ValueError(f"more than {DEPTH_MAX} levels are not written")
+    rows = list(values)
+    kinds = {type(row) for row in rows}
+    if not strict and len(kinds) == 1 and issubclass(kind := kinds.pop(), msgspec.Struct) and _is_flat(kind):
+        put(_encode_flat(rows).decode())
+        return
     separator = "["
-    for value in values:
+    for value in rows:
         put(separator)
         _write(value, put, strict, depth + 1)
         separator = ","

@@ -3,7 +3,8 @@
 Slot: none.
 Hooks: config_section, configure, connections_changed, register_processors.
 Config ``[plugin.locks]``: ``expire_after`` (a lock that was not taken again for so long is free),
-``free_after_disconnect`` (so is one whose owner's connection ended so long ago), ``max_locks``.
+``free_after_disconnect`` (so is one whose owner's connection ended so long ago), ``max_locks``,
+``max_bytes`` (what they take in memory).
 Files: none; after a restart everything is free. Service: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``:
 codes 41 and 42. There a member that leaves with its queues locked keeps them until they expire.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config import duration, number
+from gantrymq.kernel.config import duration, number, size
 
 
 @attrs.frozen(kw_only=True)
@@ -19,3 +19,5 @@ class LocksConfig:
     has its queues: less than that may give one queue to two."""
     max_locks: int = number(100_000, 1, 10_000_000)
     """Queues that may be locked at once; more are not given to anybody until some are free."""
+    max_bytes: int = size("64 MiB", minimum="1 MiB", maximum="16 GiB")
+    """What locks may take in memory, which depends on the names; as with ``max_locks``."""

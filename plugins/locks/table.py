@@ -16,6 +16,12 @@ log = structlog.get_logger("gantrymq.locks")
 FAREWELLS_MAX = 10_000
 """How many unregistered members are remembered; beyond it the oldest is forgotten."""
 
+NAMED_ONCE = 16
+"""Queues that one event of the log names."""
+LOCK_BYTES = 512
+"""What a lock is taken to need in memory beside its names."""
+FULL_FOR_S = 1.0
+
 
 @attrs.define
 class _Lock:
@@ -47,6 +53,8 @@ class LockTable:
         self._owners: dict[tuple[str, str], _Owner] = {}
         self._by_connection: dict[int, set[tuple[str, str]]] = {}
         self._farewells: dict[tuple[int, str], None] = {}
+        self._bytes = 0
+        self._full_until = clock()
 
     def __len__(self) -> int:
         return len(self._locks)
@@ -62,38 +70,47 @@ class LockTable:
         now = self._clock()
         is_full = False
         gone: dict[tuple[str, str], bool] = {}
+        new: list[MessageQueue] = []
+        before: set[str] = set()
         for queue in queues:
             lock = self._locks.get((group, queue))
+            if lock is not None and lock.client_id == client_id:
+                lock.taken = now
+                given.add(queue)
+                continue
             if lock is None:
                 # What cannot make room for one queue of a request cannot make room for the next one.
                 is_full = is_full or not self._has_room(now, gone)
                 if is_full:
                     continue
-            elif lock.client_id != client_id and not self._is_free(group, lock, now, gone):
-                continue
-            if lock is None or lock.client_id != client_id:
+            elif self._is_free(group, lock, now, gone):
+                before.add(lock.client_id)
                 self._remove(group, queue)
-                log.info(
-                    "queue_locked",
-                    group=group,
-                    topic=queue.topic,
-                    queue_id=queue.queue_id,
-                    client=client_id,
-                    before=None if lock is None else lock.client_id,
-                )
+            else:
+                continue
             self._locks[group, queue] = _Lock(client_id, now)
+            self._bytes += _cost(group, queue, client_id)
+            new.append(queue)
             given.add(queue)
         if given:
             self._own((group, client_id), given, connection_id)
+        if new:
+            log.info(
+                "queues_locked", group=group, client=client_id, count=len(new), queues=_named(new),
+                before=sorted(before)[:NAMED_ONCE],
+            )  # fmt: skip
         return given
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
         """Free those of the queues that ``client_id`` has."""
+        freed: list[MessageQueue] = []
         for queue in queues:
             lock = self._locks.get((group, queue))
             if lock is not None and lock.client_id == client_id:
                 self._remove(group, queue)
-                log.info("queue_unlocked", group=group, topic=queue.topic, queue_id=queue.queue_id, client=client_id)
+                freed.append(queue)
+        if freed:
+            log.info("queues_unlocked", group=group, client=client_id, count=len(freed), queues=_named(freed))
 
     def member_left(self, group: str, client_id: str, connection_id: int) -> None:
         """The client unregistered from the group over this connection: its queues are free at once.
@@ -132,7 +149,8 @@ class LockTable:
             return True
         key = (group, lock.client_id)
         if key not in gone:
-            lost_at = self._owners[key].lost_at
+            owner = self._owners.get(key)  # none: the client of this request, which has its first queues
+            lost_at = None if owner is None else owner.lost_at
             gone[key] = (
                 lost_at is not None
                 and now - lost_at >= self._config.free_after_disconnect
@@ -154,6 +172,7 @@ class LockTable:
     def _remove(self, group: str, queue: MessageQueue) -> None:
         lock = self._locks.pop((group, queue), None)
         if lock is not None:
+            self._bytes -= _cost(group, queue, lock.client_id)
             key = (group, lock.client_id)
             owner = self._owners[key]
             owner.queues.remove(queue)
@@ -169,10 +188,24 @@ class LockTable:
                 del self._by_connection[owner.connection_id]
 
     def _has_room(self, now: float, gone: dict[tuple[str, str], bool]) -> bool:
-        if len(self._locks) >= self._config.max_locks:
+        if self._is_full() and now >= self._full_until:
             for group, queue in [key for key, lock in self._locks.items() if self._is_free(key[0], lock, now, gone)]:
                 self._remove(group, queue)
-            if len(self._locks) >= self._config.max_locks:
-                log.warning("too_many_locks", locks=len(self._locks))
-                return False
-        return True
+            if self._is_full():
+                # Looking through all of them takes long, and none becomes free so soon.
+                self._full_until = now + FULL_FOR_S
+                log.warning("too_many_locks", locks=len(self._locks), bytes=self._bytes)
+        return not self._is_full()
+
+    def _is_full(self) -> bool:
+        return len(self._locks) >= self._config.max_locks or self._bytes >= self._config.max_bytes
+
+
+def _cost(group: str, queue: MessageQueue, client_id: str) -> int:
+    """What a lock takes in memory, roughly."""
+    return LOCK_BYTES + len(group) + len(queue.topic) + len(queue.broker_name) + len(client_id)
+
+
+def _named(queues: list[MessageQueue]) -> list[str]:
+    """Some of the queues for the log: a request may have thousands."""
+    return [f"{queue.topic}:{queue.queue_id}" for queue in queues[:NAMED_ONCE]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+import structlog
 import structlog.testing
 
 from gantrymq.kernel.connection import ConnectionsBatch
@@ -240,6 +241,34 @@ def test_a_broker_frees_the_queues_of_who_unregisters_or_is_gone(
     assert not takes("one", three), "two is back"
     broker.manager.hook.connections_changed(batch=ConnectionsBatch(closed=[three]))
     assert takes("one", connect())
+
+
+def test_the_table_is_bounded_in_bytes_as_well() -> None:
+    table = Locks(max_bytes=1024 * 1024)
+    queues = [MessageQueue("T" * 127, "broker-a", number) for number in range(5000)]
+    given = table.lock("G" * 255, queues, "c" * 1000)
+    assert 400 < len(given) < 800, "1 MiB"
+    assert table.lock("G", {Q0}, "one") == set()
+    table.table.unlock("G" * 255, queues, "c" * 1000)
+    assert table.lock("G", {Q0, Q1, Q2}, "one") == {Q0, Q1, Q2}
+    table.clock.now += 61
+    assert table.lock("G", {Q0, Q1, Q2}, "two") == {Q0, Q1, Q2}
+    table.table.unlock("G", {Q0, Q1, Q2}, "two")
+    assert table.table._bytes == 0
+
+
+def test_the_log_has_one_event_a_request_however_many_queues_it_names() -> None:
+    table = Locks()
+    queues = [MessageQueue("T", "broker-a", number) for number in range(1000)]
+    with structlog.testing.capture_logs() as events:
+        for _ in range(2):
+            table.lock("G", queues, "one")
+        for _ in range(2):
+            table.table.unlock("G", queues, "one")
+    assert [(event["event"], event["count"]) for event in events] == [
+        ("queues_locked", 1000), ("queues_unlocked", 1000)
+    ]  # fmt: skip
+    assert all(len(str(event)) < 1000 for event in events)
 
 
 @pytest.fixture
