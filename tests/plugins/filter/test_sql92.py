@@ -90,6 +90,22 @@ def test_what_does_not_fit_behind_a_complete_expression_is_not_read(behind: str)
     assert not wanted(f"a = 0{behind}", a="1", b="5")
 
 
+def test_what_a_loose_operator_made_is_no_operand_of_a_tighter_one() -> None:
+    assert wanted("a IS NULL NOT IN ('x')")
+    assert not wanted("'x' IS NULL <= 5")
+
+
+def test_a_text_ends_at_the_last_quote_that_can_end_it() -> None:
+    assert wanted("a IN ('it''s', '', '''')", a="'")
+    assert wanted("a IS NULL '.5>''"), "a text behind a complete expression, and a quote that is not read"
+
+
+def test_parentheses_may_lie_in_one_another_as_deep_as_parts() -> None:
+    assert wanted("(" * 100 + "a = 1" + ")" * 100, a="1")
+    with pytest.raises(RemoteFault, match="more than 100 parts"):
+        compile_sql92("(" * 101 + "a = 1" + ")" * 101)
+
+
 def test_a_list_of_a_thousand_values_is_an_expression() -> None:
     expression = f"a IN ({','.join(repr(str(number)) for number in range(2000))})"
     assert len(expression) > 10_000
