@@ -21,7 +21,7 @@ from gantrymq.remoting import fastjson
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.codes import RequestCode as Code
 from gantrymq.remoting.command import Command, decode, encode
-from gantrymq.remoting.frame import cut_frames
+from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, cut_frames
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
@@ -400,6 +400,63 @@ def converse(address: str, *commands: Command) -> list[Command]:
 def test_members_pull_alike(brokers: tuple[str, str], beat: Command, pulled: Command) -> None:
     ours, theirs = (converse(address, beat, pulled) for address in brokers)
     assert list(map(acted_on, ours)) == list(map(acted_on, theirs)), (ours[1].remark, theirs[1].remark)
+
+
+LONG_HEADERS: tuple[Request, ...] = (
+    ("properties of 98,705 bytes", send("T", i="k\x01" + "v" * 98_703)),
+    ("properties of 98,705 bytes, many", send("T", i="\x02".join(f"key-{number:05}\x01v" for number in range(8_226)))),
+    ("properties of a MiB", send("T", i="k\x01" + "v" * (1 << 20))),
+    ("properties of 50,000 letters of three bytes", send("T", i="k\x01" + "\u6587" * 50_000)),
+    ("properties of 98,705 bytes, escaped", send("T", i="k\x01" + '"' * 98_703)),
+    ("properties of 98,705 bytes by the long names", Command(Code.SEND_MESSAGE, {
+        "producerGroup": "p", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "queueId": "1",
+        "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "k\x01" + "v" * 98_703, "reconsumeTimes": "0",
+        "unitMode": "false", "batch": "false"}, b"x")),
+    ("a batch with properties of 98,705 bytes", send(
+        "T", batch("T", b"one").body, code=Code.SEND_BATCH_MESSAGE, m="true", i="k\x01" + "v" * 98_703)),
+    ("half a message with properties of 98,705 bytes", send("T", i="TRAN_MSG\x01true\x02k\x01" + "v" * 98_688)),
+    ("a late message with properties of 98,705 bytes", send("T", i="DELAY\x013\x02k\x01" + "v" * 98_694)),
+    ("to a name of 100,000 letters", send("n" * 100_000)),
+    ("a field of 200,000 bytes that nobody reads", send("T", unheard="v" * 200_000)),
+    ("a remark of 100,000 bytes", msgspec.structs.replace(send("T"), remark="v" * 100_000)),
+    ("a number of 100,000 digits", send("T", e="1" * 100_000)),
+    ("a pull of a topic of 100,000 letters", pull("n" * 100_000)),
+    ("a pull by tags of 60,000 letters", pull("T", subscription="v" * 60_000, unheard="v" * 100_000)),
+    ("back with an id of 100,000 letters", back("g", offset="999999999", originMsgId="v" * 100_000)),
+)  # fmt: skip
+
+
+LONG_ON_PURPOSE = {
+    ("a batch with properties of 98,705 bytes", "4.9.7"): "13; RocketMQ's 1 makes its client send the batch again",
+    ("a batch with properties of 98,705 bytes", "5.3.3"): "13; RocketMQ's 1 makes its client send the batch again",
+    ("to a name of 100,000 letters", "5.3.3"): "1 as from 4.9.7, where 5.x has code 29",
+}
+
+
+@pytest.fixture(scope="module", params=["4.9.7", "5.3.3"])
+def long_pair(request: pytest.FixtureRequest, brokers: tuple[str, str]) -> tuple[str, str, str]:
+    """Our broker, RocketMQ's, and its version."""
+    if request.param == "4.9.7":
+        return *brokers, request.param
+    theirs = request.getfixturevalue("java5_system").broker
+    for command in (topic("T"), group("g")):
+        assert ask(theirs, command).code == 0, command
+    return brokers[0], theirs, request.param
+
+
+@pytest.mark.parametrize("kind", [JSON_HEADER, BINARY_HEADER], ids=["JSON", "binary"])
+@pytest.mark.parametrize(("name", "request_"), LONG_HEADERS, ids=[name for name, _ in LONG_HEADERS])
+def test_long_headers_are_answered_alike_and_keep_the_connection(
+    long_pair: tuple[str, str, str], name: str, request_: Command, kind: int
+) -> None:
+    """Each is followed by another request on the same connection."""
+    long = msgspec.structs.replace(request_, kind=kind)
+    after = of_queue(Code.GET_MIN_OFFSET, "T")
+    ours, theirs = ([answer.code for answer in converse(address, long, after)] for address in long_pair[:2])
+    assert (ours[0] == theirs[0]) != ((name, long_pair[2]) in LONG_ON_PURPOSE), (ours, theirs)
+    assert (ours[1], theirs[1]) == (0, 0)
+    if name.startswith("properties"):
+        assert ours[0] == 13
 
 
 NAMED = ("Unit", "%RETRY%unit-member", "%RETRY%ns%member", "ns%namespaced", "%RETRY%unit-back", "%DLQ%ns%dead")
