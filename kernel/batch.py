@@ -42,6 +42,9 @@ class Trait:
     PREPARED: Final = 2
     RETRY: Final = 4
     BATCH: Final = 8
+    FREES_SPACE: Final = 16
+    """Once these rows are written, files of the log can go that are kept for them until then: what is delivered at its
+    time, what ends a transaction. A full disk refuses everything else first."""
 
 
 @attrs.define

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import structlog
 import trio
 
@@ -16,15 +17,27 @@ QUEUES_AT_ONCE = 32
 """Queues that are searched before others get their turn."""
 
 
-async def drop_before(broker: Broker, offset: int) -> int:
-    """Delete the log's files that end at or before ``offset``; returns how many.
+@attrs.frozen
+class Expired:
+    """What one round did: files that went, and how many bytes of those that were to go ``holder``, a plugin, keeps."""
+
+    files: int
+    held_bytes: int = 0
+    holder: str = ""
+
+
+async def drop_before(broker: Broker, offset: int) -> Expired:
+    """Delete the log's files that end at or before ``offset``.
 
     Never the file in use, nothing that is not in the queues yet, and nothing behind the lowest offset that a plugin
     needs (hook ``retention_floor``). Queues follow: they begin with the first message that is left.
     """
-    detached = broker.log.detach_before(min(offset, broker.store.dispatched, _floor(broker)))
+    floor, holder = _floor(broker)
+    detached = broker.log.detach_before(min(offset, broker.store.dispatched, floor))
+    held = sum(segment.end - segment.base for segment in broker.log.segments if segment.end <= offset) if holder else 0
+    expired = Expired(len(detached), held, holder if held else "")
     if not detached:
-        return 0
+        return expired
     log.info("log files expired", files=len(detached), log_start=broker.log.min_offset)
     # First of all: until then a queue's first offset names a message that is gone.
     for number, queue in enumerate(broker.queues, start=1):
@@ -36,16 +49,19 @@ async def drop_before(broker: Broker, offset: int) -> int:
     except OSError as error:
         log.warning("expired files not deleted, the next start finds them", error=str(error))
     await trio.to_thread.run_sync(broker.queues.drop_expired)
-    return len(detached)
+    return expired
 
 
-def _floor(broker: Broker) -> int:
-    floor = broker.log.end
+def _floor(broker: Broker) -> tuple[int, str]:
+    """The lowest offset that a plugin needs, and which one does; the log's end if none needs less."""
+    floor, holder = broker.log.end, ""
     for info, call in broker.manager.calls("retention_floor", broker=broker):
         try:
-            floor = min(floor, call())
+            needed = call()
         except Exception:
             # Who cannot say what it needs may need everything.
             log.exception("retention_floor failed, nothing is deleted", plugin=info.name)
-            return 0
-    return floor
+            return 0, info.name
+        if needed < floor:
+            floor, holder = needed, info.name
+    return floor, holder

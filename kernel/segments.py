@@ -74,6 +74,7 @@ class Segments:
         self._sparse = sparse
         self._segments: list[Segment] = []
         self._prepared: Segment | None = None
+        self._lacks_room = False
         self._names_unsynced = False
         self._creating = threading.Lock()
 
@@ -94,6 +95,12 @@ class Segments:
         """Offset behind the last file; 0 without files."""
         segments = self._segments
         return segments[-1].end if segments else 0
+
+    @property
+    def prepared_end(self) -> int:
+        """Offset behind the last file whose room is reserved: :attr:`end`, or that of the file made ahead."""
+        prepared = self._prepared
+        return self.end if prepared is None else prepared.end
 
     def load(self) -> None:
         """Find the files. :class:`StoreDamaged` when one has another size, is missing, or does not belong there."""
@@ -202,8 +209,11 @@ class Segments:
                 try:
                     self._prepared = self._create(self.end)
                 except NoRoom as error:
-                    log.warning("next file not prepared", reason=str(error))
+                    if not self._lacks_room:
+                        log.warning("next file not prepared", reason=str(error))
+                    self._lacks_room = True
                     return False
+                self._lacks_room = False
         return True
 
     def _create(self, base: int) -> Segment:

@@ -260,6 +260,19 @@ class Store:
             self._keep(self._taken, batch)
         return batch.end - position
 
+    def is_short_of(self, size: int) -> bool:
+        """Whether less than ``size`` bytes can be appended to the log's files, and no other file can be made.
+
+        Makes the next file if nobody has yet. Raises ``LogPoisoned``.
+        """
+        segments = self.log.segments
+        if not len(segments) or segments.prepared_end - self.log.end >= size:
+            return False
+        try:
+            return not segments.prepare_next()
+        except OSError as error:
+            raise self.log.poison("making room for the commit log", error) from error
+
     def delete_topic(self, topic: str) -> None:
         """Delete all queues of ``topic``: none of its messages that are in the log now can be read any more.
 

@@ -271,6 +271,9 @@ class MemoryEnv:
         self.check()
         old = self.files.get(path)
         self.take_room(len(data))
+        oldest = self.files.get(f"{path}.bak")
+        if self.free_bytes is not None and oldest is not None:
+            self.free_bytes += len(oldest.data)
         inode = _Inode()
         inode.write(data, 0)
         inode.sync()

@@ -104,6 +104,7 @@ class DelayPlugin:
         self._topics.ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
 
         def append(batch: AppendBatch) -> None:
+            batch.traits |= Trait.FREES_SPACE  # what waits keeps the log from its first message on
             broker.append(batch)
             broker.wake()
 

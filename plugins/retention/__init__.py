@@ -1,14 +1,17 @@
 """Delete old messages, and take no new ones when the disk is nearly full.
 
 Slot: none.
-Hooks: before_append, config_section, configure, register_services.
+Hooks: before_append, collect_metrics, config_section, configure, register_services.
 Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day when it is looked for older
 ones, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
-messages go at any hour, above ``disk_force`` the oldest go whatever their age, above ``disk_full`` nothing is taken
-until the disk is below ``disk_force`` again; none of the three counts while ``enough_free`` is free. ``files_at_once``:
-files a round.
-Files: deletes those of ``commitlog/`` as a whole, and of ``consumequeue/`` what pointed there; never the file in use,
-and nothing that a plugin still needs (hook ``retention_floor``).
+messages go at any hour, above ``disk_force`` the oldest go whatever their age, unless they are needed, above
+``disk_full`` nothing is taken until the disk is below ``disk_force`` again; none of the three counts while
+``enough_free`` is free. ``files_at_once``: files a round. ``reserve``: the last bytes of the log when there is no room
+for its next file. What frees space, the delivery of what waited and the end of a transaction, is taken beyond
+``disk_full`` and out of the reserve. ``reserve_file``: room that is given back while messages are refused, so that
+tables can be written.
+Files: ``gantrymq.reserve``; deletes those of ``commitlog/`` as a whole, and of ``consumequeue/`` what pointed there;
+never the file in use, and nothing that a plugin still needs (hook ``retention_floor``): the log names who does.
 Answers for RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
 """
 
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.config import duration, number, size
 from gantrymq.kernel.services import LiveSettings, Retention, Service
 from gantrymq.plugins.retention.clean import Cleaner
@@ -29,6 +32,7 @@ from gantrymq.remoting.codes import ResponseCode
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
+    from gantrymq.kernel.metrics import Metrics
 
 
 def _hours(text: str) -> frozenset[int]:
@@ -56,6 +60,8 @@ class RetentionConfig:
     disk_full: int = number(90, 1, 100)
     enough_free: int = size(default="16 GiB")
     files_at_once: int = number(10, 1, 1000)
+    reserve: int = size(default="64 MiB")
+    reserve_file: int = size(default="16 MiB", maximum="1 GiB")
 
     @property
     def rules(self) -> Rules:
@@ -68,10 +74,22 @@ class RetentionConfig:
             self.disk_full / 100,
             self.enough_free,
             self.files_at_once,
+            self.reserve,
+            self.reserve_file,
         )
 
 
-LIVE_KEYS = ("keep", "at", "disk_reclaim", "disk_force", "disk_full", "enough_free", "files_at_once")
+LIVE_KEYS = (
+    "keep",
+    "at",
+    "disk_reclaim",
+    "disk_force",
+    "disk_full",
+    "enough_free",
+    "files_at_once",
+    "reserve",
+    "reserve_file",
+)
 """What administrators may change while the broker runs."""
 
 
@@ -99,10 +117,22 @@ class RetentionPlugin:
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        reason = self._cleaner.full
+        if batch.traits & Trait.FREES_SPACE:
+            return
+        reason = self._cleaner.refusal()
         if reason:
             for row in batch.live:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Who keeps files of the log that are to go."""
+        held = self._cleaner.held
+        if held.holder:
+            metrics.gauge(
+                "gantrymq_log_held_bytes", "The log that is to go and that a plugin needs", held.held_bytes,
+                plugin=held.holder,
+            )  # fmt: skip
 
     def _reconfigure(self, config: RetentionConfig) -> None:
         self._cleaner.go_by(config.rules)

@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 import trio
 
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.expiry import drop_before
+from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.record import BadRecord
 from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
+from gantrymq.plugins.retention.reserve import Reserve
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+
+RESERVE_FILE: Final = "gantrymq.reserve"
+RESERVE_SHARE: Final = 16
+"""No more than this part of a log file: where those are small, so is everything else."""
 
 log = structlog.get_logger("gantrymq.retention")
 
 
 class Cleaner:
-    """Applies the rules to a broker's store. ``full`` is why no message is taken, empty while there is room."""
+    """Applies the rules to a broker's store. ``full`` is why no message is taken, empty while there is room.
+
+    ``refusal`` asks the log as well, for each batch.
+    """
 
     def __init__(self, broker: Broker, rules: Rules, interval_s: float) -> None:
         self._broker = broker
         self._rules = rules
         self._interval_s = interval_s
         self._asked = trio.Event()
+        self._is_short = False
+        self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
+        self.held = Expired(0)
+        """What the last round had to leave, and for whom."""
 
     def go_by(self, rules: Rules) -> None:
         """Other rules, from the next look on."""
@@ -56,10 +69,39 @@ class Cleaner:
             log.warning("disk not measured", path=broker.root, error=str(error))
             return 0
         self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
+        self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
+        try:
+            await trio.to_thread.run_sync(partial(self._reserve.adapt, usage.free, is_refusing=bool(self.refusal())))
+        except OSError as error:
+            log.warning("reserve not changed", path=broker.root, error=str(error))
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
         offset = expired_before(self._files(), now_ms, hour, usage, rules, asked=asked)
-        return await drop_before(broker, offset) if offset else 0
+        held, self.held = self.held, await drop_before(broker, offset) if offset else Expired(0)
+        if self.held.holder and self.held.holder != held.holder:
+            log.warning(
+                "log_files_held", plugin=self.held.holder, bytes=self.held.held_bytes, log_start=broker.log.min_offset
+            )
+        elif held.holder and not self.held.holder:
+            log.info("log_files_released", plugin=held.holder)
+        return self.held.files
+
+    def refusal(self) -> str:
+        """Why no message is taken that does not free space; empty while there is room."""
+        store = self._broker.store
+        is_short = store.is_short_of(min(self._rules.reserve, store.config.commit_log_file_bytes // 4))
+        if is_short != self._is_short:
+            self._is_short = is_short
+            if is_short:
+                log.error("no room for the log's next file, messages are refused")
+            else:
+                log.info("room for the log's next file again, messages are taken")
+        if self.full or not is_short:
+            return self.full
+        return (
+            "service not available now: the broker's disk has no room for the log's next file, and the rest of this one"
+            " is kept for what frees space (plugin.retention.reserve)"
+        )
 
     def _judge(self, full: bool, ratio: float) -> None:
         if full and not self.full:

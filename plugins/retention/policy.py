@@ -25,6 +25,8 @@ class Rules:
     full_ratio: float
     enough_free: int
     files_at_once: int
+    reserve: int = 0
+    reserve_file: int = 0
 
 
 @attrs.frozen

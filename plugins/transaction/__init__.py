@@ -65,6 +65,8 @@ class TransactionPlugin:
         """Make the strategy: it sees what the recovery dispatches."""
 
         def append(batch: AppendBatch) -> None:
+            if not batch.traits & Trait.PREPARED:
+                batch.traits |= Trait.FREES_SPACE  # an open transaction keeps the log from its half message on
             broker.append(batch)
             if not broker.is_handling:
                 broker.wake()

@@ -13,10 +13,12 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.expiry import drop_before
+from gantrymq.kernel.services import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.simulated.cluster import Cluster
@@ -24,6 +26,7 @@ from gantrymq.testing.simulated.network import OBSERVER, Process, on
 from gantrymq.testing.simulated.run import simulate
 
 HOST = "10.0.0.10"
+PREPARED, ROLLBACK = 4, 12
 ASYNC = {"plugin.flush.mode": "async", "plugin.flush.interval": "60s"}
 
 
@@ -271,7 +274,7 @@ def test_files_that_retention_deleted_are_not_missing(room: int | None) -> None:
         files = await several_files(cluster)
         machine.env.free_bytes = room
         broker = machine.running_broker
-        assert await drop_before(broker, broker.log.segments.file_bytes) == 1
+        assert (await drop_before(broker, broker.log.segments.file_bytes)).files == 1
         assert not machine.env.exists(files[0])
         machine.kill()
         broker = await cluster.start_broker(HOST)
@@ -311,5 +314,99 @@ def test_a_store_from_far_in_the_future_is_refused_or_started_on_purpose() -> No
             assert await read_from(channel, "T", 0) == numbered(0, 5)
             await trio.sleep(3)
             assert await read_from(channel, "T", 0) == [*numbered(0, 5), b"timed"]
+
+    simulate(scenario, seed=1)
+
+
+SMALL_DISK = {
+    "plugin.retention.check_interval": "1s",
+    "plugin.retention.enough_free": "1000 GiB",
+    "plugin.delay.levels": "1s 20s",
+}
+FILE_BYTES = 256 * 1024
+
+
+async def fill(channel: Channel, topic: str = "T") -> Command:
+    """Send until it is refused; the refusal."""
+    size = 10_000
+    for number in range(10_000):
+        answer = await channel.call(send(topic, b"%04d" % number + b"x" * size))
+        if answer.code != ResponseCode.SUCCESS and not size:
+            return answer
+        if answer.code != ResponseCode.SUCCESS:
+            size = 0  # into the last gap
+    raise AssertionError("the disk does not fill up")
+
+
+async def send_half(channel: Channel) -> EndTransactionHeader:
+    """A half message, and what its producer would say to roll it back."""
+    half = send("T", b"half", properties="TRAN_MSG\x01true\x02PGROUP\x01producers\x02UNIQ_KEY\x01u")
+    half.ext["f"] = str(PREPARED)
+    answer = await channel.call(half)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return EndTransactionHeader(
+        producer_group="producers",
+        tran_state_table_offset=int(answer.ext["queueOffset"]),
+        commit_log_offset=int(answer.ext["msgId"][-16:], 16),
+        commit_or_rollback=ROLLBACK,
+        msg_id="u",
+    )
+
+
+@pytest.mark.parametrize("full", ["a share of the disk", "no room for another file"])
+def test_a_full_disk_whose_log_an_open_transaction_keeps_is_freed_by_its_end(full: str) -> None:
+    """The rollback was refused like any message, so that nothing could ever free space again."""
+
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        shares = {"plugin.retention.disk_full": "100", "plugin.retention.disk_force": "1"}
+        settings = SMALL_DISK if full == "a share of the disk" else {**SMALL_DISK, **shares}
+        broker = await cluster.start_broker(HOST, settings=settings)
+        async with connected(cluster) as channel:
+            end = await send_half(channel)
+            if full == "a share of the disk":
+                await send_all(channel, "T", [b"x" * 10_000] * 100)
+                machine.env.free_bytes = 8 * 1024
+                await trio.sleep(2)
+            else:
+                machine.env.free_bytes = 3 * FILE_BYTES
+            answer = await fill(channel)
+            assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            await trio.sleep(30)
+            assert (await fill(channel)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert broker.log.min_offset == 0
+            assert {line["plugin"] for line in events(cluster, "log_files_held")} == {"transaction"}
+            held = broker.services.get(Retention).held
+            assert held.holder == "transaction"
+            assert held.held_bytes >= FILE_BYTES
+            answer = await channel.call(Command(RequestCode.END_TRANSACTION, end.to_ext()))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            await cluster.until(lambda: broker.log.min_offset > 0, 10)
+            await trio.sleep(5)
+            await send_all(channel, "T", [b"again"])
+
+    simulate(scenario, seed=1)
+
+
+def test_a_full_disk_delivers_what_was_to_come_later() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        machine = cluster.machine(HOST)
+        broker = await cluster.start_broker(HOST, settings=SMALL_DISK)
+        async with connected(cluster) as channel:
+            await send_all(channel, "later", [b"first"])
+            answer = await channel.call(send("later", b"level", properties="DELAY\x012"))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            answer = await channel.call(send("later", b"time", properties="TIMER_DELAY_SEC\x0120"))
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            await send_all(channel, "T", [b"x" * 10_000] * 100)
+            machine.env.free_bytes = 8 * 1024
+            await trio.sleep(5)
+            assert (await fill(channel)).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert (await read_from(channel, "later", 0)) == [b"first"]
+            await trio.sleep(18)
+            commit = {"consumerGroup": "shop", "topic": "later", "queueId": 0, "commitOffset": 1}
+            assert (await ask(channel, RequestCode.UPDATE_CONSUMER_OFFSET, **commit)).code == ResponseCode.SUCCESS
+            assert sorted(await read_from(channel, "later", 1)) == [b"level", b"time"]
+            await cluster.until(lambda: broker.log.min_offset > 0, 10)
 
     simulate(scenario, seed=1)

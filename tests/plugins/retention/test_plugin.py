@@ -9,11 +9,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import DiskUsage, SystemEnv
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.segments import Segment
 from gantrymq.kernel.services import Retention
 from gantrymq.plugins.retention.clean import Cleaner
@@ -173,3 +175,49 @@ async def test_asking_wakes_the_service(tmp_path: Path) -> None:
 async def test_hours_that_are_none_refuse_the_start(tmp_path: Path, hours: str) -> None:
     with pytest.raises(StartError, match=r"plugin\.retention\.at"):
         make_broker(tmp_path, settings={"plugin.retention.at": hours})
+
+
+async def test_the_reserve_is_held_given_back_while_messages_are_refused_and_taken_again(tmp_path: Path) -> None:
+    env = DiskEnv()
+    reserve = tmp_path / "gantrymq.reserve"
+    async with filled(tmp_path, env) as (broker, _, cleaner):
+        size = broker.log.segments.file_bytes // 16
+        assert reserve.stat().st_size == size
+        env.usage = DiskUsage(100 * GIB, 0)
+        await cleaner.look()
+        assert cleaner.refusal()
+        assert not reserve.exists()
+        env.usage = DiskUsage(100 * GIB, 2 * size)
+        await cleaner.look()
+        assert not reserve.exists()
+        env.usage = ROOMY
+        await cleaner.look()
+        assert reserve.stat().st_size == size
+
+
+async def test_without_a_size_there_is_no_reserve(tmp_path: Path) -> None:
+    async with filled(tmp_path, DiskEnv(), **{"plugin.retention.reserve_file": "0"}):
+        assert not (tmp_path / "gantrymq.reserve").exists()
+
+
+async def test_who_keeps_files_that_are_to_go_is_named_once_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = DiskEnv()
+    with structlog.testing.capture_logs() as logs:
+        async with filled(tmp_path, env) as (broker, _, cleaner):
+            floor = broker.log.segments.file_bytes
+            transaction = next(info.plugin for info in broker.manager.plugins if info.name == "transaction")
+            monkeypatch.setattr(transaction.strategy, "floor", lambda: floor)
+            env.usage = DiskUsage(100 * GIB, 9 * GIB)
+            assert await cleaner.look() == 1
+            assert await cleaner.look() == 0
+            metrics = Metrics(10_000)
+            broker.manager.hook.collect_metrics(broker=broker, metrics=metrics)
+            family = metrics.families["gantrymq_log_held_bytes"]
+            assert family.series == {("transaction",): cleaner.held.held_bytes}
+            assert cleaner.held.held_bytes > 0
+            monkeypatch.undo()
+            assert await cleaner.look() >= 1
+    events = [line["event"] for line in logs if line["event"].startswith("log_files_")]
+    assert events == ["log_files_held", "log_files_released"]
