@@ -244,6 +244,7 @@ def start_broker(
         "waitTimeMillsInSendQueue": "30000",
         "diskMaxUsedSpaceRatio": "99",
         "timerWheelEnable": "false",
+        "traceTopicEnable": "true",  # as with us
         **settings,
     }
     conf = _properties(home / "broker.conf", values)

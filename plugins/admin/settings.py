@@ -19,7 +19,6 @@ from gantrymq.remoting.bodies import DataVersion
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.javaproperties import read_properties, write_properties
-from gantrymq.remoting.names import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -35,9 +34,6 @@ CONSTANTS = {
     "fileReservedTime": "72",
     "filterServerNums": "0",
     "messageDelayLevel": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
-    "msgTraceTopicName": TRACE_TOPIC,
-    "traceOn": "true",
-    "traceTopicEnable": "false",
     "useTLS": "false",
 }
 """What tools look for and this broker is, whether or not a plugin has a setting for it."""
@@ -65,6 +61,9 @@ NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
     ("plugin.topics", "auto_create_groups"): ("autoCreateSubscriptionGroup", _plain),
     ("plugin.topics", "default_queues"): ("defaultTopicQueueNums", _plain),
     ("plugin.topics", "broker_permission"): ("brokerPermission", lambda said: str(PERMISSIONS[said])),
+    ("plugin.topics", "trace_topic"): ("traceTopicEnable", _plain),
+    ("plugin.topics", "trace_topic_name"): ("msgTraceTopicName", _plain),
+    ("plugin.produce", "trace"): ("traceOn", _plain),
     ("plugin.consume", "slave_read_enable"): ("slaveReadEnable", _plain),
     ("plugin.consume", "memory_messages"): ("maxTransferCountOnMessageInMemory", _plain),
     ("plugin.consume", "memory_bytes"): ("maxTransferBytesOnMessageInMemory", _plain),

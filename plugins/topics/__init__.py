@@ -3,7 +3,7 @@
 Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, before_append,
 advertise, collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
-broker_permission.
+trace_topic, trace_topic_name, broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
 Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
 and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.

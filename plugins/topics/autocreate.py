@@ -39,6 +39,8 @@ def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicCo
         topic_config(OFFSET_MOVED_TOPIC, 1),
         topic_config(reply_topic(cluster), 1),
     ]
+    if config.trace_topic:
+        topics.append(topic_config(config.trace_topic_name, 1))
     if config.auto_create:
         topics.append(topic_config(AUTO_CREATE_TOPIC, config.default_queues, PERM_ALL))
     return topics

@@ -8,6 +8,16 @@ import attrs
 
 from gantrymq.kernel.config import number
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import TRACE_TOPIC, refuse_unsendable_topic, validate_topic
+
+
+def _check_trace_topic(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
+    try:
+        validate_topic(value)
+        refuse_unsendable_topic(value)
+    except RemoteFault as fault:
+        raise ValueError(fault.remark) from None
 
 
 @attrs.frozen(kw_only=True)
@@ -25,6 +35,10 @@ class TopicsConfig:
     auto_create_groups: bool = True
     """A consumer group is created by its first member (autoCreateSubscriptionGroup)."""
     max_groups: int = number(10_000, 1, 1_000_000)
+    trace_topic: bool = True
+    """The broker has the topic into which clients with tracing write (traceTopicEnable, there off by default)."""
+    trace_topic_name: str = attrs.field(default=TRACE_TOPIC, validator=_check_trace_topic)
+    """Its name (msgTraceTopicName)."""
     broker_permission: Literal["read-write", "read-only", "write-only"] = "read-write"
     """What clients may do here, whatever a topic's own permission (RocketMQ's brokerPermission)."""
 

@@ -65,10 +65,15 @@ def test_check_config_tells_every_fault_on_a_line_of_its_own(cli: Cli, file: Pat
 
 def test_rocketmqs_file_is_read_and_its_other_keys_are_told(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
-    path.write_text("brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\ntransientStorePoolSize=5\n")
+    path.write_text(
+        "brokerName=b\nautoCreateTopicEnable=false\ndefaultTopicQueueNums=6\ntransientStorePoolSize=5\n"
+        "traceTopicEnable=false\nmsgTraceTopicName=my-traces\ntraceOn=false\n"
+    )
     outcome = cli("print-config", "--config", str(path), "--json")
     rows = {(row["section"], row["key"]): row["value"] for row in json.loads(outcome.out)}
     assert (rows["plugin.topics", "auto_create"], rows["plugin.topics", "default_queues"]) == (False, 6)
+    assert (rows["plugin.topics", "trace_topic"], rows["plugin.topics", "trace_topic_name"]) == (False, "my-traces")
+    assert rows["plugin.produce", "trace"] is False
     assert outcome.err == f"gantrymq: {path}: transientStorePoolSize has no counterpart here and is ignored\n"
 
 

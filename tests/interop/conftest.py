@@ -87,6 +87,12 @@ def java4_client(java: Java, homes: Callable[[str], Path]) -> ForeignClient:
 
 
 @pytest.fixture(scope="session")
+def java5_client(java5: Java, homes: Callable[[str], Path]) -> ForeignClient:
+    """The Java client library 5.3.3."""
+    return ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
+
+
+@pytest.fixture(scope="session")
 def go_client(homes: Callable[[str], Path]) -> ForeignClient:
     """rocketmq-client-go."""
     try:

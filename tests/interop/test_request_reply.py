@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import reply_topic
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, ask
+from gantrymq.testing.foreign import ask
 from gantrymq.testing.processes import Child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
@@ -28,12 +27,6 @@ WARM_UP = 1000
 """The index of a request whose reply may get lost."""
 GONE = "push reply message fail, channel of <"
 ADDED = {"CORRELATION_ID", "REPLY_TO_CLIENT", "PUSH_REPLY_TIME", "ARRIVE_TIME", "MSG_TYPE", "TTL"}
-
-
-@pytest.fixture(scope="session")
-def java5_client(java5: Java, homes: Callable[[str], Path]) -> ForeignClient:
-    """The Java client library 5.3.3."""
-    return ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
 
 
 def stored_replies(broker: str) -> int:

@@ -67,9 +67,20 @@ func content(topic string, seed, index int) *primitive.Message {
 	return message
 }
 
+// traces go to the same cluster.
+func traces(options map[string]string) *primitive.TraceConfig {
+	return &primitive.TraceConfig{
+		GroupName: "interop-go-traces", Access: primitive.Local,
+		Resolver: primitive.NewPassthroughResolver([]string{options["namesrv"]})}
+}
+
 func produce(options map[string]string) {
-	maker, err := rocketmq.NewProducer(
-		producer.WithNameServer([]string{options["namesrv"]}), producer.WithGroupName("interop-go-producer"))
+	settings := []producer.Option{
+		producer.WithNameServer([]string{options["namesrv"]}), producer.WithGroupName("interop-go-producer")}
+	if options["trace"] == "true" {
+		settings = append(settings, producer.WithTrace(traces(options)))
+	}
+	maker, err := rocketmq.NewProducer(settings...)
 	check(err)
 	check(maker.Start())
 	seed, count := number(options, "seed"), number(options, "count")
@@ -81,6 +92,12 @@ func produce(options map[string]string) {
 			"offsetMsgId": result.OffsetMsgID, "broker": result.MessageQueue.BrokerName,
 			"queueId": result.MessageQueue.QueueId, "queueOffset": result.QueueOffset})
 	}
+	if options["hold"] == "true" { // traces leave later, and Shutdown does not wait for them
+		printLine(map[string]any{"event": "held"})
+		orders := bufio.NewScanner(os.Stdin)
+		for orders.Scan() && orders.Text() != "stop" {
+		}
+	}
 	check(maker.Shutdown())
 	printLine(map[string]any{"event": "done"})
 }
@@ -90,9 +107,13 @@ func push(options map[string]string) {
 	if expression := options["tags"]; expression != "" {
 		selector = consumer.MessageSelector{Type: consumer.TAG, Expression: expression}
 	}
-	eater, err := rocketmq.NewPushConsumer(
+	settings := []consumer.Option{
 		consumer.WithNameServer([]string{options["namesrv"]}), consumer.WithGroupName(options["group"]),
-		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset)}
+	if options["trace"] == "true" {
+		settings = append(settings, consumer.WithTrace(traces(options)))
+	}
+	eater, err := rocketmq.NewPushConsumer(settings...)
 	check(err)
 	check(eater.Subscribe(options["topic"], selector,
 		func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {

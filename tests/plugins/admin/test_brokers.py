@@ -73,6 +73,8 @@ async def test_settings_have_rocketmqs_names_and_our_own(bench: Any) -> None:
     assert (found["flushDiskType"], found["brokerRole"]) == ("SYNC_FLUSH", "ASYNC_MASTER")
     assert found["fileReservedTime"] == "72"
     assert found["messageDelayLevel"].startswith("1s 5s 10s")
+    names = ("traceTopicEnable", "msgTraceTopicName", "traceOn")
+    assert [found[name] for name in names] == ["true", "RMQ_SYS_TRACE_TOPIC", "true"]
 
 
 @pytest.mark.parametrize("name", ["autoCreateTopicEnable", "plugin.topics.auto_create"])

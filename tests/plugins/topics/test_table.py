@@ -33,12 +33,46 @@ def stored(tmp_path: Path) -> TopicConfigSerializeWrapper:
         ("broker-a", 1, 7),
         ("OFFSET_MOVED_EVENT", 1, 6),
         ("DefaultCluster_REPLY_TOPIC", 1, 6),
+        ("RMQ_SYS_TRACE_TOPIC", 1, 6),
     ],
 )
 def test_a_new_broker_has_rocketmqs_own_topics(make_broker: Any, topic: str, queues: int, perm: int) -> None:
     config = topics_of(make_broker("topics")).get(topic)
     assert config is not None
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (queues, queues, perm)
+
+
+def test_the_topic_for_traces_may_have_another_name_or_not_be_there(make_broker: Any) -> None:
+    named = make_broker("topics", **{"plugin.topics.trace_topic_name": "my-traces"})
+    topics = topics_of(named)
+    assert (topics.get("my-traces").write_queue_nums, topics.get("RMQ_SYS_TRACE_TOPIC")) == (1, None)
+    assert not topics.refuses_sends("my-traces")
+    for code in (17, 215):
+        refused = named.ask(
+            code,
+            {
+                "topic": "my-traces",
+                "defaultTopic": "TBW102",
+                "readQueueNums": 1,
+                "writeQueueNums": 1,
+                "perm": 6,
+                "topicFilterType": "SINGLE_TAG",
+                "order": "false",
+            },
+        )
+        assert (refused.code, refused.remark) == (1, "The topic[my-traces] is conflict with system topic.")
+
+
+def test_without_a_topic_for_traces_clients_create_it_as_any_other(make_broker: Any) -> None:
+    topics = topics_of(make_broker("topics", **{"plugin.topics.trace_topic": "false"}))
+    assert topics.get("RMQ_SYS_TRACE_TOPIC") is None
+    assert topics.for_send("RMQ_SYS_TRACE_TOPIC", "TBW102", 4).write_queue_nums == 4
+
+
+@pytest.mark.parametrize("name", ["", "a topic", "x" * 128, "SCHEDULE_TOPIC_XXXX"])
+def test_a_name_to_which_nobody_can_send_refuses_the_start(make_broker: Any, name: str) -> None:
+    with pytest.raises(StartError, match=r"plugin\.topics\.trace_topic_name = "):
+        make_broker("topics", **{"plugin.topics.trace_topic_name": name})
 
 
 def test_topics_of_features_that_are_missing_are_not_created_and_yet_refuse_sends(make_broker: Any) -> None:
@@ -113,7 +147,7 @@ def test_an_illegal_name_creates_nothing(make_broker: Any, name: str) -> None:
 
 
 def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -> None:
-    broker = make_broker("topics", **{"plugin.topics.max_topics": "9"})
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "10"})
     topics = topics_of(broker)
     assert topics.for_send("a", "TBW102", 4)
     assert topics.for_send("b", "TBW102", 4)
@@ -121,13 +155,13 @@ def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -
         with pytest.raises(RemoteFault) as caught:
             create()
         assert caught.value.code == 1
-        assert "9 topics are the limit (plugin.topics.max_topics)" in caught.value.remark
+        assert "10 topics are the limit (plugin.topics.max_topics)" in caught.value.remark
     assert topics.for_send("%RETRY%g", "TBW102", 4)
     assert topics.for_send("a", "TBW102", 4)
 
 
 def test_a_deleted_topic_makes_room(make_broker: Any) -> None:
-    broker = make_broker("topics", **{"plugin.topics.max_topics": "8"})
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "9"})
     assert topics_of(broker).for_send("a", "TBW102", 4)
     assert broker.ask(215, {"topic": "a"}).code == 0
     assert topics_of(broker).for_send("b", "TBW102", 4)

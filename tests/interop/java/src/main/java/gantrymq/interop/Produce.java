@@ -10,7 +10,8 @@ import org.apache.rocketmq.common.message.Message;
 
 /**
  * DefaultMQProducer: {@code count} messages in each of {@code modes} (sync, async, oneway, batch), one after another;
- * those of sync with the delay level {@code delay}.
+ * those of sync with the delay level {@code delay}. With {@code hold} it stays until stdin says {@code stop}: traces
+ * leave seconds later, and shutdown does not wait for them.
  */
 final class Produce {
     private static final int IN_FLIGHT = 64;
@@ -30,7 +31,8 @@ final class Produce {
     }
 
     static void run(Options options) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer(options.text("group", "interop-producer"));
+        DefaultMQProducer producer = new DefaultMQProducer(
+            options.text("group", "interop-producer"), options.text("trace", "false").equals("true"), null);
         producer.setNamesrvAddr(options.text("namesrv"));
         producer.setSendMsgTimeout(options.number("timeout", 10_000));
         producer.start();
@@ -44,6 +46,10 @@ final class Produce {
         }
         if (options.text("orders", "false").equals("true")) {
             produce.obey(index);
+        }
+        if (options.text("hold", "false").equals("true")) {
+            Lines.event("held");
+            Lines.awaitStop();
         }
         Lines.event("done");
         producer.shutdown();

@@ -13,7 +13,8 @@ final class PushConsume {
     }
 
     static void run(Options options) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(options.text("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(
+            options.text("group"), options.text("trace", "false").equals("true"), null);
         consumer.setNamesrvAddr(options.text("namesrv"));
         // 5.3.3 may lose the heartbeat that tells the subscription of its first rebalance (it finds its own lock
         // taken), and every broker refuses its pulls until the next one: 30 s by default.

@@ -1,0 +1,122 @@
+"""Clients that trace their messages find the topic for it, and ``mqadmin queryMsgTraceById`` shows their traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.names import TRACE_TOPIC
+from gantrymq.testing.clients import ForeignClient
+from gantrymq.testing.foreign import Java, ask
+from gantrymq.testing.mqadmin import MqAdmin, run_mqadmin
+from gantrymq.testing.processes import ChildFailed, wait_for
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
+
+Homes = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def admin(java: Java, homes: Homes) -> Iterator[MqAdmin]:
+    """RocketMQ's tool 4.9.7."""
+    with run_mqadmin(java, homes("tool")) as tool:
+        yield tool
+
+
+@pytest.fixture(scope="module")
+def admin5(java5: Java, homes: Homes) -> Iterator[MqAdmin]:
+    """The tool of 5.3.3, which reads the traces of its own clients."""
+    with run_mqadmin(java5, homes("tool5")) as tool:
+        yield tool
+
+
+def traces_of(tool: MqAdmin, nameserver: str, message_id: str) -> list[list[str]]:
+    """The rows that the tool prints about the message: kind, group, ..., state."""
+    printed = tool.run(["queryMsgTraceById", "-n", nameserver, "-i", message_id])
+    rows = [line.split() for line in printed.splitlines()]
+    return sorted(row for row in rows if row and row[0] in ("Pub", "Sub"))
+
+
+def is_routed(nameserver: str, topic: str) -> bool:
+    """Whether the nameserver has a route for the topic."""
+    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
+
+
+def make_topic(system: Any, topic: str) -> None:
+    """Create the topic, so that a consumer finds it at its start."""
+    ext = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    wait_for(lambda: is_routed(system.nameserver, topic))
+
+
+def wait_traces(tool: MqAdmin, nameserver: str, message_id: str, count: int) -> list[list[str]]:
+    """The rows once there are ``count``, or those that there are after a while: traces leave seconds later."""
+    found: list[list[str]] = []
+
+    def are_there() -> bool:
+        found[:] = traces_of(tool, nameserver, message_id)
+        return len(found) >= count
+
+    with suppress(ChildFailed):
+        wait_for(are_there)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("library", "tool", "producers", "kinds"),
+    [
+        ("java4_client", "admin", "interop-producer", ["Pub", "Sub"]),
+        # Its consumer traces messages with the property MSG_REGION only, which no 4.9 broker gives them.
+        ("java5_client", "admin5", "interop-producer", ["Pub"]),
+        ("go_client", "admin", "interop-go-producer", ["Pub", "Sub"]),
+    ],
+    ids=["java-4.9.7", "java-5.3.3", "go"],
+)
+def test_who_sent_and_who_consumed_a_message_is_shown(
+    library: str,
+    tool: str,
+    producers: str,
+    kinds: list[str],
+    gantry: Any,
+    names: Callable[[str], str],
+    request: pytest.FixtureRequest,
+) -> None:
+    client: ForeignClient = request.getfixturevalue(library)
+    topic, group = names("t"), names("g")
+    mqadmin: MqAdmin = request.getfixturevalue(tool)
+    make_topic(gantry, topic)
+    by = {"Pub": producers, "Sub": group}
+    options = (f"namesrv={gantry.nameserver}", f"topic={topic}", "count=3", "seed=1", "trace=true", "hold=true")
+    # 5.3.3's consumer traces nothing that comes while it starts, and no client waits for its traces when it stops.
+    with client.consumer(gantry.nameserver, topic, group, trace="true") as consumer:
+        with client.run("produce", *options) as producer:
+            sent = set()
+            for event in producer.events(60):
+                if event["event"] == "held":
+                    break
+                assert event["event"] == "sent"
+                sent.add(str(event["msgId"]))
+            assert len(sent) == 3
+            assert {message.msg_id for message in consumer.wait(3)} == sent
+            for message_id in sent:
+                found = wait_traces(mqadmin, gantry.nameserver, message_id, len(kinds))
+                assert [(row[0], row[1]) for row in found] == [(kind, by[kind]) for kind in kinds]
+                assert {row[-1] for row in found} == {"success"}
+            producer.say("stop")
+            producer.wait_event("done")
+        consumer.close()
+
+
+def test_the_topic_for_traces_has_a_route_before_the_first_trace(gantry: Any) -> None:
+    answer = ask(gantry.nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TRACE_TOPIC}))
+    assert answer.code == 0
+    assert b'"writeQueueNums":1' in answer.body
