@@ -71,6 +71,27 @@ def test_a_heartbeat_makes_a_member_a_group_and_its_retry_topic(broker: Any, con
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm, retry.topic_sys_flag) == (1, 1, 6, 0)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # NewLife.RocketMQ: all keys in .NET's case
+        '{"ClientID":"a@1","ConsumerDataSet":[{"GroupName":"shop","MessageModel":"BROADCASTING","SubscriptionDataSet":['
+        '{"Topic":"orders","SubString":"*","SubVersion":1}]}]}',
+        # some keys in another spelling, an enum in lower case, text for a number and one object for a list
+        '{"clientID":"a@1","consumer_data_set":[{"groupName":"shop","messageModel":"broadcasting","subscriptionDataSet":'
+        '{"topic":"orders","subString":"*","SubVersion":"1"}}]}',
+        # rocketmq-client-cpp: an enum by its number
+        '{"clientID":"a@1","consumerDataSet":[{"groupName":"shop","messageModel":0,"subscriptionDataSet":[{"topic":"orders",'
+        '"subString":"*","subVersion":"1"}]}]}\n',
+    ],
+)
+def test_a_heartbeat_in_another_clients_spelling_makes_a_member(broker: Any, connect: Any, body: str) -> None:
+    assert broker.ask(34, body=body.encode(), connection=connect()).code == 0
+    assert members(broker) == ["a@1"]
+    assert groups_of(broker).message_model("shop") == "BROADCASTING"
+    assert groups_of(broker).subscription("shop", "orders") == SubscriptionData.for_tags("orders", "*", 1)
+
+
 def test_a_unit_consumers_retry_topic_carries_the_flag(broker: Any, connect: Any) -> None:
     beat(broker, connect(), "a@1", consumer(unit_mode=True, message_model="BROADCASTING"))
     assert broker.services.get(TopicTable).get("%RETRY%shop").topic_sys_flag == 2
