@@ -53,6 +53,13 @@ class RecordFilter(ABC):
     def select(self, properties: Sequence[bytes]) -> list[bool]:
         """Which of the messages with these encoded properties are wanted. Never raises: what cannot be told is not."""
 
+    def cost(self, size: int) -> int:
+        """How much work it is to tell of a message with ``size`` bytes of properties, in units of half a microsecond.
+
+        Above 0. It bounds how many messages one pull looks at.
+        """
+        return 10
+
 
 FilterCompiler = Callable[[str], MessageFilter]
 """From an expression to its filter; raises ``RemoteFault`` with code 23 for one that cannot be read."""

@@ -45,6 +45,9 @@ class PullProcessor:
         self._is_slave = broker.broker_id != MASTER_ID
         self._limits = limits
         self._scan_entries = config.scan_entries
+        self._clock = broker.env.monotonic
+        self._turn_s = broker.config.limits.turn_budget
+        self._until = 0.0
         self._topics = broker.services.get(TopicTable)
         self._groups = broker.services.get(GroupTable)
         self._offsets = broker.services.get(ConsumerOffsets)
@@ -70,17 +73,23 @@ class PullProcessor:
             )
         )
 
-    def handle(self, requests: list[Request]) -> None:
-        """Answer each pull, or offer it to the holders."""
+    def handle(self, requests: list[Request]) -> int:
+        """Answer each pull, or offer it to the holders; those that are left come again when the turn's time is over."""
         waiting: list[Pull] = []
         done = 0
-        while done < len(requests):
+        self._until = self._clock() + self._turn_s
+        while done < len(requests) and (not done or not self._is_late()):
             done = self._answers.answer(requests, done, TURN_BYTES, partial(self._take, waiting, self._run))
-            while done < len(requests) and not self.postponed.is_full:
+            while done < len(requests) and not self.postponed.is_full and not self._is_late():
                 # Read at once but for the messages: what it commits must not come behind what is committed later.
                 self._take(waiting, self._postpone, requests[done])
                 done += 1
         self._offer(waiting)
+        return done
+
+    def _is_late(self) -> bool:
+        """Whether this turn's time is over: expressions take long to read, or to try."""
+        return self._clock() >= self._until
 
     def _offer(self, waiting: list[Pull]) -> None:
         if waiting and self._hold(batch=PullBatch(waiting, self._resume)) is None:
@@ -92,13 +101,13 @@ class PullProcessor:
             pull = self._parse(request)
         except RemoteFault as fault:
             request.answer(fault.code, fault.remark)
-            return 0
+            return TURN_BYTES if self._is_late() else 0
         given = run(pull)
         if given is None:
             # What it came with was read; it may wait for a minute, and a hundred thousand like it.
             request.forget()
             waiting.append(pull)
-        return given or 0
+        return TURN_BYTES if self._is_late() else given or 0
 
     def _tell_wait(self, pull: Pull, seconds: float) -> None:
         if self._statistics is not None:
@@ -110,7 +119,8 @@ class PullProcessor:
         return 0
 
     def _again(self, pull: Pull, wait: bool) -> int:
-        """Answer a pull that was postponed, or hold it; the bytes of its body."""
+        """Answer a pull that was postponed, or hold it; the bytes of its body, or of a turn when it took so long."""
+        self._until = self._clock() + self._turn_s
         wanted = pull.filter
         given = -1
         if isinstance(wanted, CodeFilter):
@@ -121,7 +131,7 @@ class PullProcessor:
         left = self._run(pull, wait)
         if left is None:
             self._offer([pull])
-        return left or 0
+        return TURN_BYTES if self._is_late() else left or 0
 
     def _send_back(self, pull: Pull) -> None:
         """Let the client ask again from the same offset."""
@@ -131,9 +141,14 @@ class PullProcessor:
         self._answer(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, later)
 
     def _resume(self, pulls: list[Pull]) -> None:
+        until = self._clock() + self._turn_s
         for pull in pulls:
             pull.may_hold = False
-            if not pull.request.connection.closed:
+            if pull.request.connection.closed:
+                continue
+            if self._clock() >= until and not self.postponed.is_full:
+                self.postponed.until_next_turn(pull)
+            else:
                 self._again(pull, wait=False)
                 if pull.request.answered:
                     pull.filter = RELEASED  # the holder may keep the pull until its time is up

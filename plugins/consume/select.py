@@ -8,12 +8,15 @@ from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.fast import PullLimits
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.record import is_intact, properties_in
+from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64
 """Records that are read before the filter is asked."""
 SCAN_ENTRIES = 512
 SCAN_BYTES = 4 * 1024 * 1024
-"""What one pull may look at: it runs while other connections wait. The consumer comes back for the rest at once."""
+SCAN_WORK = 40_000
+"""What one pull may look at, and how much work that may be (see ``RecordFilter.cost``): it runs while other connections
+wait. The consumer comes back for the rest at once."""
 
 Window = Callable[[int, int], memoryview | bytes | None]
 Found = tuple[int, int, memoryview | bytes]
@@ -29,16 +32,19 @@ def select_records(
 ) -> tuple[list[memoryview | bytes], int, bool]:
     """As :func:`gantrymq.kernel.fast.gather`, with the records that ``wanted`` selects."""
     found: list[memoryview | bytes] = []
-    total = scanned = looked_at = 0
+    total = scanned = looked_at = work = 0
     removed = False
     rows = list(ENTRY.iter_unpack(entries))
     messages, room, disk_messages, disk_room, disk_end = limits
-    while scanned < len(rows) and looked_at < SCAN_BYTES and len(found) < limits.most:
-        chunk = rows[scanned : scanned + READ_AT_ONCE]
+    at_once = max(1, min(READ_AT_ONCE, SCAN_WORK // wanted.cost(PROPERTIES_MAX_BYTES)))
+    while scanned < len(rows) and looked_at < SCAN_BYTES and work < SCAN_WORK and len(found) < limits.most:
+        chunk = rows[scanned : scanned + at_once]
         removed = removed or any(at < oldest for at, _, _ in chunk)
         records = list(_read(chunk, oldest, wanted, window, damaged))
         looked_at += sum(size for _, size, _ in records)
-        answers = wanted.select([properties_in(data) for _, _, data in records])
+        properties = [properties_in(data) for _, _, data in records]
+        work += sum(wanted.cost(len(own)) for own in properties)
+        answers = wanted.select(properties)
         chosen = {number: data for (number, _, data), is_wanted in zip(records, answers, strict=True) if is_wanted}
         for number, (at, size, _) in enumerate(chunk):
             if found:

@@ -47,6 +47,8 @@ class Part:
     constant: Value = None
     names: frozenset[str] = frozenset()
     """The properties that it reads."""
+    size: int = 1
+    """How many parts it is made of."""
 
 
 def literal(value: Value) -> Part:
@@ -64,7 +66,8 @@ def _made(kind: Kind, evaluate: Evaluate, *parts: Part) -> Part:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise BadExpression(f"more than {DEPTH_MAX} parts lie in one another")
-    return Part(kind, evaluate, depth, names=frozenset().union(*(part.names for part in parts)))
+    names = frozenset().union(*(part.names for part in parts))
+    return Part(kind, evaluate, depth, names=names, size=1 + sum(part.size for part in parts))
 
 
 def truth(part: Part) -> Part:

@@ -22,6 +22,8 @@ from gantrymq.remoting.properties import find_property
 EXPRESSION_MAX = 16_384
 """Characters, an IN with a thousand values and more: it is parsed while other connections wait, some tens of
 milliseconds at most. RocketMQ has no limit."""
+BYTES_SEARCHED = 1024
+"""In half a microsecond."""
 
 
 @attrs.frozen(eq=False)
@@ -30,6 +32,12 @@ class PropertyFilter(RecordFilter):
 
     condition: Callable[[dict[str, str]], object]
     names: tuple[tuple[str, bytes], ...]
+    size: int
+    """How many parts it is made of."""
+
+    def cost(self, size: int) -> int:
+        """See ``RecordFilter``: each part is tried, and each name is searched in all properties."""
+        return 10 + self.size + len(self.names) * (2 + size // BYTES_SEARCHED)
 
     def matches(self, tag_code: int) -> bool:
         """True: only the record can tell."""
@@ -59,7 +67,7 @@ def compile_sql92(expression: str) -> PropertyFilter:
         part = parse(expression)
     except (SyntaxFault, BadExpression, EvaluationFailed) as error:
         raise _refusal(str(error)) from None
-    return PropertyFilter(part.evaluate, tuple((name, name.encode()) for name in sorted(part.names)))
+    return PropertyFilter(part.evaluate, tuple((name, name.encode()) for name in sorted(part.names)), part.size)
 
 
 def _refusal(reason: str) -> RemoteFault:

@@ -161,6 +161,46 @@ def test_a_send_is_answered_before_the_heavy_requests_that_came_before_it(
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
 
 
+def test_a_send_is_answered_before_pulls_whose_expressions_take_long_to_read(wide: Cluster) -> None:
+    count = 40
+    pulls = [
+        sql_pull(" OR ".join(f"a{number} > {part}" for part in range(1200))) for number in range(1, count + 1)
+    ]  # fmt: skip
+    with RawPeer(wide.address, timeout=60) as attacker, RawPeer(wide.address, timeout=60) as other:
+        assert other.ask(send("T", b"x")).code == ResponseCode.SUCCESS
+        for number, request in enumerate(pulls, start=1):
+            request.opaque = number
+        attacker.send_bytes(b"".join(map(encode, pulls)))
+        answers = attacker.receive()
+        assert other.ask(send("T", b"x")).code == ResponseCode.SUCCESS
+        attacker.sock.setblocking(False)
+        try:
+            while more := attacker.receive():
+                answers += more
+        except BlockingIOError:
+            pass
+        attacker.sock.settimeout(60)
+        assert len(answers) < count // 2, "they were not in its way"
+        while len(answers) < count:
+            answers += attacker.receive()
+    assert {answer.code for answer in answers} == {ResponseCode.PULL_RETRY_IMMEDIATELY}
+
+
+@pytest.mark.trio
+async def test_a_pull_looks_at_fewer_messages_when_each_is_much_work(tmp_path: Path) -> None:
+    properties = "".join(f"b{number}\x01{number}\x02" for number in range(2500))
+    async with broker_and_channel(tmp_path) as (_, channel):
+        for _ in range(20):
+            assert (await channel.call(send("T", b"x", properties=properties))).code == ResponseCode.SUCCESS
+        reached = []
+        for expression in ("b1 = 'x'", " OR ".join(f"a{number} = 'x'" for number in range(1000))):
+            answer = await channel.call(sql_pull(expression))
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            reached.append(int((answer.ext or {})["nextBeginOffset"]))
+    assert reached[0] == 20
+    assert 1 <= reached[1] < 5
+
+
 def test_heavy_requests_of_a_closed_connection_are_not_worked_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
