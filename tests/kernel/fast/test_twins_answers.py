@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
+from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
@@ -108,7 +109,7 @@ class Run:
         broker: Any = SimpleNamespace(
             services=services, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
             filters={"TAG": compile_tags}, env=SimpleNamespace(monotonic=lambda: 5.0, memory_bytes=lambda: 8000),
-            broker_id=broker_id,
+            broker_id=broker_id, config=SimpleNamespace(limits=LimitsSection()),
         )  # fmt: skip
         suggestions = Suggestions(broker, suggests, 50)
         with pytest.MonkeyPatch.context() as patch:
