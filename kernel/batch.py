@@ -31,6 +31,11 @@ STORED: Final = frozenset(
 )
 """With these a row lies in the log, whatever else is to be said of it."""
 
+BATCH_MAX_MESSAGES: Final = 200_000
+"""Messages of one request to send. Their ids, with the longest hosts, still fit into the header of its answer."""
+BATCH_STORED_FACTOR: Final = 4
+"""All messages of one request together are stored in at most so many times ``store.max_message_bytes``."""
+
 
 class Trait:
     """Bits for what at least one row of a batch carries, so that a plugin leaves at once when nothing concerns it.

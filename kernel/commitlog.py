@@ -8,6 +8,7 @@ flush that succeeds would mean nothing. ``docs/format/record.md``, ``docs/format
 from __future__ import annotations
 
 from collections.abc import Iterator
+from errno import EIO
 
 import structlog
 
@@ -136,14 +137,17 @@ class CommitLog:
         if self._poison is not None:
             raise LogPoisoned(self._poison)
 
-    def poison(self, doing: str, error: OSError) -> LogPoisoned:
+    def poison(self, doing: str, error: BaseException) -> LogPoisoned:
         """Poison the log because ``error`` happened while ``doing``. Returns what is to be raised."""
+        is_disk = isinstance(error, OSError)
+        reason = str(error) if is_disk else f"{error!r:.1000}"
+        what_to_do = "Look after the disk, then start the broker again" if is_disk else "Start the broker again"
         self._poison = (
-            f"{doing} failed: {error}. Nothing more is acknowledged. Look after the disk, then start the broker again: "
+            f"{doing} failed: {reason}. Nothing more is acknowledged. {what_to_do}: "
             f"everything up to offset {self.durable} is safe"
         )
-        self._flusher.fail(error)
-        log.error("log poisoned", doing=doing, error=str(error), durable=self.durable)
+        self._flusher.fail(error if isinstance(error, OSError) else OSError(EIO, reason))
+        log.error("log poisoned", doing=doing, error=reason, durable=self.durable)
         return LogPoisoned(self._poison)
 
     # ------------------------------------------------------------------------------------------------------ write
@@ -152,9 +156,18 @@ class CommitLog:
         """Write the live rows of ``batch`` and fill its columns; refused rows get offset -1 and size 0.
 
         Rows that are too large are refused with MESSAGE_ILLEGAL. Without room for the next file the rest of the rows is
-        refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`.
+        refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`; whatever else
+        fails, memory included, poisons the log: queue offsets may have been given to records that it does not have.
         """
         self.check()
+        try:
+            self._append(batch)
+        except OSError as error:
+            raise self.poison("writing to the commit log", error) from error
+        except BaseException as error:
+            raise self.poison("appending to the commit log", error) from error
+
+    def _append(self, batch: AppendBatch) -> None:
         start, timestamp = self._tail
         timestamp = max(self.clock.now_ms(), timestamp)
         batch.place(start, timestamp)
@@ -167,8 +180,6 @@ class CommitLog:
             for row in rows[index:]:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
             log.warning("rows refused", reason=str(error), rows=len(rows) - index)
-        except OSError as error:
-            raise self.poison("writing to the commit log", error) from error
         if position > start:
             batch.end = position
             self._tail = (position, timestamp)
@@ -198,6 +209,8 @@ class CommitLog:
                 raise
             except OSError as error:
                 raise self.poison("writing to the commit log", error) from error
+            except BaseException as error:
+                raise self.poison("appending to the commit log", error) from error
             self._tail = (batch.end, max(batch.newest_timestamp if len(batch) else 0, timestamp))
             (self._behind or self._flusher).appended(*self._tail)
         return batch

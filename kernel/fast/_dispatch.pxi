@@ -132,9 +132,14 @@ cdef class DispatchRows(Columns):
     def tag_codes_of(self, topic, queue_id):
         """See :meth:`gantrymq.kernel.batch.DispatchBatch.tag_codes_of`."""
         cdef set codes = set()
-        cdef int32_t place, number = -1
-        if topic in self.groups.numbers:
-            number = self.groups.find(self.groups.topic(topic), queue_id)
+        cdef int32_t place, number
+        cdef object wanted = (topic, queue_id)
+        # Looked for among the queues that there are: asking must not add one.
+        for number in range(self.groups.count):
+            if self.groups.key(number) == wanted:
+                break
+        else:
+            return codes
         for place in range(self.count):
             if self.rows[place].group == number:
                 codes.add(self.rows[place].tag_code)

@@ -79,7 +79,10 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
     topics = topic_parts_of(some)
     try:
         for index in range(first, count):
-            row = &some.rows[index if chosen is None else <Py_ssize_t>chosen[index]]
+            place = index if chosen is None else <Py_ssize_t>chosen[index]
+            if not 0 <= place < some.count:
+                raise IndexError(f"the batch has no row {place}")
+            row = &some.rows[place]
             size = row.own_size + row.common_size
             if (
                 topics[some.groups.groups[row.group].topic].size == 0 or row.body_size > max_body

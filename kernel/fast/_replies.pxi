@@ -196,6 +196,8 @@ def answer_rows(batch):
     output.let_go(connection)
 
 
+@cython.boundscheck(True)
+@cython.wraparound(True)
 cdef int answer_lists(AppendRows some, form, other) except -1:
     """As :func:`answer_sends`, where somebody may have changed a column that the replies tell of."""
     cdef list origins = some.column(ORIGINS), statuses = some.column(STATUSES), queue_ids = some.column(QUEUE_IDS)

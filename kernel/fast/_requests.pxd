@@ -177,11 +177,13 @@ cdef class AppendRows(Columns):
     cdef Arena arena
     cdef object many
     cdef dict followers
+    cdef Block last_block
 
     cdef object cell(self, int number, Py_ssize_t place)
     cdef list make_origins(self)
     cdef int to_lists(self) except -1
     cdef bint some_made(self, int first, int behind)
+    cdef int keep_block(self, Block block) except -1
     cdef bint takes_rows(self)
     cdef Row* new_row(self) except NULL
     cdef int new_sender(self, origin, int32_t count, int kind) except -1

@@ -29,14 +29,21 @@ cdef class Column:
 
     cdef int number
 
-    def __init__(self, number):
+    def __cinit__(self, int number):
         self.number = number
 
     def __get__(self, batch, owner):
-        return self if batch is None else (<Columns>batch).column(self.number)
+        return self if batch is None else self.of(batch).column(self.number)
 
     def __set__(self, batch, value):
-        (<Columns>batch).replace_column(self.number, value)
+        self.of(batch).replace_column(self.number, value)
+
+    cdef Columns of(self, batch):
+        """``batch``, which must have this column: one of another kind has its own."""
+        cdef Columns columns = <Columns?>batch
+        if columns.made is None or not 0 <= self.number < len(columns.made):
+            raise AttributeError(f"this batch has no column {self.number}")
+        return columns
 
 
 cdef class Columns:
@@ -74,7 +81,8 @@ cdef class AppendRows(Columns):
     sizes = Column(SIZES)
     queue_offsets = Column(QUEUE_OFFSETS)
 
-    def __init__(self, done=None, int traits=0):
+    def __cinit__(self, done=None, int traits=0):
+        # Not __init__, which can be left out and called again, with rows that point to what it would replace.
         self.done = done
         self.traits = traits
         self.remarks = {}
@@ -200,6 +208,13 @@ cdef class AppendRows(Columns):
         self.senders[self.senders_count].kind = kind
         self.senders_count += 1
         self.origins_kept.append(origin)
+        return 0
+
+    cdef int keep_block(self, Block block) except -1:
+        """Let the bytes that rows point to live as long as these do, whatever becomes of the request."""
+        if block is not self.last_block:
+            self.kept.append(block)
+            self.last_block = block
         return 0
 
     cdef bint takes_rows(self):
@@ -409,6 +424,8 @@ cdef class AppendRows(Columns):
                 return False
         return True
 
+    @cython.boundscheck(True)
+    @cython.wraparound(True)
     def queue_of(self, Py_ssize_t row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.queue_of`."""
         if self.listed or not 0 <= row < self.count or self.some_made(TOPICS, QUEUE_IDS + 1):
@@ -421,7 +438,9 @@ cdef class AppendRows(Columns):
             fields.common, fields.common_size, name, value
         )
 
-    def property_of(self, Py_ssize_t row, bytes name):
+    @cython.boundscheck(True)
+    @cython.wraparound(True)
+    def property_of(self, Py_ssize_t row, bytes name not None):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.property_of`."""
         cdef Part value
         if self.listed or not 0 <= row < self.count or self.made[PROPERTIES] is not None:
@@ -430,6 +449,8 @@ cdef class AppendRows(Columns):
             return PyBytes_FromStringAndSize(<const char*>value.at, value.size)
         return None
 
+    @cython.boundscheck(True)
+    @cython.wraparound(True)
     def sizes_of(self, Py_ssize_t row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.sizes_of`."""
         cdef Row* fields
@@ -445,7 +466,9 @@ cdef class AppendRows(Columns):
             or self.made[PROPERTIES] is not None or self.made[SYS_FLAGS] is not None
         )
 
-    def divert(self, Py_ssize_t row, str topic, int32_t queue_id, dict changes, int32_t clear):
+    @cython.boundscheck(True)
+    @cython.wraparound(True)
+    def divert(self, Py_ssize_t row, str topic not None, int32_t queue_id, dict changes not None, int32_t clear):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.divert`."""
         if not 0 <= row < self.count or not self.may_divert():
             self.column(PROPERTIES)[row] = replace_properties(self.column(PROPERTIES)[row], changes)
@@ -463,6 +486,8 @@ cdef class AppendRows(Columns):
         for name, value in changes.items():
             size += len(name) + 2 + (0 if value is None else len(value))
         size += fields.own_size + fields.common_size + 1
+        if size > 0x7FFFFFFF:
+            raise ValueError(f"properties of {size} bytes cannot be stored")
         replaced = self.arena.take(size)
         memcpy(replaced, fields.own, fields.own_size)
         memcpy(replaced + fields.own_size, fields.common, fields.common_size)
@@ -474,6 +499,8 @@ cdef class AppendRows(Columns):
         fields.queue_id = self.groups.groups[group].queue_id
         return 0
 
+    @cython.boundscheck(True)
+    @cython.wraparound(True)
     def place_of(self, Py_ssize_t row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.place_of`."""
         if self.some_made(OFFSETS, COLUMNS) or not 0 <= row < self.count:

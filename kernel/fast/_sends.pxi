@@ -16,6 +16,12 @@ cdef class SendRequest(HotRequest):
     cdef int64_t born_timestamp
     cdef bint batch
 
+    def forget(self):
+        """See :meth:`gantrymq.kernel.processors.Request.forget`."""
+        HotRequest.forget(self)
+        self.properties = b""
+        self.properties_size = 0
+
 
 cdef int send_field(Text* name) noexcept nogil:
     """Which field of SEND_MESSAGE this is, as the number of its letter in SEND_MESSAGE_V2; -1 unknown."""
@@ -196,8 +202,11 @@ cdef Py_ssize_t without_end(const uint8_t* at, Py_ssize_t size) noexcept nogil:
     return size
 
 
-cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t common) noexcept nogil:
-    """How many messages a batch body holds; -1 when one is not as it must be, or wants more than to be stored."""
+cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t common, int64_t room) noexcept nogil:
+    """How many messages a batch body holds; -1 when one is not as it must be, or wants more than to be stored.
+
+    Also when they may not fit into ``room`` bytes with the ``common`` ones of each, or are too many: counted high here.
+    """
     cdef Py_ssize_t count = 0, length, body, own
     while size:
         if size < 22:
@@ -209,6 +218,9 @@ cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t co
         if own < 0 or 22 + body + own != length or own + 1 + common > PROPERTIES_MAX:
             return -1
         if wants_more(at + 22 + body, own):
+            return -1
+        room -= length + common + MORE_STORED
+        if room < 0 or count >= MESSAGES_MAX:
             return -1
         at += length
         size -= length
@@ -234,6 +246,13 @@ cdef inline bint has_word(const uint8_t* at, Py_ssize_t size, const char* word, 
             return True
         at += 1
     return False
+
+
+cdef enum:
+    MORE_STORED = 128 + 256  # bytes of a record beside body and properties: fixed fields and hosts, the longest topic
+
+cdef Py_ssize_t MESSAGES_MAX = BATCH_MAX_MESSAGES
+cdef int64_t BATCH_FACTOR = BATCH_STORED_FACTOR
 
 
 cdef struct Terms:
@@ -274,6 +293,7 @@ cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes mark) e
             return False
     if prepared:
         some.traits |= FOR_PREPARED
+    some.keep_block(send.block)
     some.new_sender(send, 1, MOVABLE if prepared else ITSELF)
     row = some.new_row()
     set_row(some, row, send, terms, some.groups.find(terms.topic, send.queue_id), wait)
@@ -293,18 +313,19 @@ cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, b
     row.common_size = <int32_t>PyBytes_GET_SIZE(common) - (0 if apart else 1)
 
 
-cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark) except -1:
-    """Add the rows of a batch; False when ``other`` must look at it."""
+cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark, int64_t room) except -1:
+    """Add the rows of a batch; False when ``other`` must look at it. ``room``: for all of it as it is stored."""
     cdef bytes common = common_properties(send, mark)
     cdef const uint8_t* at = send.body
     cdef Py_ssize_t length, body_size, own_size
-    cdef Py_ssize_t count = count_messages(at, send.body_size, PyBytes_GET_SIZE(common) - 1)
+    cdef Py_ssize_t count = count_messages(at, send.body_size, PyBytes_GET_SIZE(common) - 1, room)
     cdef bint wait = not has_word(send.properties, send.properties_size, b"WAIT\x01false", 10)
     cdef int32_t group
     cdef Row* row
     if count < 1 or wants_more(send.properties, send.properties_size):
         return False
     some.kept.append(common)
+    some.keep_block(send.block)
     some.new_sender(send, <int32_t>count, SEVERAL)
     some.waited = some.waited or wait
     group = some.groups.find(terms.topic, send.queue_id)
@@ -322,7 +343,7 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark) 
     return True
 
 
-def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes, many, other):
+def add_sends(batch, list requests not None, terms, bytes mark not None, Py_ssize_t max_body_bytes, many, other):
     """See :func:`gantrymq.kernel.fast.plain_requests.add_sends`."""
     cdef AppendRows some
     cdef dict known = {}
@@ -331,13 +352,14 @@ def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes
     cdef Terms now
     cdef bint batched = False, taken, several
     cdef bytes parted = b"\x02" + mark
+    cdef int64_t room = BATCH_FACTOR * <int64_t>max_body_bytes
     if type(batch) is not AppendRows:
         return plain.add_sends(batch, requests, terms, mark, max_body_bytes, many, other)
     some = <AppendRows>batch
     some.many = many
     some.kept.append(parted)
     for request in requests:
-        if type(request) is not SendRequest:
+        if type(request) is not SendRequest or (<SendRequest>request).block is None:  # which was forgotten
             other(batch, request)
             continue
         send = <SendRequest>request
@@ -362,7 +384,7 @@ def add_sends(batch, list requests, terms, bytes mark, Py_ssize_t max_body_bytes
             and not some.listed and not some.some_made(0, COLUMNS)
         ):
             several = send.batch or send.code == SEND_BATCH
-            taken = add_many(some, send, &now, parted) if several else add_one(some, send, &now, parted)
+            taken = add_many(some, send, &now, parted, room) if several else add_one(some, send, &now, parted)
             batched = batched or (several and taken)
         if not taken:
             other(batch, request)

@@ -1,8 +1,15 @@
 # One record out of the log, of which only what is asked for becomes objects. A part of _requests.pyx.
 
+cdef bytes NO_RECORD = bytes(HEAD)
+
 
 cdef class StoredRecord:
     """See :class:`gantrymq.kernel.record.Record`, which this is to who reads it. It has bytes of its own."""
+
+    def __cinit__(self):
+        # One that nobody filled is a record of zeros.
+        self.data = NO_RECORD
+        self.body_at = HEAD
 
     cdef const uint8_t* at(self, Py_ssize_t place) noexcept:
         return <const uint8_t*>PyBytes_AS_STRING(self.data) + place
@@ -72,7 +79,7 @@ cdef class StoredRecord:
     def message_id(self):
         return offset_message_id(self.store_host, self.offset)
 
-    def property_of(self, bytes name):
+    def property_of(self, bytes name not None):
         """See :meth:`gantrymq.kernel.record.Record.property_of`."""
         cdef Part value
         if not find_value(self.at(self.properties_at), self.properties_size, name, &value) or not value.size:

@@ -87,7 +87,7 @@ def add_sends(
     add = rows.append
     request: Any
     for request in requests:
-        if type(request) is SendRequest:
+        if type(request) is SendRequest and request.head:  # else it was forgotten
             fields, body = request.fields, request.body
             if fields.b != topic:
                 topic = fields.b

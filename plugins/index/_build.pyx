@@ -16,6 +16,8 @@ from gantrymq.plugins.index import plain
 
 KIND = "compiled"
 
+cdef Py_ssize_t KEYS = plain.KEYS_MAX
+
 cdef enum:
     ENTRY = 20
     ROLLED_BACK = 0xC
@@ -128,7 +130,7 @@ cdef int put_entry(Target* target, uint32_t value, int64_t offset, int64_t times
     return 0
 
 
-def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots, header, int64_t entries):
+def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots not None, header, int64_t entries):
     """See the plain twin."""
     cdef list topics = list(batch.topics) if type(batch.topics) is not list else batch.topics
     cdef list properties = list(batch.properties) if type(batch.properties) is not list else batch.properties
@@ -176,6 +178,8 @@ def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots, header, int
                     elif not next_word(&words, &word):
                         break
                     number += 1
+                    if number > KEYS:
+                        break
                     if number <= key:
                         continue
                     if target.count >= entries:
@@ -202,7 +206,7 @@ def put_rows(batch, Py_ssize_t row, Py_ssize_t key, bytearray slots, header, int
         free(target.out)
 
 
-def rebuild_slots(bytes data, int64_t first, int64_t offset, bytearray slots):
+def rebuild_slots(bytes data not None, int64_t first, int64_t offset, bytearray slots not None):
     """See the plain twin."""
     cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(data)
     cdef const uint8_t* end = at + PyBytes_GET_SIZE(data) // ENTRY * ENTRY

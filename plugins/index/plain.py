@@ -16,6 +16,8 @@ from gantrymq.remoting.properties import java_hash
 
 KIND: Final = "plain"
 
+KEYS_MAX: Final = 128
+"""Entries of one message. RocketMQ puts them all in: 32 KiB of KEYS are 16,000, ten times as many bytes."""
 _ROLLED_BACK: Final = 0xC
 """``MessageSysFlag.TRANSACTION_ROLLBACK_TYPE``: both bits; such a record has no place in the index."""
 _UNIQUE: Final = b"\x02UNIQ_KEY\x01"
@@ -38,6 +40,8 @@ def key_hash(text: bytes) -> int:
 def message_keys(properties: bytes) -> list[bytes]:
     """What a message is indexed by: the client's unique id, then each word of KEYS; equal ones as often as they are.
 
+    No more than :data:`KEYS_MAX`.
+
     Of several properties of one name the last counts, as in ``MessageDecoder.string2messageProperties``.
     """
     if b"KEY" not in properties:
@@ -45,7 +49,7 @@ def message_keys(properties: bytes) -> list[bytes]:
     text = b"\x02" + properties
     unique = _last_value(text, _UNIQUE)
     words = [word for word in _last_value(text, _KEYS).split(b" ") if word]
-    return [unique, *words] if unique else words
+    return ([unique, *words] if unique else words)[:KEYS_MAX]
 
 
 def _last_value(text: bytes, needle: bytes) -> bytes:

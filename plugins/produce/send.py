@@ -10,7 +10,7 @@ from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import GroupTable, TopicTable
-from gantrymq.plugins.produce.validate import check_properties, check_topic, split_batch, traits_of
+from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -115,9 +115,11 @@ class SendProcessor:
         if traits_of(given):
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can be neither delayed nor a transaction")
         messages = []
+        size = StoredSize(self._max_bytes, len(header.topic.encode()))
         for flag, body, own in split_batch(request.command.body):
             properties = own.rstrip(b"\x02") + b"\x02" + common if own else common
             check_properties(properties)
+            size.add(len(body), len(properties))
             if traits_of(own):
                 raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a batch can hold no delayed or half message")
             messages.append((flag, body, properties))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
+from gantrymq.kernel.record import LEAST_BYTES
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
@@ -71,6 +72,36 @@ def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a message of the batch has lengths that do not add up")
         yield flag, body[position + _INNER.size : properties_at], body[properties_at + 2 : end]
         position = end
+
+
+class StoredSize:
+    """What the messages of one batch come to when they are stored: each has the batch's properties besides its own.
+
+    A small request could become gigabytes of log otherwise. ``topic_size`` in bytes.
+    """
+
+    def __init__(self, max_message_bytes: int, topic_size: int) -> None:
+        self._limit = BATCH_STORED_FACTOR * max_message_bytes
+        self._each = LEAST_BYTES + topic_size
+        self._total = 0
+        self._count = 0
+
+    def add(self, body: int, properties: int) -> None:
+        """One more message, with so many bytes of body and properties; ``RemoteFault`` (13) when it is too much."""
+        self._count += 1
+        self._total += self._each + body + properties
+        if self._count > BATCH_MAX_MESSAGES:
+            raise RemoteFault(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the batch has more than {BATCH_MAX_MESSAGES} messages: send it in parts",
+            )
+        if self._total > self._limit:
+            raise RemoteFault(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "the batch as it is stored, each message with the batch's properties, has more than "
+                f"{self._limit} bytes ({BATCH_STORED_FACTOR} times store.max_message_bytes): send it in parts, or "
+                "with fewer properties",
+            )
 
 
 def traits_of(properties: bytes) -> int:

@@ -252,7 +252,7 @@ cdef class EndRows:
     cdef bytes last_name
     cdef int32_t last_topic
 
-    def __cinit__(self, AppendRows batch, terms):
+    def __cinit__(self, AppendRows batch not None, terms):
         self.batch = batch
         self.states, self.origin, self.moved = terms.states, terms.origin, terms.moved
         self.born, self.host, self.fitting = terms.born, terms.host, terms.fitting
@@ -354,7 +354,7 @@ def add_ends(batch, list endings, dict ended, terms, other):
             other(ending)
 
 
-def close_ends(batch, dict ended, bytearray states, int64_t origin):
+def close_ends(batch, dict ended not None, bytearray states not None, int64_t origin):
     """See :func:`gantrymq.plugins.transaction.plain.close_ends`."""
     cdef AppendRows some
     cdef int64_t offset, note, first = -1, last = -1, highest = -1
