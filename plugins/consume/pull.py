@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ class PullProcessor:
         self._scan_entries = config.scan_entries
         self._clock = broker.env.monotonic
         self._turn_s = broker.config.limits.turn_budget
-        self._until = 0.0
+        self._until = math.inf
         self._topics = broker.services.get(TopicTable)
         self._groups = broker.services.get(GroupTable)
         self._offsets = broker.services.get(ConsumerOffsets)
