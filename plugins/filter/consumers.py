@@ -35,6 +35,8 @@ DIED_BEFORE_MS: Final = 30_000
 """Whoever was alive in the file is taken to have died so long before it was read."""
 ENTRIES_MAX: Final = 10_000
 """Groups with names of chance must not fill the memory: beyond, the dead ones go, the longest dead first."""
+CHECKED_AT_ONCE: Final = 16_384
+"""Characters of new expressions that one update reads, and the rest of the last one: others wait meanwhile."""
 
 
 def bloom_positions(text: str) -> list[int]:
@@ -98,6 +100,7 @@ class ConsumerFilters:
         self._check = check
         self._entries: dict[tuple[str, str], ConsumerFilterData] = {}
         self._refused: set[tuple[str, str, str, str]] = set()
+        self._unchecked = 0
         self._changed = False
         stored = load_state(env, path, ConsumerFilterFile.from_bytes)
         if stored is not None:
@@ -116,6 +119,7 @@ class ConsumerFilters:
             if wish.expression_type not in ("", "TAG") and wish.sub_string
         }
         refused, self._refused = self._refused, set()
+        self._unchecked = CHECKED_AT_ONCE
         for key, wish in wanted.items():
             self._register(key, wish, now, refused)
         for key, entry in list(self._entries.items()):
@@ -148,6 +152,10 @@ class ConsumerFilters:
                 entry.client_version, entry.dead, entry.dead_time = wish.sub_version, False, 0
                 self._changed = True
             return
+        if (*key, *said) not in refused:
+            if self._unchecked <= 0:
+                return  # the next update goes on
+            self._unchecked -= len(wish.sub_string)
         if (*key, *said) in refused or not self._is_readable(*said):
             # The client is told when it pulls; what it wanted before it does not want any more.
             self._refused.add((*key, *said))

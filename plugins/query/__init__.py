@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.processors import Processor
+from gantrymq.kernel.processors import Heavy, Processor
 from gantrymq.plugins.query.requests import QueryRequests
 from gantrymq.remoting.codes import RequestCode
 
@@ -30,6 +30,6 @@ class QueryPlugin:
         """12 and 33."""
         requests = QueryRequests(broker)
         return {
-            RequestCode.QUERY_MESSAGE: requests.by_key,
-            RequestCode.VIEW_MESSAGE_BY_ID: requests.by_offset,
+            RequestCode.QUERY_MESSAGE: Heavy(requests.by_key),
+            RequestCode.VIEW_MESSAGE_BY_ID: Heavy(requests.by_offset),
         }

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 FIRST_LEVEL = 3
 """The delay level of the first return, where the consumer leaves it to the broker; each further one waits a level
 longer. Level 3 is 10 s by default."""
+TURN_BYTES = 4 * 1024 * 1024
+"""Of messages that are stored again in one turn."""
+REQUEST_BYTES = 4096
+"""What a request counts for at least: to look for a small message takes as long as to copy so many bytes."""
 LIMITS_SINCE = 121
 """From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
 UNIT_SUBSCRIPTION = 2
@@ -45,13 +49,22 @@ class SendBackProcessor:
         self._dead_letters = dead_letters
         self._statistics = broker.services.find(Statistics)
 
-    def handle(self, requests: list[Request]) -> None:
-        """Store each message again and answer when that is safe; a bad request is answered at once."""
+    def handle(self, requests: list[Request]) -> int:
+        """Store each message again and answer when that is safe; a bad request is answered at once.
+
+        A request of some bytes stands for a message of megabytes: what is beyond :data:`TURN_BYTES` comes again.
+        """
         # Without the trait RETRY: whether these attempts were the last is judged here.
         batch = AppendBatch(done=self._reply)
-        take_each(requests, partial(self._add, batch))
+        taken = size = 0
+        while taken < len(requests) and size < TURN_BYTES:
+            before = len(batch)
+            take_each(requests[taken : taken + 1], partial(self._add, batch))
+            size += REQUEST_BYTES + sum(len(body) for body in batch.bodies[before:])
+            taken += 1
         if len(batch):
             self._broker.append(batch)
+        return taken
 
     def _add(self, batch: AppendBatch, request: Request) -> None:
         header = read_header(SendBackHeader, request.command.ext)

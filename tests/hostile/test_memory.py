@@ -7,12 +7,15 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+import trio
 
+from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.services import Statistics
 from gantrymq.plugins.stats.items import PERIODS, Item
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.requests import send
 
 LONG = "x" * 4_000_000
 
@@ -64,3 +67,41 @@ def test_a_counter_takes_two_kibibytes_at_most_however_long_it_counts() -> None:
     finally:
         tracemalloc.stop()
     assert kept / len(items) < 2048
+
+
+@pytest.mark.trio
+async def test_messages_that_are_sent_back_are_copied_a_few_at_a_time(tmp_path: Path) -> None:
+    """A request of a hundred bytes stands for a message of megabytes."""
+    body, count = bytes(1024 * 1024), 60
+    async with broker_and_channel(tmp_path, store__commit_log_file_bytes="256 MiB") as (broker, channel):
+        sent = await channel.call(send("T", body))
+        offset = int((sent.ext or {})["msgId"][16:], 16)
+        sizes: list[int] = []
+        append = broker.append
+
+        def counted(batch: AppendBatch) -> None:
+            sizes.append(sum(map(len, batch.bodies)))
+            append(batch)
+
+        broker.append = counted  # type: ignore[method-assign]
+        header = {"offset": str(offset), "group": "G", "delayLevel": "3", "originTopic": "T"}
+        answers: list[int] = []
+
+        async def give_back() -> None:
+            answers.append((await channel.call(Command(RequestCode.CONSUMER_SEND_MSG_BACK, header), 60)).code)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(count):
+                nursery.start_soon(give_back)
+    assert answers == [ResponseCode.SUCCESS] * count
+    assert sum(sizes) == count * len(body)
+    assert max(sizes) <= 5 * 1024 * 1024
+
+
+@pytest.mark.parametrize("code", [RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID])
+def test_queries_whose_answers_have_megabytes_are_heavy(code: int, tmp_path: Path) -> None:
+    async def look() -> None:
+        async with broker_and_channel(tmp_path) as (broker, _):
+            assert code in broker.requests._heavy_codes
+
+    trio.run(look)

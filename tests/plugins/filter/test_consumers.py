@@ -167,3 +167,17 @@ def test_a_broken_file_is_mended_by_its_bak_or_refuses_the_start(env: MemoryEnv,
     env.replace(PATH, b"{")
     with pytest.raises(StartError, match=r"Mend /config/consumerFilter\.json"):
         ConsumerFilters(env, PATH, checks)
+
+
+def test_one_update_reads_some_new_expressions_and_the_next_ones_read_the_others(
+    filters: ConsumerFilters, checks: Checks
+) -> None:
+    long = "a = '" + "x" * 6000 + "'"
+    live = [wish(long, topic=f"T{number}") for number in range(10)] + [wish("?", topic="odd")]
+    counts = []
+    for _ in range(6):
+        filters.update(live)
+        counts.append(checks.count)
+    assert counts == [3, 6, 9, 11, 11, 11]
+    assert all(filters.get("shop", f"T{number}") is not None for number in range(10))
+    assert filters.get("shop", "odd") is None
