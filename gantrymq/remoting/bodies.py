@@ -105,8 +105,47 @@ class TopicConfigSerializeWrapper(Body):
     topic_queue_mapping_info_map: dict[str, TopicQueueMapping] | None = None
 
 
+RETRY_POLICIES: Final = ("EXPONENTIAL", "CUSTOMIZED")
+"""``GroupRetryPolicyType``, by its number."""
+
+
+class ExponentialRetryPolicy(Body):
+    """Delays between a message's attempts that grow by a factor; ``initial`` and ``max`` in ms (5.x)."""
+
+    initial: Int64 = 5000
+    max: Int64 = 7_200_000
+    multiplier: Int64 = 2
+
+
+class CustomizedRetryPolicy(Body):
+    """Delays between a message's attempts, each in ms (5.x). None: those of the delay levels."""
+
+    next: list[Int64] | None = None
+
+
+class GroupRetryPolicy(Body):
+    """How long a message of a group waits between its attempts (5.x)."""
+
+    type: Annotated[str, Meta(extra={NAMES: RETRY_POLICIES})] = "CUSTOMIZED"
+    exponential_retry_policy: ExponentialRetryPolicy | None = None
+    customized_retry_policy: CustomizedRetryPolicy | None = None
+
+    def __post_init__(self) -> None:
+        # Java reads none from an unknown name, and goes by this one then
+        self.type = enum_name(self.type, RETRY_POLICIES) or "CUSTOMIZED"
+
+
+class SimpleSubscriptionData(Body):
+    """What a group is configured to want of a topic (5.x)."""
+
+    topic: str | None = None
+    expression_type: str | None = None
+    expression: str | None = None
+    version: Int64 = 0
+
+
 class SubscriptionGroupConfig(Body):
-    """A consumer group's settings on one broker."""
+    """A consumer group's settings on one broker. The fields with None are 5.x's."""
 
     group_name: str = ""
     consume_enable: bool = True
@@ -121,6 +160,8 @@ class SubscriptionGroupConfig(Body):
     consume_message_orderly: bool | None = None
     consume_timeout_minute: Int32 | None = None
     group_sys_flag: Int32 | None = None
+    group_retry_policy: GroupRetryPolicy | None = None
+    subscription_data_set: list[SimpleSubscriptionData] | None = None
 
 
 class SubscriptionGroupWrapper(Body):

@@ -6,6 +6,7 @@ quotes count as numbers. Whatever else does not fit the type is the sender's fau
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
 import msgspec
@@ -33,6 +34,18 @@ class Body(msgspec.Struct, rename="camel"):
     def to_bytes(self, *, quoted_keys: bool = False) -> bytes:
         """The JSON text; see :func:`gantrymq.remoting.fastjson.dumps` for ``quoted_keys``."""
         return fastjson.dumps(self, quoted_keys=quoted_keys)
+
+    def to_bytes_with(self, unknown: Mapping[str, Any]) -> bytes:
+        """The JSON text with keys that this version does not know, as :meth:`unknown_keys` gave them."""
+        known = {field.encode_name: getattr(self, field.name) for field in msgspec.structs.fields(type(self))}
+        return fastjson.dumps(dict(sorted({**unknown, **known}.items())))
+
+    @classmethod
+    def unknown_keys(cls, value: Any) -> dict[str, Any]:
+        """What of the JSON object ``value`` no field of the class takes; empty for anything else."""
+        if not isinstance(value, dict):
+            return {}
+        return {key: item for key, item in value.items() if key not in cls.__struct_encode_fields__}
 
     @classmethod
     def from_request(cls, data: bytes) -> Self:

@@ -153,7 +153,7 @@ class OffsetResponse(Header, kw_only=True):
 
 
 class CreateTopicHeader(Header, kw_only=True):
-    """UPDATE_AND_CREATE_TOPIC (17)."""
+    """UPDATE_AND_CREATE_TOPIC (17). ``attributes``: changes such as ``+message.type=DELAY,-reserve.time`` (5.x)."""
 
     topic: str
     default_topic: str
@@ -163,6 +163,7 @@ class CreateTopicHeader(Header, kw_only=True):
     topic_filter_type: str
     topic_sys_flag: Int32 | None = None
     order: bool = False
+    attributes: str | None = None
 
 
 class SearchOffsetHeader(Header, kw_only=True):

@@ -8,7 +8,7 @@ import structlog
 
 from gantrymq.kernel.statefile import load_state
 from gantrymq.plugins.topics.config import TopicsConfig
-from gantrymq.plugins.topics.statetable import StateTable
+from gantrymq.plugins.topics.statetable import StateTable, Unknown
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -16,6 +16,10 @@ from gantrymq.remoting.names import SYSTEM_GROUPS, is_system_group, retry_topic,
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
+
+TABLE_KEY = "subscriptionGroupTable"
+TABLE_BYTES_MAX = 64 * 1024 * 1024
+"""What the settings of all groups may have as text; they stay in memory, and each change writes them all."""
 
 log = structlog.get_logger("gantrymq.topics")
 
@@ -33,10 +37,11 @@ class Groups:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
         self._config = config
         self._warned = False
-        self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, "subscriptionGroupTable")
-        stored = load_state(env, path, SubscriptionGroupWrapper.from_bytes)
-        if stored is not None:
-            self.table.take(stored.subscription_group_table, stored.data_version, validate_group)
+        self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, TABLE_KEY)
+        found = load_state(env, path, _read)
+        if found is not None:
+            stored, unknown = found
+            self.table.take(stored.subscription_group_table, stored.data_version, validate_group, unknown)
         for name in sorted(SYSTEM_GROUPS - self.table.entries.keys()):
             self.table.put(name, SubscriptionGroupConfig(name))
 
@@ -62,6 +67,12 @@ class Groups:
                 f"the group {config.group_name} is not created: {self._config.max_groups} groups are the limit "
                 "(plugin.topics.max_groups)",
             )
+        if self.table.text_bytes + len(config.to_bytes()) > TABLE_BYTES_MAX:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"the group {config.group_name} is not taken: the settings of all groups would have more than "
+                f"{TABLE_BYTES_MAX} bytes; delete groups that nobody uses",
+            )
         self.table.put(config.group_name, config)
 
     def adopt(self, body: bytes) -> bool:
@@ -69,9 +80,9 @@ class Groups:
 
         False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
         """
-        told = SubscriptionGroupWrapper.from_bytes(body)
+        told, unknown = _read(body)
         adopted = self.table.adopt(
-            told.subscription_group_table, told.data_version, is_system_group, validate_consumer_group
+            told.subscription_group_table, told.data_version, is_system_group, validate_consumer_group, unknown
         )
         if adopted:
             log.info("groups_adopted", groups=len(self.table.entries))
@@ -89,3 +100,7 @@ class Groups:
             return None
         log.info("group_created", group=group)
         return self.table.entries[group]
+
+
+def _read(data: bytes) -> tuple[SubscriptionGroupWrapper, Unknown]:
+    return SubscriptionGroupWrapper.from_bytes(data), Unknown.of(data, TABLE_KEY, SubscriptionGroupConfig)

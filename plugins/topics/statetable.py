@@ -1,20 +1,23 @@
 """Entries by name with a data version, kept in one JSON file of RocketMQ's form.
 
 Each entry's text is kept beside it, so that writing ten thousand of them is a join. An entry is replaced as a whole and
-never changed in place.
+never changed in place. What a file or a master says beyond what this version knows is written again as it was, so that
+a newer broker finds it when it takes the store back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import attrs
+import msgspec
 import structlog
 
 from gantrymq.remoting.bodies import DataVersion
 from gantrymq.remoting.body import Body
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.fastjson import dumps
+from gantrymq.remoting.fastjson import dumps, loads
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -22,6 +25,30 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 
 log = structlog.get_logger("gantrymq.topics")
+
+
+@attrs.frozen
+class Unknown:
+    """Keys of a table's text that this version does not know: beside the table, and in each entry."""
+
+    beside: Mapping[str, Any] = attrs.field(factory=dict)
+    entries: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, data: bytes, key: str, kind: type[Body]) -> Unknown:
+        """Those of the text ``data``, which has entries of ``kind`` under ``key``."""
+        try:
+            value = loads(data) if b'"$ref"' in data else msgspec.json.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            try:
+                value = loads(data)
+            except ValueError:  # whoever reads the entries says so
+                return cls()
+        if not isinstance(value, dict) or not isinstance(value.get(key), dict):
+            return cls()
+        beside = {name: item for name, item in value.items() if name not in (key, "dataVersion")}
+        entries = {name: kind.unknown_keys(entry) for name, entry in value[key].items()}
+        return cls(_writable(beside), {name: _writable(keys) for name, keys in entries.items() if keys})
 
 
 class StateTable(Generic[B]):
@@ -34,6 +61,10 @@ class StateTable(Generic[B]):
         self._key = key
         self._entries: dict[str, B] = {}
         self._texts: dict[str, bytes] = {}
+        self._unknown: dict[str, Mapping[str, Any]] = {}
+        self._beside: Mapping[str, Any] = {}
+        self.text_bytes = 0
+        """The bytes of all entries' texts together."""
         self.changed = False
 
     @property
@@ -41,9 +72,24 @@ class StateTable(Generic[B]):
         """The entries, not to be changed."""
         return self._entries
 
-    def take(self, stored: Mapping[str, B], version: DataVersion, validate: Callable[[str], None]) -> None:
+    def text(self, name: str) -> bytes:
+        """The entry's JSON text; KeyError when there is none."""
+        return self._texts[name]
+
+    def take(
+        self,
+        stored: Mapping[str, B],
+        version: DataVersion,
+        validate: Callable[[str], None],
+        unknown: Unknown | None = None,
+    ) -> None:
         """Start from what the file said. An entry with an illegal name is left out, loudly."""
+        unknown = unknown or Unknown()
         self.version = version
+        self._beside = unknown.beside
+        for name in stored:
+            self._unknown.pop(name, None)
+        self._unknown.update(unknown.entries)
         for name, entry in stored.items():
             try:
                 validate(name)
@@ -58,6 +104,7 @@ class StateTable(Generic[B]):
         version: DataVersion,
         kept: Callable[[str], bool],
         validate: Callable[[str], None],
+        unknown: Unknown | None = None,
     ) -> bool:
         """Become a copy of another broker's table; entries that are ``kept`` stay. False: the version is the same.
 
@@ -66,8 +113,8 @@ class StateTable(Generic[B]):
         if version == self.version:
             return False
         for name in [name for name in self._entries if name not in entries and not kept(name)]:
-            del self._entries[name], self._texts[name]
-        self.take(entries, version, validate)
+            self._forget(name)
+        self.take(entries, version, validate, unknown)
         self.changed = True
         try:
             self.save()
@@ -85,16 +132,17 @@ class StateTable(Generic[B]):
 
     def remove(self, name: str) -> bool:
         """Take the entry out; returns whether it was there."""
-        if self._entries.pop(name, None) is None:
+        if name not in self._entries:
             return False
-        del self._texts[name]
+        self._forget(name)
         self.touch()
         return True
 
     def encode(self) -> bytes:
         """The file's text, which is the answer to a request for the whole table as well."""
         entries = b",".join([dumps(name) + b":" + text for name, text in self._texts.items()])
-        return b'{"dataVersion":%s,"%s":{%s}}' % (self.version.to_bytes(), self._key.encode(), entries)
+        beside = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in self._beside.items()])
+        return b'{"dataVersion":%s,"%s":{%s}%s}' % (self.version.to_bytes(), self._key.encode(), entries, beside)
 
     def save(self) -> None:
         """Write the file if anything changed since it was read or written; OSError when it cannot be."""
@@ -103,10 +151,31 @@ class StateTable(Generic[B]):
             self.changed = False
 
     def _set(self, name: str, entry: B) -> None:
+        unknown = self._unknown.get(name)
+        text = entry.to_bytes_with(unknown) if unknown else entry.to_bytes()
+        self.text_bytes += len(text) - len(self._texts.get(name, b""))
         self._entries[name] = entry
-        self._texts[name] = entry.to_bytes()
+        self._texts[name] = text
+
+    def _forget(self, name: str) -> None:
+        del self._entries[name]
+        self.text_bytes -= len(self._texts.pop(name))
+        self._unknown.pop(name, None)
 
     def touch(self) -> None:
         """What others are told of the entries is another thing now: take the next data version."""
         self.version = self.version.next(self._env.wall_ms())
         self.changed = True
+
+
+def _writable(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``keys`` without those whose values are nested too deeply to be written, which is said."""
+    kept = {}
+    for name, value in keys.items():
+        try:
+            dumps({name: value})
+        except (TypeError, ValueError) as error:
+            log.warning("stored_key_ignored", name=name[:200], reason=str(error))
+        else:
+            kept[name] = value
+    return kept

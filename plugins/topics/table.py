@@ -12,7 +12,7 @@ from gantrymq.kernel.statefile import load_state
 from gantrymq.plugins.topics.autocreate import UNIT_SUBSCRIPTION, boot_topics, inherited, topic_config
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
-from gantrymq.plugins.topics.statetable import StateTable
+from gantrymq.plugins.topics.statetable import StateTable, Unknown
 from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -29,6 +29,8 @@ from gantrymq.remoting.names import (
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
+TABLE_KEY = "topicConfigTable"
+
 log = structlog.get_logger("gantrymq.topics")
 
 
@@ -41,10 +43,11 @@ class Topics:
         self.broker_perm = config.broker_perm
         self._groups = groups
         self.changed: Callable[[str], None] = _nobody
-        self.table: StateTable[TopicConfig] = StateTable(env, path, "topicConfigTable")
-        stored = load_state(env, path, TopicConfigSerializeWrapper.from_bytes)
-        if stored is not None:
-            self.table.take(stored.topic_config_table, stored.data_version, validate_topic)
+        self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
+        found = load_state(env, path, _read)
+        if found is not None:
+            stored, unknown = found
+            self.table.take(stored.topic_config_table, stored.data_version, validate_topic, unknown)
         boot = {topic.topic_name: topic for topic in boot_topics(config, cluster, broker)}
         self._own = frozenset(boot)
         for name, topic in boot.items():
@@ -171,8 +174,12 @@ class Topics:
 
         False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
         """
-        told = TopicConfigSerializeWrapper.from_bytes(body)
-        if not self.table.adopt(told.topic_config_table, told.data_version, self._own.__contains__, validate_topic):
+        told, unknown = _read(body)
+        # Beside its topics a 5.x master says which queues of static topics it has; a slave has none of its own.
+        entries = Unknown(entries=unknown.entries)
+        if not self.table.adopt(
+            told.topic_config_table, told.data_version, self._own.__contains__, validate_topic, entries
+        ):
             return False
         self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
         log.info("topics_adopted", topics=len(self.table.entries))
@@ -204,3 +211,7 @@ class Topics:
 
 def _nobody(_topic: str) -> None:
     """Nobody wants to know."""
+
+
+def _read(data: bytes) -> tuple[TopicConfigSerializeWrapper, Unknown]:
+    return TopicConfigSerializeWrapper.from_bytes(data), Unknown.of(data, TABLE_KEY, TopicConfig)

@@ -33,6 +33,7 @@ NO_LIMITS = {
     "plugins/filter/values.py: _INT_MAX": "Java's int",
     "plugins/filter/values.py: _LONG_MAX": "Java's long",
     "plugins/index/plain.py: _INT_MAX": "Java's int",
+    "plugins/topics/attributes.py: _LONG_MAX": "Java's long",
     "plugins/topics/admin.py: PERM_MAX": "the bits of a permission",
     "plugins/topics/admin.py: SYS_FLAG_MAX": "the bits of a flag",
     "broker.id": "a number that somebody chose",

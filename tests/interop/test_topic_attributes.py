@@ -1,0 +1,143 @@
+"""Attributes of topics and the 5.x fields of groups, asked of RocketMQ's 5.3.3 broker and of ours: the same answers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import Java, ask
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
+
+Names = Callable[[str], str]
+
+CHANGES = [
+    "+message.type=DELAY,+queue.type=SimpleCQ",
+    "+message.type=FIFO,+reserve.time=-1",
+    "",
+    "+reserve.time=9223372036854775807",
+    "-reserve.time",
+    "-reserve.time",
+    "+queue.type=SimpleCQ",
+    "-queue.type",
+    "+cleanup.policy=DELETE",
+    "message.type=DELAY",
+    "+message.type",
+    "+message.type=DELAY,+message.type=FIFO",
+    "+message.type=DELAY,-message.type",
+    "x+message.type=DELAY",
+    "+message-type=DELAY",
+    "+=DELAY",
+    "+color=red",
+    "+message.type=delay",
+    "+message.type=MIXED",
+    "+reserve.time=-2",
+    "+reserve.time=soon",
+    "+reserve.time=9223372036854775808",
+    "+message.type=A=B",
+    "-message.type",
+]
+"""One after the other, on one topic."""
+CREATIONS = [
+    "-message.type",
+    "+color=red",
+    "+cleanup.policy=KEEP",
+    "+queue.type=Other",
+    "+message.type=MIXED",
+    "+cleanup.policy=DELETE,+reserve.time=5",
+]
+"""Each creates a topic, or not."""
+GROUP = {
+    "retryMaxTimes": 3, "consumeMessageOrderly": True, "consumeTimeoutMinute": 20, "groupSysFlag": 1,
+    "groupRetryPolicy": {
+        "type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 1000, "max": 60000, "multiplier": 3},
+    },
+    "subscriptionDataSet": [{"topic": "orders", "expressionType": "TAG", "expression": "a||b", "version": 7}],
+}  # fmt: skip
+
+
+def set_topic(broker: str, topic: str, attributes: str) -> tuple[int, str | None]:
+    """Code and remark of a refusal; the order of a set says nothing, nor does the remark of a success."""
+    ext = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false", "attributes": attributes,
+    }  # fmt: skip
+    answer = ask(broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext))
+    if answer.code == 0:
+        return 0, None
+    remark = answer.remark and re.sub(
+        r"\[(.*)\]", lambda found: str(sorted(found[1].split(", "))), answer.remark.strip()
+    )
+    return answer.code, remark or None
+
+
+def attributes_of(broker: str, topic: str) -> dict[str, str] | None:
+    """The topic's attributes; None when there is no topic. Ours leaves the field out where there are none."""
+    answer = ask(broker, Command(RequestCode.GET_TOPIC_CONFIG, {"topic": topic}))
+    return json.loads(answer.body).get("attributes", {}) if answer.code == 0 else None
+
+
+def test_changes_of_attributes_are_answered_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+    topic = names("t")
+    for changes in CHANGES:
+        theirs, ours = (set_topic(system.broker, topic, changes) for system in (java5_system, gantry))
+        assert ours == theirs, changes
+        theirs_now, ours_now = (attributes_of(system.broker, topic) for system in (java5_system, gantry))
+        assert ours_now == theirs_now, changes
+
+
+def test_topics_are_created_with_attributes_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+    for number, attributes in enumerate(CREATIONS):
+        topic = names(f"t{number}")
+        theirs, ours = (set_topic(system.broker, topic, attributes) for system in (java5_system, gantry))
+        assert ours == theirs, attributes
+        theirs_now, ours_now = (attributes_of(system.broker, topic) for system in (java5_system, gantry))
+        assert ours_now == theirs_now, attributes
+
+
+@pytest.mark.parametrize("attributes", ["+queue.type=BatchCQ", "+cleanup.policy=COMPACTION"])
+def test_what_needs_another_store_is_refused_here_and_taken_there(
+    java5_system: Any, gantry: Any, names: Names, attributes: str
+) -> None:
+    topic = names("t")
+    assert set_topic(java5_system.broker, topic, attributes) == (0, None)
+    code, remark = set_topic(gantry.broker, topic, attributes)
+    assert (code, "is not supported: this broker" in str(remark)) == (1, True)
+    assert attributes_of(gantry.broker, topic) is None
+
+
+def test_the_5_x_fields_of_groups_are_kept_as_by_5_3_3(java5_system: Any, gantry: Any, names: Names) -> None:
+    group = names("g")
+    body = json.dumps({"groupName": group, **GROUP}).encode()
+    found = []
+    for system in (java5_system, gantry):
+        assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)).code == 0
+        answer = ask(system.broker, Command(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}))
+        told = json.loads(answer.body)
+        found.append({name: told[name] for name in GROUP})
+    assert found == [GROUP, GROUP]
+
+
+def test_mqadmin_5_sets_shows_and_deletes_attributes(
+    java5: Java, gantry: Any, homes: Callable[[str], Path], names: Names
+) -> None:
+    home, topic = homes("mqadmin"), names("t")
+
+    def update(attributes: str) -> str:
+        # The tool would take a value with a minus ahead for an option of its own.
+        return java5.mqadmin(home, "updateTopic", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic,
+                             "-r", "4", "-w", "4", f"--attributes={attributes}")  # fmt: skip
+
+    assert "message.type" in update("+message.type=DELAY,+reserve.time=72")
+    assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY", "reserve.time": "72"}
+    update("-reserve.time")
+    assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY"}
+    java5.mqadmin(home, "updateTopicPerm", "-n", gantry.nameserver, "-b", gantry.broker, "-t", topic, "-p", "4")
+    assert attributes_of(gantry.broker, topic) == {"message.type": "DELAY"}
