@@ -34,7 +34,7 @@ KINDS = (
     (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}:\d+"), "<address>"),
     (re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b"), "<host>"),
     (re.compile(r"\b\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d[:,.]?\d*"), "<time>"),
-    (re.compile(r"\b1[6-9]\d{11}\b"), "<ms>"),
+    (re.compile(r"(?<!\.)\b1[6-9]\d{11}\b"), "<ms>"),  # not the digits of a fraction
     (re.compile(r"\b[0-9A-F]{32}\b"), "<id>"),
     (re.compile(r"@[0-9a-f]{5,8}\b|0x[0-9a-f]{8,16}\b"), "<object>"),
     (re.compile(r"\b20\d{12,15}\b"), "<time>"),
