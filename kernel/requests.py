@@ -62,6 +62,7 @@ class RequestTable:
         self._heavy_codes: set[int] = set()
         self._left: set[Connection] = set()
         """Connections that have requests left from this call."""
+        self._passed_over = False
         owners: dict[int, str] = {}
         for info, processors in manager.by_plugin("register_processors", dict, broker=broker):
             for code, processor in processors.items():
@@ -81,14 +82,18 @@ class RequestTable:
         A peer's requests are taken in the order in which they came, but for those of two batch processors: a pull that
         carries an offset must not overtake, or be overtaken by, the commit that was sent behind or before it.
         """
+        begun = self._clock()
         codes = {request.code for request in requests}
         if len(codes) == 1 and (processor := self._batch.get(codes.pop())) is not None:
             self._answer_batch(processor, requests)
-            return
-        if requests:
+        elif requests:
             self._take(requests)
         if self.waiting:
-            self._take_waiting()
+            # New requests that took the turn's time leave none to those that wait, but not twice in a row.
+            is_late = self._clock() - begun >= self._limits.turn_budget
+            self._passed_over = is_late and not self._passed_over
+            if not self._passed_over:
+                self._take_waiting()
 
     def _take(self, requests: list[Request]) -> None:
         """Answer new requests for as long as the turn's time lasts."""

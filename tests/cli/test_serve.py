@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +17,14 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.cli import servers
+from gantrymq.cli.servers import COLLECTOR_THRESHOLDS, settle_collector
 from gantrymq.client import connect
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
 from gantrymq.testing.foreign import ask
+from gantrymq.testing.harness import make_broker
 from gantrymq.testing.processes import Child, gantrymq_child
 
 # a server that starts where it should refuse would run for ever
@@ -316,3 +321,43 @@ def test_a_switch_that_is_none_is_named(cli: Cli) -> None:
     outcome = cli("nameserver", "--listen", "127.0.0.1:0", "--set", "supportActing=true")
     assert outcome.code == 1
     assert "nameserver: 'supportActing' cannot be changed; these can: orderMessageEnable, " in outcome.err
+
+
+def test_the_collector_leaves_alone_what_was_there_at_the_start() -> None:
+    before = gc.get_threshold()
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.me = self
+
+    try:
+        for _ in range(2):
+            settle_collector()
+            assert gc.get_freeze_count() > 1000
+            assert gc.get_threshold() == COLLECTOR_THRESHOLDS
+        old = weakref.ref(Cycle())
+        assert old() is not None
+        settle_collector()
+        assert old() is None, "what a life before this one left behind goes"
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+def test_a_broker_settles_the_collector_before_it_says_that_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(servers, "settle_collector", lambda: said.append("settled"))
+    monkeypatch.setattr(servers, "say", said.append)
+
+    async def run() -> None:
+        broker = make_broker(tmp_path)
+        stop = trio.Event()
+        stop.set()
+        async with trio.open_nursery() as nursery:
+            await servers._live(broker, None, nursery, stop)
+
+    trio.run(run)
+    assert said[0] == "settled"
+    assert any(line.startswith("ready") for line in said[1:])

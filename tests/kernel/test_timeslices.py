@@ -103,9 +103,11 @@ def ask(connection: Connection, code: int, opaque: int, *, body: bytes = b"", on
 def test_what_is_left_of_a_turn_waits_and_connections_take_turns() -> None:
     bench, a, b = Bench(), Connection("a"), Connection("b")
     bench.table.handle([ask(a, SLOW, number) for number in range(6)] + [ask(b, SLOW, number) for number in range(2)])
-    assert bench.done == [("a", 0), ("a", 1), ("a", 2), ("b", 0)], "two new ones, and two that wait, one of each"
+    assert bench.done == [("a", 0), ("a", 1)]
     assert a.is_paused
     assert b.is_paused
+    bench.table.handle([])
+    assert bench.done[2:] == [("a", 2), ("b", 0)], "one of each"
     bench.table.handle([])
     assert bench.done[4:] == [("a", 3), ("b", 1)]
     assert not b.is_paused
@@ -114,6 +116,16 @@ def test_what_is_left_of_a_turn_waits_and_connections_take_turns() -> None:
     assert bench.done[6:] == [("a", 4), ("a", 5)]
     assert not a.is_paused
     assert bench.table.waiting.bytes == 0
+
+
+@pytest.mark.parametrize("code", [SEND, SLOW])
+def test_what_waits_has_its_turn_however_much_comes(code: int) -> None:
+    bench, a = Bench(), Connection("a")
+    bench.table.handle([ask(a, SLOW, number) for number in range(6)])
+    for number in range(8):
+        b = Connection("b")
+        bench.table.handle([ask(b, code, 2 * number), ask(b, code, 2 * number + 1)])
+    assert [number for name, number in bench.done if name == "a"] == list(range(6))
 
 
 def test_no_request_overtakes_another_one_of_its_connection() -> None:
