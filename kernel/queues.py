@@ -8,7 +8,7 @@ readers see them at once. Offsets of queues count entries, offsets of the log co
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from threading import Lock
 
 import attrs
@@ -95,6 +95,10 @@ class ConsumeQueues:
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))
+
+    def keys(self) -> Collection[tuple[str, int]]:
+        """Topic and number of each queue."""
+        return self._queues.keys()
 
     def open(self) -> None:
         """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""

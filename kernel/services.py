@@ -63,8 +63,12 @@ class TopicTable(Protocol):
     def set_ordered(self, topics: Collection[str]) -> None:
         """These are the ordered topics, and no others: ``order`` in their configurations."""
 
-    def adopt(self, body: bytes) -> bool:
-        """Have a master's topics, from its answer to GET_ALL_TOPIC_CONFIG; False when they were known already."""
+    def adopt(self, body: bytes, log_end: int = 0) -> bool:
+        """Have a master's topics, from its answer to GET_ALL_TOPIC_CONFIG; False when they were known already.
+
+        ``log_end``: where this log ended when the master was asked. Messages before it, of topics that were deleted
+        there, are deleted here too.
+        """
 
 
 class GroupTable(Protocol):

@@ -273,16 +273,21 @@ class Store:
         except OSError as error:
             raise self.log.poison("making room for the commit log", error) from error
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(self, topic: str, before: int | None = None) -> None:
         """Delete all queues of ``topic``: none of its messages that are in the log now can be read any more.
+
+        ``before``: those that lie before this offset of the log; nothing happens when a queue has others as well.
 
         It stays so over a crash and a rebuild of the queues. Should the topic come back while the broker lives, its
         queue offsets go on. :class:`OSError` when that cannot be noted; then nothing was deleted. ``ValueError`` for
         what is no topic's name.
         """
         check_topic(topic)
-        if any(known == topic for known, _ in self.queues.next_offsets):
-            self.queues.deletions.add(topic, self.log.end)
+        end = self.log.end if before is None else before
+        if any(queue.topic == topic and queue.log_end > end for queue in self.queues):
+            return
+        if end and any(known == topic for known, _ in (*self.queues.next_offsets, *self.queues.keys())):
+            self.queues.deletions.add(topic, end)
         self.queues.delete_topic(topic)
         self._progress = (self._progress[0], self.queues.units, self._progress[2])
 

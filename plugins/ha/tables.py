@@ -7,6 +7,7 @@ and a record of a topic that is not known here lets them be fetched at once: its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -41,6 +42,7 @@ class Tables:
         self._groups = services.find(GroupTable)
         self._offsets = services.find(ConsumerOffsets)
         self._delays = services.find(LevelPositions)
+        self._log_end: Callable[[], int] = lambda: broker.log.end
         self._whereabouts = whereabouts
         self._interval = interval
         self._failure = ""
@@ -92,8 +94,10 @@ class Tables:
             await trio.sleep_until(again_at)
 
     async def _fetch(self, channel: Channel, said: SaidOffsets) -> None:
-        if self._topics is not None and self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG)):
-            self._asked_for.clear()  # one may be gone, and come back
+        if self._topics is not None:
+            log_end = self._log_end()
+            if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
+                self._asked_for.clear()  # one may be gone, and come back
         if self._groups is not None:
             self._groups.adopt(await _ask(channel, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
         if self._offsets is not None:

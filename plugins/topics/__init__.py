@@ -69,6 +69,7 @@ class TopicsPlugin:
         groups = Groups(broker.env, f"{folder}/subscriptionGroup.json", self._config)
         topics = Topics(broker.env, f"{folder}/topics.json", self._config, groups, broker.cluster, broker.name)
         broker.services.provide(GroupTable, groups)
+        topics.forget = broker.store.delete_topic
         broker.services.provide(TopicTable, topics)
         self._groups = groups
         self._topics = topics

@@ -43,6 +43,8 @@ class Topics:
         self.broker_perm = config.broker_perm
         self._groups = groups
         self.changed: Callable[[str], None] = _nobody
+        self.forget: Callable[[str, int], None] = lambda topic, log_end: None
+        """Deletes a topic's messages before an offset of the log."""
         self.table: StateTable[TopicConfig] = StateTable(env, path, TABLE_KEY)
         found = load_state(env, path, _read)
         if found is not None:
@@ -169,20 +171,27 @@ class Topics:
             log.warning("topic_restored_from_queues", topic=name, queues=count, queues_seen=queues)
             self.changed(name)
 
-    def adopt(self, body: bytes) -> bool:
+    def adopt(self, body: bytes, log_end: int = 0) -> bool:
         """Have the topics of a master, as its answer to code 21 says them, beside those of every broker.
 
-        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
+        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read. Topics
+        that the master has deleted lose their messages before ``log_end`` here too, or they would be back when this
+        broker takes its place. A table that is older than the known one deletes nothing: a master may have lost its.
         """
         told, unknown = _read(body)
         # Beside its topics a 5.x master says which queues of static topics it has; a slave has none of its own.
         entries = Unknown(entries=unknown.entries)
+        is_newer = told.data_version.counter > self.table.version.counter
+        known = list(self.table.entries) if is_newer and log_end else []
         if not self.table.adopt(
             told.topic_config_table, told.data_version, self._own.__contains__, validate_topic, entries
         ):
             return False
         self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
         log.info("topics_adopted", topics=len(self.table.entries))
+        for name in known:
+            if name not in self.table.entries and not is_system_topic(name):
+                self._forget(name, log_end)
         self.changed(AUTO_CREATE_TOPIC)
         return True
 
@@ -194,6 +203,14 @@ class Topics:
         log.info("topic_removed", topic=topic)
         self.changed(topic)
         return True
+
+    def _forget(self, topic: str, log_end: int) -> None:
+        try:
+            self.forget(topic, log_end)
+        except OSError as error:
+            log.warning("deleted_topic_kept", topic=topic, reason=str(error))
+        else:
+            log.info("topic_deleted_by_master", topic=topic)
 
     def _create(self, topic: str, default_topic: str, default_queues: int, unit_mode: bool) -> TopicConfig | None:
         validate_topic(topic)

@@ -349,6 +349,27 @@ def test_a_deleted_topic_stays_deleted_over_a_crash() -> None:
     assert read_queue(store) == {10: b"new"}
 
 
+def test_a_deletion_up_to_an_offset_spares_a_topic_that_has_gone_on_behind_it() -> None:
+    env = MemoryEnv()
+    store, _, _ = open_store(env)
+    store.append(batch_of(bodies(0, 3)))
+    commit(store)
+    asked_at = store.log.end
+    store.append(batch_of([b"new"]))
+    commit(store)
+    store.delete_topic("T", asked_at)
+    assert len(read_queue(store)) == 4
+    store.delete_topic("T", store.log.end)
+    assert store.queues.get("T", 0) is None
+    store.append(batch_of([b"newer"]))
+    commit(store)
+    assert list(read_queue(store).values()) == [b"newer"]
+    store.abandon()
+    env.rmtree("store/consumequeue")
+    store, _, _ = open_store(env)
+    assert list(read_queue(store).values()) == [b"newer"]
+
+
 def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
     env = MemoryEnv()
     store = Store(env, "s")

@@ -106,7 +106,7 @@ class FakeStore:
 
     queues: FakeQueues
 
-    def delete_topic(self, topic: str) -> None:
+    def delete_topic(self, topic: str, before: int | None = None) -> None:
         self.queues.delete_topic(topic)
 
 

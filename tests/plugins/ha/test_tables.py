@@ -18,6 +18,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.testing.requests import send
 
 
 class Offsets:
@@ -66,6 +67,35 @@ def test_names_without_group_or_with_negative_queues_are_left_out() -> None:
     body = json.dumps({"offsetTable": {"T": {"0": 1}, "@G": {"0": 1}, "T@G": {"-1": 1}}}).encode()
     SaidOffsets().merge(offsets, body)
     assert offsets.table == {}
+
+
+@pytest.mark.trio
+async def test_a_topic_that_was_deleted_at_the_master_is_not_back_when_its_slave_takes_its_place(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master) as slave, open_channel(master.address) as channel:
+        for topic in ("gone", "kept"):
+            assert (await channel.call(send(topic, b"x"))).code == ResponseCode.SUCCESS
+        copied = slave.services.get(TopicTable)
+        await pair.until(lambda: copied.get("gone") is not None and slave.store.dispatched == master.log.end)
+        answer = await channel.call(Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}))
+        assert answer.code == ResponseCode.SUCCESS
+        await pair.until(lambda: copied.get("gone") is None)
+        assert slave.queues.get("gone", 0) is None
+    async with pair.master(home="slave") as promoted:
+        assert promoted.services.get(TopicTable).get("gone") is None
+        assert promoted.queues.get("kept", 0).max_offset == 1
+
+
+@pytest.mark.trio
+async def test_a_master_whose_table_is_older_deletes_no_message_of_a_slave(pair: Any) -> None:
+    async with pair.master() as master, pair.slave(master, sync_tables="1h") as slave:
+        older = master.services.get(TopicTable).table.encode()
+        async with open_channel(master.address) as channel:
+            assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+        copied = slave.services.get(TopicTable)
+        await pair.until(lambda: copied.get("T") is not None and slave.store.dispatched == master.log.end)
+        assert copied.adopt(older, slave.log.end)
+        assert copied.get("T") is None
+        assert slave.queues.get("T", 0).max_offset == 1
 
 
 @pytest.mark.trio
@@ -130,8 +160,8 @@ class Told(Channel):
 async def test_topics_that_nobody_knows_are_asked_for_once_and_not_all_the_time(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body: False)
-    broker: Any = SimpleNamespace(services=Services())
+    known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)
+    broker: Any = SimpleNamespace(services=Services(), log=SimpleNamespace(end=0))
     broker.services.provide(TopicTable, known)
     tables, channel = Tables(broker, Whereabouts("", "m:1", "m:2"), 3600.0), Told()
     stay: Any = tables._stay
