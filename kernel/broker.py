@@ -23,7 +23,7 @@ from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.flushing import FlushStrategy
-from gantrymq.kernel.housekeeping import tend_disk, watch_deadlines
+from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.observers import Observers
 from gantrymq.kernel.queues import ConsumeQueues
@@ -214,6 +214,7 @@ class Broker:
             services.start_soon(self._strategy.run)
             services.start_soon(watch_deadlines, self, self.sweep, self._acks)
             services.start_soon(tend_disk, self)
+            services.start_soon(mend_queues, self)
             for service in self._services:
                 services.start_soon(partial(_run_service, service))
             async with trio.open_nursery() as handlers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from errno import EIO
 from itertools import count as count_from
 from threading import Lock
 from typing import Final
@@ -26,6 +27,8 @@ FILLER_SIZE: Final = 0x7FFFFFFF
 FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
 REACH_UNITS: Final = 300_000
 """The widest gap that is filled; a queue offset further ahead is a damaged one."""
+LIGHT_TOPIC: Final = "%LMQ%"
+"""RocketMQ's light queues begin so: their entries lead to records of other topics."""
 _CHUNK_UNITS: Final = 512
 
 
@@ -47,8 +50,10 @@ class ConsumeQueue:
         tail_bytes: int,
         open_files: OpenFiles,
         extension: QueueExtension | None = None,
+        report: Callable[[ConsumeQueue, int], bool] = lambda queue, offset: False,
     ) -> None:
         self._env = env
+        self._report = report
         self._extension = extension or QueueExtension(env, f"{folder}_ext", staging)
         self._open_files = open_files
         self.folder = folder
@@ -71,6 +76,10 @@ class ConsumeQueue:
         """What was read of one generation stays true: another begins when entries are taken back."""
         self.log_end = 0
         """The log offset behind the last record that has an entry here."""
+        self.is_set_aside = False
+        """Whether files were found that could not be right, and are gone: all of the log has to be read again."""
+        self.corrected_for = 0
+        """The log's first offset when ``min_offset`` was set last."""
 
     def _make_segments(self) -> Segments:
         return Segments(self._env, self.folder, self._file_units * UNIT, self._staging, sparse=True)
@@ -83,12 +92,22 @@ class ConsumeQueue:
     def load(self) -> None:
         """Find the files and the last entry in them; files that cannot be right are deleted, to be built again."""
         try:
-            self._segments.load()
-        except StoreDamaged as error:
+            self._load()
+        except (StoreDamaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno != EIO:
+                raise
             log.error("consume queue will be built again", path=self.folder, reason=str(error))
+            self.is_set_aside = True
             self._segments.close()
             self._env.rmtree(self.folder)
             self._segments = self._make_segments()
+            self._load()
+        self._extension.load()
+        self._cut_extension()
+        self._segments.close()
+
+    def _load(self) -> None:
+        self._segments.load()
         self._written = self._segments.start
         for segment in reversed(list(self._segments)):
             if self._is_written(segment.base // UNIT):
@@ -98,9 +117,6 @@ class ConsumeQueue:
         self.min_offset = self._low
         self.max_offset = self._written // UNIT
         self._find_log_end()
-        self._extension.load()
-        self._cut_extension()
-        self._segments.close()
 
     def _is_written(self, unit: int) -> bool:
         entry: tuple[int, int, int] = ENTRY.unpack(self._segments.pread(unit * UNIT, UNIT))
@@ -110,7 +126,7 @@ class ConsumeQueue:
         self.log_end = 0
         for unit in range(self.max_offset - 1, self._low - 1, -1):
             offset, size, _ = self._entry(unit)
-            if size != FILLER_SIZE:
+            if offset >= 0 and 0 < size != FILLER_SIZE:
                 self.log_end = offset + size
                 break
 
@@ -166,14 +182,17 @@ class ConsumeQueue:
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
         return entry
 
-    def _next_real(self, unit: int, end: int) -> int:
-        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it."""
+    def _next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
+        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it.
+
+        One that leads nowhere is damaged, and counts only for ``any_place``.
+        """
         while unit < end:
             data = self.entries(unit, min(_CHUNK_UNITS, end - unit))
             if not data:
                 break
-            for _, size, _ in ENTRY.iter_unpack(data):
-                if size != FILLER_SIZE:
+            for at, size, _ in ENTRY.iter_unpack(data):
+                if size != FILLER_SIZE and (any_place or (at >= 0 and size > 0)):
                     return unit
                 unit += 1
         return end
@@ -278,6 +297,34 @@ class ConsumeQueue:
                 self._write_tail()
                 self._segments.sync()
 
+    # ------------------------------------------------------------------------------------------------------ repair
+
+    def suspect(self, offset: int) -> bool:
+        """Note that the entry at a queue offset leads to another record than its own, or to none.
+
+        True: it will be corrected from the log, who reads must not go on behind it. False: it was looked at already,
+        and what is missing is missing.
+        """
+        if offset >= self._written // UNIT or self.topic.startswith(LIGHT_TOPIC):
+            return False  # it was made out of the log in this life; or it leads to another topic's records by design
+        return self._report(self, offset)
+
+    def correct(self, entries: Mapping[int, bytes]) -> None:
+        """Put these entries, by queue offset, in the place of those there are; :class:`OSError`."""
+        with self._writing:
+            for offset, entry in entries.items():
+                if not self._gone and self._segments.start <= offset * UNIT < self._written:
+                    self._open_files.use(self)
+                    self._segments.write(offset * UNIT, entry)
+            self.generation += 1
+
+    def limit_log_end(self, bound: int) -> None:
+        """No record with an entry here ends behind ``bound`` of the log: where the last entry says so, it is wrong."""
+        if self.log_end > bound:
+            self.log_end = bound
+            if self.max_offset > self._low:
+                self.suspect(self.max_offset - 1)
+
     # --------------------------------------------------------------------------------------------------- both ends
 
     def correct_min(self, log_min: int) -> None:
@@ -285,11 +332,24 @@ class ConsumeQueue:
         low, high = self._low, self.max_offset
 
         def is_kept(unit: int) -> bool:
-            # A filler says nothing about its place: the next real entry does.
-            unit = self._next_real(unit, high)
-            return unit == high or self._entry(unit)[0] >= log_min
+            # Neither a filler nor one entry alone, which may be damaged, says where the log goes on: two of three do.
+            votes: list[bool] = []
+            while len(votes) < 3 and (unit := self._next_real(unit, high)) < high:
+                votes.append(self._entry(unit)[0] >= log_min)
+                unit += 1
+            return 2 * sum(votes) >= len(votes)
 
-        self.min_offset = self._next_real(self._first(low, high, is_kept), high)
+        unit = self._first(low, high, is_kept)
+        for _ in range(2):
+            # The votes may have come one entry too early. One that lies before the entry before it is damaged.
+            unit = self._next_real(unit, high, any_place=True)
+            if unit == high or not 0 <= self._entry(unit)[0] < log_min or self._entry(unit)[1] <= 0:
+                break
+            if unit > low and self._entry(unit)[0] < self._entry(unit - 1)[0]:
+                break
+            unit += 1
+        self.min_offset = self._next_real(unit, high, any_place=True)
+        self.corrected_for = log_min
 
     def drop_expired(self) -> None:
         """Delete the files that lie before ``min_offset`` as a whole; for a worker thread."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DEADLINE_TICK_S = 0.25
 DISK_TICK_S = 0.5
+REPAIR_TICK_S = 0.5
 
 
 async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
@@ -42,6 +43,15 @@ async def tend_disk(broker: Broker) -> None:
             broker.collect_state()
             await trio.to_thread.run_sync(broker.write_state)
         await trio.sleep(DISK_TICK_S)
+
+
+async def mend_queues(broker: Broker) -> None:
+    """Correct what readers have found to be wrong in consume queues, until cancelled; in a worker thread."""
+    repair = broker.store.repair
+    while True:
+        while repair.has_work:
+            await trio.to_thread.run_sync(repair.step)
+        await trio.sleep(REPAIR_TICK_S)
 
 
 def _tend(store: Store) -> None:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.kernel.commitlog import CommitLog, OutOfLog
+from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
+from gantrymq.kernel.record import record_owner
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -65,6 +66,16 @@ class LogWindows:
     def mistrust(self, start: int, end: int) -> None:
         """See :meth:`CommitLog.mistrust`."""
         self._log.mistrust(start, end)
+
+    def holds_damaged(self, offset: int, size: int, owner: tuple[str, int, int]) -> bool:
+        """Whether a record of this size lies there, by its own lengths, that names ``owner``: topic, queue id, offset.
+
+        For one whose body was found to be damaged.
+        """
+        try:
+            return record_owner(self._log.view(offset, size), offset) == owner
+        except (OutOfLog, CorruptRange):
+            return False
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
         """Where a part of the log begins that holds these ``size`` bytes, and that part: as much as is at hand.

@@ -30,6 +30,9 @@ log = structlog.get_logger("gantrymq.queues")
 DESCRIPTOR_SHARE = 4
 """A quarter of the process's descriptors: that many queues keep their files open."""
 
+SUSPECTS_MAX = 1024
+SETTLED_MAX = 65_536
+"""Entries that wait for their correction, and those that are remembered as corrected."""
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
 TagCodeRule = Callable[[int, bytes, int], int]
@@ -89,6 +92,9 @@ class ConsumeQueues:
         self.open_files = OpenFiles(descriptors_allowed(DESCRIPTOR_SHARE))
         self.next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
+        self.suspects: dict[tuple[ConsumeQueue, int], None] = {}
+        """Entries that readers found to be wrong, by queue and queue offset; they wait for their correction."""
+        self._settled: set[tuple[ConsumeQueue, int]] = set()
         self.units = 0
         self.tag_code_rules: dict[str, TagCodeRule] = {}
         """By topic: what its entries store in place of the tag's code. Set before the recovery, which asks it too."""
@@ -145,6 +151,7 @@ class ConsumeQueues:
             file_units=self._file_units,
             tail_bytes=self._tail_bytes,
             open_files=self.open_files,
+            report=self._report,
             extension=QueueExtension(
                 self._env, f"{self._extension.folder}/{topic}/{queue_id}", self._staging, self._extension.file_bytes
             ),
@@ -160,10 +167,7 @@ class ConsumeQueues:
         touched = []
         # Who wants an extension pays for a look at each row.
         stored = dict(zip(batch.offsets, batch.store_timestamps, strict=True)) if self._extension.writes else None
-        for each in queue_entries(batch, self.tag_code_rules):
-            entries = each if each.begin >= self.deletions.end else self._alive(each)
-            if entries is None:
-                continue
+        for entries in self.entries_of(batch):
             queue = self._queues.get((entries.topic, entries.queue_id))
             if queue is None:
                 try:
@@ -181,6 +185,13 @@ class ConsumeQueues:
         with self._guard:
             self._unflushed.update(touched)
 
+    def entries_of(self, batch: DispatchBatch) -> Iterator[QueueEntries]:
+        """What the queues get of a batch; nothing of records that were there when their topic was deleted."""
+        for each in queue_entries(batch, self.tag_code_rules):
+            entries = each if each.begin >= self.deletions.end else self._alive(each)
+            if entries is not None:
+                yield entries
+
     def _alive(self, entries: QueueEntries) -> QueueEntries | None:
         """``entries`` without those of records that were there when the topic was deleted; None if none is left."""
         end = self.deletions.ends.get(entries.topic, 0)
@@ -195,6 +206,33 @@ class ConsumeQueues:
             entries=entries.entries[dead * UNIT :],
             queue_offsets=queue_offsets,
         )
+
+    def _report(self, queue: ConsumeQueue, offset: int) -> bool:
+        """See :meth:`ConsumeQueue.suspect`."""
+        place = (queue, offset)
+        if place in self._settled:
+            return False
+        if place not in self.suspects:
+            if len(self.suspects) >= SUSPECTS_MAX:
+                return True  # its reader comes again
+            log.error("consume_queue_disagrees", topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset)
+            self.suspects[place] = None
+        return True
+
+    def settle(self, queue: ConsumeQueue, offset: int, *, changed: bool) -> None:
+        """An entry was looked at, and is as the log has it now: what is missing is missing."""
+        if len(self._settled) >= SETTLED_MAX:
+            self._settled.clear()
+        self._settled.add((queue, offset))
+        self.suspects.pop((queue, offset), None)
+        if changed:
+            with self._guard:
+                self._unflushed.add(queue)
+
+    def limit_log_ends(self, bound: int) -> None:
+        """See :meth:`ConsumeQueue.limit_log_end`."""
+        for queue in self:
+            queue.limit_log_end(bound)
 
     def flush(self) -> None:
         """Bring every entry that was put before onto the disk; for a worker thread.

@@ -87,6 +87,15 @@ def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     return records
 
 
+def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
+    """Whether a record is the one that the entry at a queue offset should lead to; see :meth:`ConsumeQueue.suspect`."""
+    return record is not None and (record.topic, record.queue_id, record.queue_offset) == (
+        queue.topic,
+        queue.queue_id,
+        offset,
+    )
+
+
 def stored_at(log: CommitLog, offset: int) -> int | None:
     """When the record at ``offset`` of the log was stored, in ms; None when none can be read there."""
     try:

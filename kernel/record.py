@@ -134,6 +134,45 @@ def is_intact(data: bytes | memoryview, offset: int) -> bool:
     )
 
 
+def owner_of(
+    head: bytes | memoryview, names: bytes | memoryview, offset: int, size: int
+) -> tuple[str, int, int] | None:
+    """Topic, queue id and queue offset that a record of ``size`` bytes at ``offset`` names; None when it is none.
+
+    ``head`` are its fixed fields at least, ``names`` what lies behind its body: the topic and the properties' length.
+    All lengths must agree. The body is not looked at.
+    """
+    try:
+        told, magic, _, place, bits = _PROOF.unpack_from(head)
+        fixed = HEADS[bits & HOST_V6_BITS].size
+        width = 1 if magic == MAGIC_V1 else 2
+        topic_end = width + int.from_bytes(names[:width], "big")
+        (properties,) = _U16.unpack_from(names, topic_end)
+    except struct.error:
+        return None
+    body = int.from_bytes(head[fixed - 4 : fixed], "big")
+    if told != size or place != offset or magic not in (MAGIC_V1, MAGIC_V2) or len(head) < fixed:
+        return None
+    if fixed + body + topic_end + 2 + properties != size:
+        return None
+    topic = bytes(names[width:topic_end]).decode("utf-8", "replace")
+    return topic, int.from_bytes(head[12:16], "big", signed=True), int.from_bytes(head[20:28], "big", signed=True)
+
+
+def body_end_in(record: bytes | memoryview) -> int:
+    """Where the body of a record that :func:`is_intact` ends."""
+    head = HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size
+    return head + int.from_bytes(record[head - 4 : head], "big")
+
+
+def record_owner(data: bytes | memoryview, offset: int) -> tuple[str, int, int] | None:
+    """As :func:`owner_of`, of a whole record."""
+    if len(data) < LEAST_BYTES:
+        return None
+    body_end = body_end_in(data)
+    return owner_of(data[: HEADS[HOST_V6_BITS].size], data[body_end : body_end + 260], offset, len(data))
+
+
 def properties_in(record: bytes | memoryview) -> bytes:
     """The encoded properties of a record that :func:`is_intact`; empty when they do not fit into it."""
     head = HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size

@@ -19,7 +19,7 @@ import structlog
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.checkpoint import Checkpoint, Marks
 from gantrymq.kernel.commitlog import SCAN_ROWS, CommitLog
-from gantrymq.kernel.consumequeue import ConsumeQueue
+from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import Stop, scan
 from gantrymq.kernel.logscan import scan_block
@@ -99,6 +99,8 @@ class Recovery:
         plan = self._plan_from_marks(self._marks) if self._marks is not None else self._plan_without_marks()
         if replay_from is not None:
             plan.start = min(plan.start, self._record_start(max(replay_from, self._segments.start)))
+        if any(queue.is_set_aside for queue in self._queues):
+            plan.start = self._segments.start
         start = plan.start
         self._sync_from(start)
         end = self._replay(plan, on_dispatch)
@@ -107,6 +109,7 @@ class Recovery:
             self._queues.truncate(end, self._is_entry)
         self._queues.correct_min(self._segments.start)
         self._queues.count()
+        self._queues.limit_log_ends(end)
         self._log.opened_at(end, self._last_timestamp)
         report = RecoveryReport(
             clean=self._clean,
@@ -138,11 +141,12 @@ class Recovery:
             if self._queues.units != marks.units:
                 log.warning("consume queues are not whole, reading all of the log", entries=self._queues.units)
                 start = self._segments.start
+        self._queues.limit_log_ends(max(marks.dispatched, self._segments.start))
         return _Plan(start, marks.durable, trusted=True)
 
     def _plan_without_marks(self) -> _Plan:
         if self._clean:
-            floor = max((queue.log_end for queue in self._queues), default=0)
+            floor = max((self._believed_end(queue) for queue in self._queues), default=0)
             floor = min(floor, self._segments.end)
             segment = self._segments.at(max(floor - 1, 0))
             return _Plan(segment.base if segment else self._segments.start, floor, trusted=False)
@@ -161,6 +165,13 @@ class Recovery:
                 start = segment.base
         self._queues.truncate(start, self._is_entry)
         return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)
+
+    def _believed_end(self, queue: ConsumeQueue) -> int:
+        """Where the record of the queue's last entry ends; 0 when that entry leads to another record, or to none."""
+        if queue.max_offset <= queue.min_offset:
+            return 0
+        at, size, _ = ENTRY.unpack(queue.entries(queue.max_offset - 1, 1))
+        return at + size if self._is_entry(queue, at, size) else 0
 
     def _record_start(self, offset: int) -> int:
         """``offset`` if the log can be read from there on, else the start of its file."""

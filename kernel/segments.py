@@ -20,6 +20,8 @@ log = structlog.get_logger("gantrymq.segments")
 _NAME = re.compile(r"[0-9]{20}")
 DISK_BLOCK_BYTES = 4096
 """What a disk gives or cannot give, and the system's page, is a multiple of it."""
+_END_MAX = 2**63 - 1
+"""Offsets are numbers of 64 bits in the files and in compiled code."""
 _CHUNK_BYTES = 1024 * 1024
 _ZEROS = bytes(_CHUNK_BYTES)
 _OPENING = threading.Lock()
@@ -119,6 +121,10 @@ class Segments:
                 raise StoreDamaged(
                     f"{path} has {size} bytes where {self.file_bytes} are configured: set the file size that this "
                     "store was written with, or bring the whole file back"
+                )
+            if segment.base % self.file_bytes or segment.end > _END_MAX:
+                raise StoreDamaged(
+                    f"{path} begins where no file of {self.file_bytes} bytes can: move it out, nothing was changed"
                 )
             if self._segments and self._segments[-1].end != segment.base:
                 raise StoreDamaged(

@@ -23,6 +23,7 @@ from gantrymq.kernel.env import Lock as StoreLock
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import dispatch_batch
 from gantrymq.kernel.queueextension import FILE_BYTES as EXTENSION_FILE_BYTES
+from gantrymq.kernel.queuerepair import QueueRepair
 from gantrymq.kernel.queues import ConsumeQueues, ExtensionPlace, check_topic
 from gantrymq.kernel.record import BODY_MAX_BYTES
 from gantrymq.kernel.recovery import Recovery, RecoveryReport
@@ -92,6 +93,8 @@ class Store:
         self._backlog_bytes = 0
         self._progress = (0, 0, 0)
         self._saving = Lock()
+        self.repair = QueueRepair(self.log, self.queues, lambda: self.dispatched)
+        """Corrects entries of the queues that readers found to be wrong."""
         self.recovered: RecoveryReport | None = None
         """What the recovery of this start found."""
         self.index_timestamp = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, PullForm, PullTerms, Suggest, pull_form
-from gantrymq.kernel.fast.plain_requests import PullLimits, reply_form
+from gantrymq.kernel.fast.plain_requests import PullLimits, QueuePart, reply_form
 
 STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
@@ -64,7 +64,7 @@ except AttributeError as error:
 
 __all__ = [
     "KIND", "STALE", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullLimits", "PullTerms",
-    "QueueEntries", "Stop", "Suggest", "add_sends", "answer_rows", "answer_sends", "dispatch_batch", "encode_rows",
-    "gather", "new_batch", "pull_form", "queue_entries", "read_pull_header", "read_records", "read_requests",
-    "reply_form", "scan", "tag_code", "tag_codes",
+    "QueueEntries", "QueuePart", "Stop", "Suggest", "add_sends", "answer_rows", "answer_sends", "dispatch_batch",
+    "encode_rows", "gather", "new_batch", "pull_form", "queue_entries", "read_pull_header", "read_records",
+    "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

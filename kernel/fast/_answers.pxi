@@ -269,7 +269,7 @@ cdef class PullAnswers:
             limits.disk_messages = min(messages, limits.disk_messages)
         return limits
 
-    cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, const Limits* limits,
+    cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, const Limits* limits, const Owner* owner,
                          Py_ssize_t* scanned) except -2:
         """Find the records of these entries, as :func:`gather` does; the bytes they have, -1 when one is unusual."""
         cdef Py_ssize_t number, found = 0, runs = 0
@@ -290,7 +290,7 @@ cdef class PullAnswers:
             if at < self.oldest or size < 88:
                 return -1
             record = self.bytes_at(at, size)
-            if record == NULL or not is_record(record, size, at):
+            if record == NULL or not is_record(record, size, at) or not is_of(record, size, owner, number):
                 return -1
             if runs and self.runs[runs - 1].at + self.runs[runs - 1].size == record:
                 self.runs[runs - 1].size += size
@@ -338,6 +338,7 @@ cdef class PullAnswers:
         cdef const uint8_t* entry = NULL
         cdef uint8_t* at
         cdef Form form
+        cdef Owner owner
         if queue is None:
             return -1
         low, high = queue.min_offset, queue.max_offset
@@ -357,7 +358,11 @@ cdef class PullAnswers:
         count = min(count, (PyBytes_GET_SIZE(entries) - (entry - <const uint8_t*>PyBytes_AS_STRING(entries))) // 20)
         if count < 1:
             return -1
-        total = self.collect(entry, count, limits, &scanned)
+        owner.topic = PyUnicode_AsUTF8AndSize(topic, &owner.topic_size)
+        if owner.topic_size >= 5 and memcmp(owner.topic, b"%LMQ%", 5) == 0:  # LIGHT_TOPIC of kernel.consumequeue
+            owner.topic = NULL
+        owner.queue_id, owner.first = queue_id, offset
+        total = self.collect(entry, count, limits, &owner, &scanned)
         if total < 0:
             return -1
         if commit_offset != NULL:

@@ -139,7 +139,34 @@ cdef bint is_record(const uint8_t* at, int64_t size, int64_t offset) noexcept no
     )
 
 
-def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
+cdef struct Owner:
+    # What the records of a queue's entries must say of themselves; without a topic nothing is asked of them.
+    const char* topic
+    Py_ssize_t topic_size
+    int64_t queue_id
+    int64_t first
+
+
+cdef bint is_of(const uint8_t* at, int64_t size, const Owner* owner, int64_t number) noexcept nogil:
+    """Whether the record at ``at``, which :func:`is_record`, is the one of this entry of a queue."""
+    cdef int64_t topic_at, width, told
+    cdef uint32_t bits
+    if owner.topic == NULL:
+        return True
+    bits = get32(at + 36)
+    topic_at = 88 + (12 if bits & 0x10 else 0) + (12 if bits & 0x20 else 0)
+    topic_at += <int64_t>get32(at + topic_at - 4)
+    width = 1 if get32(at + 4) == 0xDAA320A7u else 2
+    if topic_at + width + owner.topic_size > size:
+        return False
+    told = at[topic_at] if width == 1 else get16(at + topic_at)
+    return (
+        told == owner.topic_size and memcmp(at + topic_at + width, owner.topic, owner.topic_size) == 0
+        and <int32_t>get32(at + 12) == owner.queue_id and <int64_t>get64(at + 20) == owner.first + number
+    )
+
+
+def gather(bytes entries, limits, int64_t oldest, matches, window, wrong, part):
     """See :func:`gantrymq.kernel.fast.plain_requests.gather`."""
     cdef const uint8_t* entry = <const uint8_t*>PyBytes_AS_STRING(entries)
     cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // 20, number, runs = 0, found = 0, scanned = 0, filled = 0
@@ -152,8 +179,15 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
     cdef bytes body
     cdef Run* some
     cdef Limits bounds
+    cdef Owner owner
+    cdef bytes topic
+    cdef bint is_current = False
     if PyBytes_GET_SIZE(entries) % 20:
-        return plain.gather(entries, limits, oldest, matches, window, damaged)
+        return plain.gather(entries, limits, oldest, matches, window, wrong, part)
+    owner.topic = NULL
+    if part is not None:
+        topic, owner.queue_id, owner.first, is_current = part
+        owner.topic, owner.topic_size = PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
     bounds.messages, bounds.size, bounds.disk_messages, bounds.disk_size, bounds.disk_end = limits
     some = <Run*>PyMem_Malloc((min(count, max(bounds.messages, bounds.disk_messages)) + 1) * sizeof(Run))
     if some == NULL:
@@ -168,10 +202,13 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
             if size == FILLER_SIZE:
                 pass
             elif at < oldest:
-                removed = True
+                if at < 0 or is_current:
+                    wrong(number)
+                else:
+                    removed = True
             elif matches is None or matches(<int64_t>get64(entry + 12)):
                 if not holds(base, length, at, size):
-                    memory = window(at, size)
+                    memory = window(number, at, size)
                     if memory is None or size < 0:
                         entry += 20
                         continue
@@ -180,8 +217,10 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, damaged):
                     base, length = at, len(memory)
                     data = &view[0] if len(memory) else <const uint8_t*>b""
                 record = data + (at - base)
-                if not holds(base, length, at, size) or not is_record(record, size, at):
-                    damaged(at, size)
+                if not holds(base, length, at, size) or not is_record(record, size, at) or not is_of(
+                    record, size, &owner, number
+                ):
+                    wrong(number)
                     # What was just quarantined is not to be read through the window of before.
                     base = length = 0
                     entry += 20

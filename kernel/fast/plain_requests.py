@@ -16,7 +16,7 @@ from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entrie
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_rows, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, decode_at, is_intact
+from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, body_end_in, decode_at, is_intact
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, Frame, cut_frames
@@ -31,12 +31,13 @@ ENTRY: Final = struct.Struct(">qiq")
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size in an entry that stands for no message: where the queue begins late, or lost a record."""
 
-Window = Callable[[int, int], "memoryview | bytes | None"]
+Window = Callable[[int, int, int], "memoryview | bytes | None"]
+"""By the number of an entry, its offset and size: see :func:`gather`."""
 
 __all__ = [
-    "ENTRY", "FILLER_SIZE", "PullLimits", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows", "answer_sends",
-    "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header", "read_records",
-    "read_requests", "reply_form", "scan",
+    "ENTRY", "FILLER_SIZE", "PullLimits", "QueuePart", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows",
+    "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header",
+    "read_records", "read_requests", "reply_form", "scan",
 ]  # fmt: skip
 
 _PREFIX = struct.Struct(">iI")
@@ -44,6 +45,9 @@ _LENGTH_MASK: Final = 0xFFFFFF
 _LENGTH = struct.Struct(">i")
 _PROOF = struct.Struct(">iII16xqI44xi")
 """Of a record with hosts of IPv4: size, magic, CRC, log offset, sys flag, body length."""
+_PLACE = struct.Struct(">i4xq")
+"""Of a record, from its queue id on: that and the queue offset."""
+_LAST_OF_V1: Final = MAGIC_V1 & 0xFF
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _V4_HEAD_SIZE: Final = HEADS[0].size
 
@@ -131,19 +135,44 @@ class PullLimits(NamedTuple):
         return max(self.messages, self.disk_messages)
 
 
+def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, number: int) -> bool:
+    """Whether an intact record, whose body ends there, is the one of an entry of ``part``."""
+    if part is None:
+        return True
+    start = body_end + (1 if record[7] == _LAST_OF_V1 else 2)
+    return (
+        record[start : start + len(part.topic)] == part.topic
+        and int.from_bytes(record[body_end:start], "big") == len(part.topic)
+        and _PLACE.unpack_from(record, 12) == (part.queue_id, part.first + number)
+    )
+
+
+class QueuePart(NamedTuple):
+    """Which entries of which queue are read: what their records must say of themselves."""
+
+    topic: bytes
+    queue_id: int
+    first: int
+    """The queue offset of the first one."""
+    is_current: bool
+    """Whether no entry is known to lie before the log's begin."""
+
+
 def gather(
     entries: bytes,
     limits: PullLimits,
     oldest: int,
     matches: Callable[[int], bool] | None,
     window: Window,
-    damaged: Callable[[int, int], None],
+    wrong: Callable[[int], None],
+    part: QueuePart | None,
 ) -> tuple[list[bytes | memoryview], int, bool, int]:
     """The records of these queue entries that ``matches`` lets through, within ``limits``.
 
     As in RocketMQ the first entry that does not fit ends the answer, whether or not its record is wanted.
-    ``window(offset, size)`` gives the log from that offset on, the record at least, or None when it cannot be read.
-    What is no record (see :func:`is_intact`) is told to ``damaged(offset, size)`` and left out.
+    ``window(number, offset, size)`` gives the log from that offset on, the record at least, or None when there is none
+    that can be read. An entry that leads to no record (see :func:`is_intact`), or to one of another place than
+    ``part`` says, is told to ``wrong(number)`` and left out. Both may raise.
     Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
     records in the body.
     """
@@ -153,7 +182,7 @@ def gather(
     data: bytes | memoryview = b""
     unpack, crc32 = _PROOF.unpack_from, zlib.crc32
     messages, room, disk_messages, disk_room, disk_end = limits
-    for at, size, code in ENTRY.iter_unpack(entries):
+    for number, (at, size, code) in enumerate(ENTRY.iter_unpack(entries)):
         if not parts:
             pass
         elif at < disk_end:
@@ -165,10 +194,13 @@ def gather(
         if size == FILLER_SIZE:
             continue
         if at < oldest:
-            removed = True
+            if at < 0 or (part is not None and part.is_current):
+                wrong(number)
+            else:
+                removed = True
         elif matches is None or matches(code):
             if at < base or at + size > end or size < 0:
-                found = window(at, size)
+                found = window(number, at, size)
                 if found is None:
                     continue
                 data, base, end = found, at, at + len(found)
@@ -183,15 +215,16 @@ def gather(
                     and 0 <= length < size - _V4_HEAD_SIZE
                     and magic in _MAGICS
                     and crc32(record[_V4_HEAD_SIZE : _V4_HEAD_SIZE + length]) & CRC_MASK == crc
+                    and is_of(record, _V4_HEAD_SIZE + length, part, number)
                 ):
                     parts.append(record)
                     total += size
                     continue
-            if is_intact(record, at):
+            if is_intact(record, at) and is_of(record, body_end_in(record), part, number):
                 parts.append(record)
                 total += size
             else:
-                damaged(at, size)
+                wrong(number)
                 # What was just quarantined is not to be read through the window of before.
                 base = end = 0
     return parts, scanned, removed, len(parts)

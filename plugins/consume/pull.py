@@ -18,7 +18,7 @@ from gantrymq.kernel.processors import Request
 from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
-from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, read_queue
+from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
 from gantrymq.plugins.consume.subscriptions import RELEASED, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
@@ -248,6 +248,9 @@ class PullProcessor:
         except NotAtHand as absent:
             pull.request.forget()
             self.postponed.until_fetched(pull, absent.fetch)
+            return 0
+        except QueueDisagrees as error:
+            pull.request.answer(ResponseCode.SYSTEM_ERROR, str(error))
             return 0
         except UnreadableRange as error:  # the log has a line about it already
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")

@@ -13,8 +13,8 @@ import attrs
 import structlog
 
 from gantrymq.kernel.commitlog import CorruptRange, UnreadableRange
-from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
-from gantrymq.kernel.fast import PullLimits, gather
+from gantrymq.kernel.consumequeue import ENTRY, LIGHT_TOPIC, ConsumeQueue
+from gantrymq.kernel.fast import PullLimits, QueuePart, gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
@@ -83,7 +83,8 @@ def read_queue(
     """The records of ``queue`` from ``offset`` on, within ``limits``.
 
     :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``. ``UnreadableRange``
-    when the disk cannot give the first of them, :class:`OSError` when it cannot give the queue's entries.
+    when the disk cannot give the first of them, :class:`QueueDisagrees` when its entry is wrong, :class:`OSError` when
+    the disk cannot give the queue's entries.
     """
     if queue is None:
         return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -104,17 +105,23 @@ def read_queue(
         raise NotAtHand(partial(queue.entries, offset, count))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
-    return _gather(windows, entries, offset, (low, high), limits, wanted, wait=wait)
+    return _gather(windows, queue, entries, offset, (low, high), limits, wanted, wait=wait)
 
 
-def _entries_before(entries: bytes, offset: int) -> bytes:
-    """The entries before the one of the record at a log offset."""
-    places = [at for at, _, _ in ENTRY.iter_unpack(entries)]
-    return entries[: places.index(offset) * ENTRY.size]
+class QueueDisagrees(Exception):
+    """An entry leads to another record than its own: the queue is corrected from the log, the pull comes again."""
+
+
+class _Stop(Exception):
+    """An answer must end before the entry with this ``number``, because of what it was raised from."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def _gather(
     windows: LogWindows,
+    queue: ConsumeQueue,
     entries: bytes,
     offset: int,
     bounds: tuple[int, int],
@@ -123,34 +130,46 @@ def _gather(
     *,
     wait: bool,
 ) -> PullResult:
-    def window(at: int, size: int) -> memoryview | bytes | None:
+    def window(number: int, at: int, size: int) -> memoryview | bytes | None:
         try:
             return windows.window(at, size, wait=wait)
-        except UnreadableRange:
-            raise  # it may be readable the next time: the consumer does not go on behind it
-        except (ValueError, CorruptRange) as error:
+        except UnreadableRange as error:
+            raise _Stop(number) from error  # it may be readable the next time: the consumer does not go on behind it
+        except CorruptRange as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
             log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
             return None
+        except ValueError:
+            wrong(number)
+            return None
 
-    def damaged(at: int, size: int) -> None:
-        windows.mistrust(at, at + size)
-        log.error("record damaged on the disk, skipped", offset=at, size=size)
+    def wrong(number: int) -> None:
+        at, size, _ = ENTRY.unpack_from(entries, number * ENTRY.size)
+        where = offset + number
+        if windows.holds_damaged(at, size, (queue.topic, queue.queue_id, where)):
+            # The record says that it is the entry's own: so its body is what is damaged, and the queue is right.
+            windows.mistrust(at, at + size)
+        elif queue.suspect(where):
+            raise _Stop(number) from QueueDisagrees(f"the queue's entry {where} is being corrected from the log")
+        log.error("record damaged on the disk, skipped", queue_offset=where, offset=at, size=size)
 
     oldest = windows.min_offset
     parts: list[bytes | memoryview]
+    part = None
+    if not queue.topic.startswith(LIGHT_TOPIC):
+        part = QueuePart(queue.topic.encode(), queue.queue_id, offset, queue.corrected_for >= oldest)
     try:
         if isinstance(wanted, RecordFilter):
-            parts, scanned, removed = select_records(entries, limits, oldest, wanted, window, damaged)
+            parts, scanned, removed = select_records(entries, limits, oldest, wanted, window, wrong, part)
             messages = len(parts)
         else:
             matches = None if wanted.matches_all else wanted.matches
-            parts, scanned, removed, messages = gather(entries, limits, oldest, matches, window, damaged)
-    except UnreadableRange as error:
-        before = _entries_before(entries, error.offset)
-        if not before:
-            raise
-        return _gather(windows, before, offset, bounds, limits, wanted, wait=wait)
+            parts, scanned, removed, messages = gather(entries, limits, oldest, matches, window, wrong, part)
+    except _Stop as stop:
+        if not stop.number and stop.__cause__ is not None:
+            raise stop.__cause__ from None
+        before = entries[: stop.number * ENTRY.size]
+        return _gather(windows, queue, before, offset, bounds, limits, wanted, wait=wait)
     low, high = bounds
     looked_at, _, _ = ENTRY.unpack_from(entries, ENTRY.size * (scanned - 1))
     if parts:

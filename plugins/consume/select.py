@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.fast import PullLimits
+from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.fast import PullLimits, QueuePart
+from gantrymq.kernel.fast.plain_requests import is_of
 from gantrymq.kernel.filters import RecordFilter
-from gantrymq.kernel.record import is_intact, properties_in
+from gantrymq.kernel.record import body_end_in, is_intact, properties_in
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64
@@ -18,7 +19,7 @@ SCAN_WORK = 40_000
 """What one pull may look at, and how much work that may be (see ``RecordFilter.cost``): it runs while other connections
 wait. The consumer comes back for the rest at once."""
 
-Window = Callable[[int, int], memoryview | bytes | None]
+Window = Callable[[int, int, int], memoryview | bytes | None]
 Found = tuple[int, int, memoryview | bytes]
 
 
@@ -28,7 +29,8 @@ def select_records(
     oldest: int,
     wanted: RecordFilter,
     window: Window,
-    damaged: Callable[[int, int], None],
+    wrong: Callable[[int], None],
+    part: QueuePart | None,
 ) -> tuple[list[memoryview | bytes], int, bool]:
     """As :func:`gantrymq.kernel.fast.gather`, with the records that ``wanted`` selects."""
     found: list[memoryview | bytes] = []
@@ -39,8 +41,8 @@ def select_records(
     at_once = max(1, min(READ_AT_ONCE, SCAN_WORK // wanted.cost(PROPERTIES_MAX_BYTES)))
     while scanned < len(rows) and looked_at < SCAN_BYTES and work < SCAN_WORK and len(found) < limits.most:
         chunk = rows[scanned : scanned + at_once]
-        removed = removed or any(at < oldest for at, _, _ in chunk)
-        records = list(_read(chunk, oldest, wanted, window, damaged))
+        removed = removed or any(0 <= at < oldest for at, _, _ in chunk)
+        records = list(_read(chunk, scanned, oldest, wanted, window, wrong, part))
         looked_at += sum(size for _, size, _ in records)
         properties = [properties_in(data) for _, _, data in records]
         work += sum(wanted.cost(len(own)) for own in properties)
@@ -61,20 +63,28 @@ def select_records(
 
 def _read(
     chunk: list[tuple[int, int, int]],
+    first: int,
     oldest: int,
     wanted: RecordFilter,
     window: Window,
-    damaged: Callable[[int, int], None],
+    wrong: Callable[[int], None],
+    part: QueuePart | None,
 ) -> Iterator[Found]:
     """Number in the chunk, size and bytes of the records that are there and whose entries may be wanted."""
     for number, (at, size, code) in enumerate(chunk):
-        if at < oldest or not wanted.matches(code):
+        if size == FILLER_SIZE:
             continue
-        data = window(at, size)
+        if at < oldest:
+            if at < 0 or (part is not None and part.is_current):
+                wrong(first + number)
+            continue
+        if not wanted.matches(code):
+            continue
+        data = window(first + number, at, size)
         if data is None:
             continue
         data = data[:size]
-        if is_intact(data, at):
+        if is_intact(data, at) and is_of(data, body_end_in(data), part, first + number):
             yield number, size, data
         else:
-            damaged(at, size)
+            wrong(first + number)

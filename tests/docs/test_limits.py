@@ -24,6 +24,7 @@ LIMIT_NAME = re.compile(
     r"(?:^|_)(?:MAX|LIMIT|KEPT|ONCE|USE|REMEMBERED|WAITING|BACKLOG|UNIQUE)(?:_|$)|^SCAN_(?:ENTRIES|BYTES)$"
 )
 NO_LIMITS = {
+    "kernel/segments.py: _END_MAX": "what fits into 64 bits",
     "kernel/fast/plain_sends.py: _VARYING_MAX": "the digits of three numbers",
     "gantrymq/remoting/fastjson_reader.py: _NUMBER_MAX_LENGTH": "the digits of a number",
     "gantrymq/remoting/lenient_header.py: _EXPONENT_MAX": "Java's int",

@@ -781,11 +781,21 @@ def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> No
     st.sampled_from([None, {1, 2}, set()]),
     st.sampled_from([0, 0, 5, 300, 5000]),
     st.one_of(st.none(), st.integers(0, 1000)),
+    st.one_of(
+        st.none(),
+        st.builds(
+            plain_requests.QueuePart,
+            st.sampled_from([b"orders", b"orders", b"order", b"others", b""]),
+            st.sampled_from([1, 1, 1, 2]),
+            st.sampled_from([0, 0, 1, -1, 2**62]),
+            st.booleans(),
+        ),
+    ),
 )
 def test_gather(
     bodies: list[tuple[bytes, bool]], store_host: bytes, asked: list[tuple[int, int, int]],
     damage: list[tuple[int, int]], limits: plain_requests.PullLimits, oldest: int, wanted: set[int] | None, ahead: int,
-    hole: int | None,
+    hole: int | None, part: plain_requests.QueuePart | None,
 ) -> None:  # fmt: skip
     rows = AppendBatch()
     for body, six in bodies:
@@ -802,19 +812,16 @@ def test_gather(
         entries += struct.pack(">qiq", rows.offsets[row], rows.sizes[row] + more if number < 9 else 0x7FFFFFFF, code)
     results = []
     for twin in (plain_requests, compiled):
-        told: list[tuple[int, int]] = []
+        told: list[int] = []
 
-        def window(offset: int, size: int, told: list[tuple[int, int]] = told) -> memoryview | None:
+        def window(number: int, offset: int, size: int, told: list[int] = told) -> memoryview | None:
             behind = offset - start + size
             if behind > len(log) or (hole is not None and offset <= hole < offset + size):
                 return None
             return memoryview(log)[offset - start : behind + (ahead if hole is None and not told else 0)]
 
-        def damaged(offset: int, size: int, told: list[tuple[int, int]] = told) -> None:
-            told.append((offset, size))
-
         matches = None if wanted is None else wanted.__contains__
-        found, *counts = twin.gather(entries, limits, oldest, matches, window, damaged)
+        found, *counts = twin.gather(entries, limits, oldest, matches, window, told.append, part)
         results.append((b"".join(found), counts, told))
     assert results[0] == results[1]
 
@@ -832,15 +839,18 @@ def test_an_entry_that_points_beyond_64_bits_is_left_out(at: int, size: int) -> 
     entries = b"".join(struct.pack(">qiq", *one, 0) for one in asked)
     limits = plain_requests.PullLimits(8, 1 << 40, 8, 1 << 40, 0)
     for twin in (plain_requests, compiled):
+        told: list[int] = []
         found, scanned, removed, messages = twin.gather(
             entries,
             limits,
             0,
             None,
-            lambda offset, size: log[offset:] if offset >= 0 and offset + size <= len(log) else None,
-            pytest.fail,
+            lambda number, offset, size: log[offset:] if offset >= 0 and offset + size <= len(log) else None,
+            told.append,
+            None,
         )
-        assert (b"".join(found), scanned, removed, messages) == (log, 3, at < 0, 2)
+        assert (b"".join(found), scanned, removed, messages) == (log, 3, False, 2)
+        assert told == ([1] if at < 0 else [])
 
 
 @pytest.mark.parametrize("offsets", [[2**63 - 1, 3], [2**63 - 2, 2**63 - 1], [2**63 - 1, -(2**63)], [-(2**63)], [5, 7]])

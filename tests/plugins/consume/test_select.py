@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.fast import PullLimits
+from gantrymq.kernel.fast import PullLimits, QueuePart
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.record import Record, encode
 from gantrymq.plugins.consume import select
@@ -44,15 +44,20 @@ class Log:
             self.offsets.append(offset)
             self.entries += ENTRY.pack(offset, len(raw), (codes or {}).get(number, 0))
 
-    def window(self, at: int, size: int) -> memoryview | None:
+    def window(self, number: int, at: int, size: int) -> memoryview | None:
         return None if at in self.lost else memoryview(self.data)[at:]
 
     def select(
-        self, limit: int = 32, max_bytes: int = 1 << 20, oldest: int = 0, wanted: Marked | None = None
+        self,
+        limit: int = 32,
+        max_bytes: int = 1 << 20,
+        oldest: int = 0,
+        wanted: Marked | None = None,
+        part: QueuePart | None = None,
     ) -> tuple[list[int], int, bool]:
         found, scanned, removed = select_records(
             self.entries, PullLimits(limit, max_bytes, limit, max_bytes, 0), oldest, wanted or Marked(), self.window,
-            lambda at, size: self.bad.append(at),
+            self.bad.append, part,
         )  # fmt: skip
         starts = [int.from_bytes(data[28:36], "big") for data in found]
         return [self.offsets.index(start) for start in starts], scanned, removed
@@ -78,7 +83,21 @@ def test_what_cannot_be_read_or_is_damaged_is_left_out() -> None:
     place = log.offsets[3] + 90
     log.data = log.data[:place] + b"!" + log.data[place + 1 :]
     assert log.select() == ([0, 2, 4], 5, False)
-    assert log.bad == [log.offsets[3]]
+    assert log.bad == [3]
+
+
+def test_an_entry_that_leads_to_another_queue_s_record_is_wrong() -> None:
+    log = Log([True] * 3)
+    for part in (QueuePart(b"t", 1, 0, False), QueuePart(b"tt", 0, 0, False), QueuePart(b"t", 0, 7, False)):
+        log.bad.clear()
+        assert log.select(part=part)[0] == []
+        assert log.bad == [0, 1, 2]
+    log.bad.clear()
+    assert log.select(part=QueuePart(b"t", 0, 0, True)) == ([0], 3, False), "all say that they are the first"
+    assert log.bad == [1, 2]
+    log.bad.clear()
+    log.select(oldest=1, part=QueuePart(b"t", 0, 0, True))
+    assert log.bad == [0, 1, 2], "no entry of a queue lies before the log's begin"
 
 
 def test_entries_before_the_logs_start_are_told_and_entries_with_another_tag_are_not_read() -> None:
