@@ -15,7 +15,7 @@ import structlog
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
-from gantrymq.kernel.logscan import scan_block
+from gantrymq.kernel.logerrors import CorruptRange, LogPoisoned, OutOfLog, UnreadablePlaces, UnreadableRange
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
 from gantrymq.kernel.roomahead import RoomAhead
 from gantrymq.kernel.segments import Segment, Segments
@@ -25,34 +25,11 @@ from gantrymq.remoting.codes import ResponseCode
 
 log = structlog.get_logger("gantrymq.commitlog")
 
+__all__ = ["SCAN_ROWS", "USUAL_BYTES", "CommitLog", "CorruptRange", "LogPoisoned", "OutOfLog", "UnreadableRange"]
+
 SCAN_ROWS = 4096
 USUAL_BYTES = 1024
 """Most records are no longer: a look at one takes so much at once."""
-UNREADABLE_S = 5.0
-"""So long what the disk could not give is not asked of it again."""
-UNREADABLE_MAX = 1024
-"""Places that the disk cannot give are remembered up to this number."""
-
-
-class LogPoisoned(Exception):
-    """The disk failed under the log: nothing more may be written or acknowledged; the broker must stop."""
-
-
-class OutOfLog(ValueError):
-    """Something was asked for that lies before the first file, behind the end, or across the end of a file."""
-
-
-class CorruptRange(Exception):
-    """The bytes asked for are quarantined: they were acknowledged once and can no longer be trusted."""
-
-
-class UnreadableRange(CorruptRange):
-    """The disk cannot give the bytes asked for, now at least. ``offset``: where they begin; ``reason``: its error."""
-
-    def __init__(self, offset: int, size: int, reason: str) -> None:
-        super().__init__(f"{size} bytes at {offset}: the disk cannot give them: {reason}")
-        self.offset = offset
-        self.reason = reason
 
 
 class CommitLog:
@@ -85,8 +62,7 @@ class CommitLog:
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
-        self._unreadable: dict[tuple[int, int], tuple[float, str]] = {}
-        self._reported: set[int] = set()
+        self._places = UnreadablePlaces(self.segments, env.monotonic)
 
     # ------------------------------------------------------------------------------------------------- watermarks
 
@@ -348,12 +324,9 @@ class CommitLog:
     # ------------------------------------------------------------------------------------------------------- read
 
     def view(self, offset: int, size: int) -> bytes:
-        """``size`` bytes at ``offset``, as they lie in the log.
-
-        Raises :class:`OutOfLog` or :class:`CorruptRange` (:class:`UnreadableRange`: the disk failed).
-        """
+        """``size`` bytes at ``offset``. :class:`OutOfLog`, :class:`CorruptRange`, or its kind ``UnreadableRange``."""
         self.check_range(offset, size)
-        data = self._read(offset, size)
+        data = self._places.read(offset, size)
         if len(data) != size:
             raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
         return data
@@ -366,28 +339,6 @@ class CommitLog:
             if offset < end and offset + size > start:
                 raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
 
-    def _read(self, offset: int, size: int) -> bytes:
-        """As :meth:`Segments.pread`; :class:`UnreadableRange` when the disk fails, for some seconds without asking it.
-
-        A failing disk may take seconds for each attempt, and clients ask again and again.
-        """
-        place = (offset, size)
-        if self._unreadable:
-            failed_at, reason = self._unreadable.get(place, (0.0, ""))
-            if reason and self._env.monotonic() - failed_at < UNREADABLE_S:
-                raise UnreadableRange(offset, size, reason)
-        try:
-            return self.segments.pread(offset, size)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if len(self._unreadable) >= UNREADABLE_MAX:
-                self._unreadable.clear()
-            self._unreadable[place] = (self._env.monotonic(), reason)
-            if offset not in self._reported and len(self._reported) < UNREADABLE_MAX:
-                self._reported.add(offset)
-                log.error("log_unreadable", offset=offset, size=size, error=reason)
-            raise UnreadableRange(offset, size, reason) from error
-
     def mistrust(self, start: int, end: int) -> None:
         """Quarantine a range that turned out to be damaged, until the next start."""
         self.quarantine = sorted({*self.quarantine, (start, end)})
@@ -395,10 +346,7 @@ class CommitLog:
     def read_record(self, offset: int) -> Record:
         """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
         usual = 0 if self.quarantine or offset < 0 else min(USUAL_BYTES, self.written - offset)
-        try:
-            data = self.segments.pread(offset, max(usual, 0))
-        except OSError:
-            data = b""  # a block behind the record may be at fault: its own bytes are asked for alone
+        data = self._places.read_if_readable(offset, max(usual, 0))
         if not 4 <= int.from_bytes(data[:4], "big") <= len(data):
             size = int.from_bytes(self.view(offset, 4), "big", signed=True)
             data = self.view(offset, max(size, 0))
@@ -419,10 +367,7 @@ class CommitLog:
                 batch.end = min(hole, stop)
             else:
                 limit = min([stop, *(first for first, _ in self.quarantine if first > position)])
-                try:
-                    batch, why = scan_block(self.segments, position, limit, rows, check_body=False)
-                except OSError as error:
-                    raise UnreadableRange(position, limit - position, error.strerror or str(error)) from error
+                batch, why = self._places.scan(position, limit, rows)
                 if why is Stop.BLANK:
                     segment = self.segments.at(position)
                     batch.end = limit if segment is None else min(limit, segment.end)

@@ -14,6 +14,7 @@ import structlog
 from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env, NoRoom
 from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.openfiles import OpenFiles
+from gantrymq.kernel.queueends import first, first_kept, nearest_in_time
 from gantrymq.kernel.queueextension import QueueExtension, last_address
 from gantrymq.kernel.segments import Segments, StoreDamaged
 
@@ -112,7 +113,7 @@ class ConsumeQueue:
         for segment in reversed(list(self._segments)):
             if self._is_written(segment.base // UNIT):
                 low, high = segment.base // UNIT, segment.end // UNIT
-                self._written = self._first(low, high, lambda unit: not self._is_written(unit)) * UNIT
+                self._written = first(low, high, lambda unit: not self._is_written(unit)) * UNIT
                 break
         self.min_offset = self._low
         self.max_offset = self._written // UNIT
@@ -125,21 +126,10 @@ class ConsumeQueue:
     def _find_log_end(self) -> None:
         self.log_end = 0
         for unit in range(self.max_offset - 1, self._low - 1, -1):
-            offset, size, _ = self._entry(unit)
+            offset, size, _ = self.entry(unit)
             if offset >= 0 and 0 < size != FILLER_SIZE:
                 self.log_end = offset + size
                 break
-
-    @staticmethod
-    def _first(low: int, high: int, predicate: Callable[[int], bool]) -> int:
-        """The first number from ``low`` on for which ``predicate`` holds, ``high`` if for none; it must be monotone."""
-        while low < high:
-            middle = (low + high) // 2
-            if predicate(middle):
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     # ------------------------------------------------------------------------------------------------------- read
 
@@ -178,15 +168,13 @@ class ConsumeQueue:
                 start += len(part)
         return b"".join((*parts, tail))
 
-    def _entry(self, offset: int) -> tuple[int, int, int]:
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """The entry at a queue offset, which must be there."""
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
         return entry
 
-    def _next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
-        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it.
-
-        One that leads nowhere is damaged, and counts only for ``any_place``.
-        """
+    def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
+        """See :meth:`gantrymq.kernel.queueends.Entries.next_real`."""
         while unit < end:
             data = self.entries(unit, min(_CHUNK_UNITS, end - unit))
             if not data:
@@ -297,8 +285,6 @@ class ConsumeQueue:
                 self._write_tail()
                 self._segments.sync()
 
-    # ------------------------------------------------------------------------------------------------------ repair
-
     def suspect(self, offset: int) -> bool:
         """Note that the entry at a queue offset leads to another record than its own, or to none.
 
@@ -322,33 +308,13 @@ class ConsumeQueue:
         """No record with an entry here ends behind ``bound`` of the log: where the last entry says so, it is wrong."""
         if self.log_end > bound:
             self.log_end = bound
-            if self.max_offset > self._low:
-                self.suspect(self.max_offset - 1)
+            self.suspect(self.max_offset - 1)
 
     # --------------------------------------------------------------------------------------------------- both ends
 
     def correct_min(self, log_min: int) -> None:
         """Set ``min_offset`` to the first entry of a record at or behind ``log_min``."""
-        low, high = self._low, self.max_offset
-
-        def is_kept(unit: int) -> bool:
-            # Neither a filler nor one entry alone, which may be damaged, says where the log goes on: two of three do.
-            votes: list[bool] = []
-            while len(votes) < 3 and (unit := self._next_real(unit, high)) < high:
-                votes.append(self._entry(unit)[0] >= log_min)
-                unit += 1
-            return 2 * sum(votes) >= len(votes)
-
-        unit = self._first(low, high, is_kept)
-        for _ in range(2):
-            # The votes may have come one entry too early. One that lies before the entry before it is damaged.
-            unit = self._next_real(unit, high, any_place=True)
-            if unit == high or not 0 <= self._entry(unit)[0] < log_min or self._entry(unit)[1] <= 0:
-                break
-            if unit > low and self._entry(unit)[0] < self._entry(unit - 1)[0]:
-                break
-            unit += 1
-        self.min_offset = self._next_real(unit, high, any_place=True)
+        self.min_offset = first_kept(self, self._low, self.max_offset, log_min)
         self.corrected_for = log_min
 
     def drop_expired(self) -> None:
@@ -373,16 +339,16 @@ class ConsumeQueue:
         low = self._low
 
         def is_behind(unit: int) -> bool:
-            offset, size, _ = self._entry(unit)
+            offset, size, _ = self.entry(unit)
             return size <= 0 or offset < 0 or offset >= bound
 
-        end = self._first(low, self.max_offset, is_behind)
+        end = first(low, self.max_offset, is_behind)
         lowest = bound
         while end > low:
-            offset, size, _ = self._entry(end - 1)
+            offset, size, _ = self.entry(end - 1)
             if size != FILLER_SIZE and 0 <= offset < bound:
                 verdict = is_entry(self, offset, size)
-                follows = end - 1 == low or self._entry(end - 2)[0] < offset
+                follows = end - 1 == low or self.entry(end - 2)[0] < offset
                 if verdict or (verdict is None and follows):
                     break
                 if follows:
@@ -401,30 +367,7 @@ class ConsumeQueue:
 
     def offset_by_time(self, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
         """See :meth:`ConsumeQueues.offset_by_time`."""
-        low, high = self.min_offset, self.max_offset
-        if low >= high:
-            return 0
-
-        def time_of(unit: int) -> int | None:
-            while (unit := self._next_real(unit, high)) < high:
-                stored = stored_at(self._entry(unit)[0])
-                if stored is not None:
-                    return stored
-                unit += 1
-            return None
-
-        def is_late(unit: int) -> bool:
-            stored = time_of(unit)
-            return stored is None or stored >= timestamp
-
-        unit = self._first(low, high, is_late)
-        after = time_of(unit) if unit < high else None
-        if after is None:
-            return max(unit - 1, low)
-        before = time_of(unit - 1) if unit > low else None
-        if before is not None and timestamp - before <= after - timestamp and after != timestamp:
-            return unit - 1
-        return unit
+        return nearest_in_time(self, self.min_offset, self.max_offset, timestamp, stored_at)
 
     def discard(self) -> None:
         """Close the files, and write nothing more: the queue was deleted."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.kernel import commitlog
+from gantrymq.kernel import logerrors
 from gantrymq.kernel.env import File, SystemEnv, SystemFile
 from gantrymq.kernel.services import Statistics
 from gantrymq.plugins.consume import postponed
@@ -163,7 +163,7 @@ async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_wha
             assert "the disk cannot give them" in (answer.remark or "")
         assert disk.fetches
         disk.fails = False
-        monkeypatch.setattr(commitlog, "UNREADABLE_S", 0.0)
+        monkeypatch.setattr(logerrors, "UNREADABLE_S", 0.0)
         assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
 
 
