@@ -12,6 +12,7 @@ import attrs
 from gantrymq.kernel.commitlog import USUAL_BYTES, CommitLog, CorruptRange, OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, ConsumeQueue
 from gantrymq.kernel.fast import read_records
+from gantrymq.kernel.queuerepair import is_right
 from gantrymq.kernel.record import HEADS, HOST_V6_BITS, BadRecord, Record
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
@@ -87,8 +88,19 @@ def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     return records
 
 
+def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
+    """Whether the entry at a queue offset, which says ``at`` and ``size``, leads elsewhere and is soon corrected.
+
+    False where the log itself is damaged, or its disk: then the message is lost.
+    """
+    try:
+        return not is_right(log, queue, offset, at, size) and queue.suspect(offset)
+    except CorruptRange:
+        return False
+
+
 def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
-    """Whether a record is the one that the entry at a queue offset should lead to; see :meth:`ConsumeQueue.suspect`."""
+    """Whether a record is the one that the entry at a queue offset should lead to."""
     return record is not None and (record.topic, record.queue_id, record.queue_offset) == (
         queue.topic,
         queue.queue_id,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.reading import is_entrys, look_at
+from gantrymq.kernel.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.delivery import NO_RECORD
 from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
@@ -64,7 +64,7 @@ class Arrivals:
         records = look_at(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
-            if not is_entrys(record, queue, row[0]) and queue.suspect(row[0]):
+            if not is_entrys(record, queue, row[0]) and is_misled(self._store.log, queue, *row):
                 files.queue_offset = row[0]  # the entry is wrong, and soon corrected
                 return False
             unit = self._unit(*row, record, now)

@@ -15,7 +15,7 @@ import trio
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.reading import is_entrys, look_at
+from gantrymq.kernel.reading import is_entrys, is_misled, look_at
 from gantrymq.kernel.record import Record
 from gantrymq.plugins.delay.level import Level
 from gantrymq.plugins.delay.levels import Levels
@@ -158,7 +158,7 @@ class Delivery:
         entries, due = self._entries_due(state, queue, now)
         for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
             if size != FILLER_SIZE and not is_entrys(record, queue, unit):
-                if queue.suspect(unit):
+                if is_misled(self._store.log, queue, unit, offset, size):
                     return units, now + RETRY_MS  # the entry is wrong, and soon corrected
                 record = None
             if record is not None:

@@ -187,6 +187,25 @@ def test_a_message_that_cannot_be_read_is_told_of_and_stepped_over() -> None:
     assert world.bodies() == [b"a", b"c"]
 
 
+def test_a_message_whose_entry_is_damaged_is_waited_for_until_that_is_corrected() -> None:
+    world = DelayedStore(MemoryEnv())
+    for body in (b"a", b"b", b"c"):
+        world.send(body, 1)
+    world.commit()
+    world.store.flush_queues()
+    queue = world.store.queues.get(SCHEDULE_TOPIC, 0)
+    assert queue is not None
+    third = queue.entries(2, 1)
+    queue.correct({1: third[:12] + queue.entries(1, 1)[12:]})
+    world.env.advance(1000)
+    world.settle()
+    assert world.bodies() == [b"a"], "nothing is lost, and nothing comes twice"
+    world.store.repair.step()
+    world.env.advance(1000)
+    world.settle()
+    assert world.bodies() == [b"a", b"b", b"c"]
+
+
 @pytest.mark.parametrize(("stored", "again"), [(b"0", 3), (b"2", 1), (b"3", 0), (b"99", 0), (b"-5", 3)])
 def test_a_stored_position_outside_of_the_queue_is_brought_inside(stored: bytes, again: int) -> None:
     world = DelayedStore(MemoryEnv())
