@@ -16,6 +16,7 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import NO_ROOM, Env, NoRoom, Waker
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.logerrors import CorruptRange, LogPoisoned, OutOfLog, UnreadablePlaces, UnreadableRange
+from gantrymq.kernel.logscan import checked_size
 from gantrymq.kernel.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
 from gantrymq.kernel.roomahead import RoomAhead
 from gantrymq.kernel.segments import Segment, Segments
@@ -348,8 +349,7 @@ class CommitLog:
         usual = 0 if self.quarantine or offset < 0 else min(USUAL_BYTES, self.written - offset)
         data = self._places.read_if_readable(offset, max(usual, 0))
         if not 4 <= int.from_bytes(data[:4], "big") <= len(data):
-            size = int.from_bytes(self.view(offset, 4), "big", signed=True)
-            data = self.view(offset, max(size, 0))
+            data = self.view(offset, checked_size(self.view, offset))
         return decode_at(data, offset)
 
     def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:

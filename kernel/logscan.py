@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from gantrymq.kernel.batch import DispatchBatch
@@ -15,6 +16,8 @@ BLOCK_BYTES: Final = 256 * 1024
 ROW_BYTES: Final = 1024
 """Who wants few records has no more than this read for each, a page at least."""
 _LEAST_READ: Final = 4096
+LARGE_BYTES: Final = 64 * 1024
+"""A damaged length up to this may be read as it is."""
 _PREFIX = struct.Struct(">iI")
 _LONGEST_HEAD: Final = max(head.size for head in HEADS.values())
 
@@ -51,6 +54,20 @@ def scan_block(
     data = segments.pread(offset, whole)
     batch, stop = scan(data, offset, min(rows, 1), check_body=check_body, replay=replay)
     return batch, Stop.ROWS if batch.end > offset else stop
+
+
+def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
+    """The size that the record at ``offset`` gives itself, 0 at least; ``view`` as :meth:`CommitLog.view`.
+
+    A large one is believed, and may cost memory, only of a record whose lengths agree: else ``BadRecord``.
+    """
+    size = int.from_bytes(view(offset, 4), "big", signed=True)
+    if size > LARGE_BYTES:
+        head = view(offset, _LONGEST_HEAD)
+        check_begun(head)
+        if int.from_bytes(head[28:36], "big") != offset:
+            raise BadRecord(f"the record at {offset} belongs to another place")
+    return max(size, 0)
 
 
 def _is_blank(segments: Segments, offset: int, size: int) -> bool:

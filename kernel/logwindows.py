@@ -13,7 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
-from gantrymq.kernel.record import record_owner
+from gantrymq.kernel.logscan import checked_size
+from gantrymq.kernel.record import BadRecord, record_owner
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -73,8 +74,10 @@ class LogWindows:
         For one whose body was found to be damaged.
         """
         try:
+            if checked_size(self._log.view, offset) != size:
+                return False
             return record_owner(self._log.view(offset, size), offset) == owner
-        except (OutOfLog, CorruptRange):
+        except (OutOfLog, CorruptRange, BadRecord):
             return False
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
@@ -83,6 +86,24 @@ class LogWindows:
         None when they lie outside the log, in a damaged range, across the end of a file, or on the disk only. The part
         stays as it is for as long as somebody has it.
         """
+        if size > BLOCK_BYTES and not self._says_size(offset, size):
+            return None
+        return self._span(offset, size)
+
+    def record(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
+        """As :meth:`window`, of a record. ``OutOfLog`` when a large one says another size: it is not read for that."""
+        if size > BLOCK_BYTES:
+            self._log.check_range(offset, size)
+            told = self.window(offset, 4, wait=wait)[:4]
+            if int.from_bytes(told, "big", signed=True) != size:
+                raise OutOfLog(f"no record of {size} bytes at {offset}")
+        return self.window(offset, size, wait=wait)
+
+    def _says_size(self, offset: int, size: int) -> bool:
+        found = self._span(offset, 4)
+        return found is not None and int.from_bytes(found[1][offset - found[0] :][:4], "big", signed=True) == size
+
+    def _span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
         log = self._log
         segment = log.segments.at(offset)
         written = log.written
@@ -111,7 +132,7 @@ class LogWindows:
         :class:`NotAtHand` when it is on the disk only, unless the caller will ``wait``.
         """
         log = self._log
-        found = self.span(offset, size)
+        found = self._span(offset, size)
         if found is not None:
             start, data = found
             return data[offset - start :]

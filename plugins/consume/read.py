@@ -132,7 +132,7 @@ def _gather(
 ) -> PullResult:
     def window(number: int, at: int, size: int) -> memoryview | bytes | None:
         try:
-            return windows.window(at, size, wait=wait)
+            return windows.record(at, size, wait=wait)
         except UnreadableRange as error:
             raise _Stop(number) from error  # it may be readable the next time: the consumer does not go on behind it
         except CorruptRange as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.logscan import checked_size
 from gantrymq.kernel.reading import find_named
 from gantrymq.kernel.record import BadRecord, Record, decode
 from gantrymq.kernel.services import MessageIndex
@@ -71,7 +72,7 @@ def read_intact(broker: Broker, offset: int) -> bytes | None:
     """The record that begins at ``offset``, checked; None when none does, or none that may be read yet."""
     commit_log = broker.log
     try:
-        size = int.from_bytes(commit_log.view(offset, 4), "big", signed=True)
+        size = checked_size(commit_log.view, offset)
         if size <= 0 or offset + size > broker.store.dispatched:
             return None
         data = bytes(commit_log.view(offset, size))

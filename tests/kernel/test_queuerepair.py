@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 
+import attrs
 import pytest
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.commitlog import OutOfLog
 from gantrymq.kernel.consumequeue import ENTRY, FILLER, FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.kernel.logwindows import LogWindows
 from gantrymq.kernel.queuerepair import is_right
+from gantrymq.kernel.record import BadRecord
 from gantrymq.kernel.store import Store
 from gantrymq.testing.envs import MemoryEnv, MemoryFile
-from gantrymq.testing.tinystore import commit, open_store, read_queue
+from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
 
 MESSAGES = 60
 
@@ -210,3 +214,36 @@ def test_a_file_of_a_queue_that_the_disk_cannot_give_is_built_again(
     again, _, _ = open_store(env)
     assert len(read_queue(again)) == MESSAGES
     assert env.files[last] is not bad
+
+
+def test_a_damaged_size_is_not_read_for_its_own_sake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry's size, or four bytes of a body that are taken for one, may say half a gigabyte."""
+    config = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, max_message_bytes=1 << 19)
+    store, _, _ = open_store(MemoryEnv(), config=config)
+    batch = AppendBatch()
+    batch.add("T", 0, (300_000).to_bytes(4, "big") * 100, b"")
+    for number in range(3):
+        batch.add("T", 0, b"%d" % number * 200_000, b"")
+    store.append(batch)
+    commit(store)
+    store.flush_queues()
+    queue = queue_of(store)
+    at, size, _ = ENTRY.unpack(queue.entries(0, 1))
+    read: list[int] = []
+    pread, peek = MemoryFile.pread, MemoryFile.peek_into
+    monkeypatch.setattr(MemoryFile, "pread", lambda file, size, offset: read.append(size) or pread(file, size, offset))
+    monkeypatch.setattr(
+        MemoryFile, "peek_into", lambda file, buffer, offset: read.append(len(buffer)) or peek(file, buffer, offset)
+    )
+    windows = LogWindows(store._env, store.log)
+    with pytest.raises(BadRecord):
+        store.log.read_record(at + 88)  # in the body of the first
+    assert windows.span(at, size + 262_144) is None
+    with pytest.raises(OutOfLog):
+        windows.record(at, size + 262_144, wait=True)
+    assert not windows.holds_damaged(at, size + 262_144, ("T", 0, 0))
+    assert max(read) <= 64 * 1024
+    large, size, _ = ENTRY.unpack(queue.entries(2, 1))
+    assert windows.span(large, size) is not None
+    assert len(windows.record(large, size, wait=True)) >= size
+    assert store.log.read_record(large).body == b"1" * 200_000
