@@ -54,7 +54,7 @@ class RecordFilter(ABC):
         """Which of the messages with these encoded properties are wanted. Never raises: what cannot be told is not."""
 
     def cost(self, size: int) -> int:
-        """How much work it is to tell of a message with ``size`` bytes of properties, in units of half a microsecond.
+        """The work to decide about a message with ``size`` bytes of properties, in units of half a microsecond.
 
         Above 0. It bounds how many messages one pull looks at.
         """

@@ -14,7 +14,7 @@ from gantrymq.remoting.records import MAGIC_V1
 
 BLOCK_BYTES: Final = 256 * 1024
 ROW_BYTES: Final = 1024
-"""Who wants few records has no more than this read for each, a page at least."""
+"""A reader of few records reads no more than this for each, and at least a page."""
 _LEAST_READ: Final = 4096
 LARGE_BYTES: Final = 64 * 1024
 """A damaged length up to this may be read as it is."""

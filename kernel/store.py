@@ -143,7 +143,7 @@ class Store:
         """Notice that the log's oldest files are gone, which no gap between files shows.
 
         After a crash the start is refused, for they may be brought back. After a stop in order somebody has taken them
-        away: it is told what is lost.
+        away: the log says what is lost.
         """
         start, there = files.log_start, self.log.min_offset
         if files.marks is None or start is None or not len(self.log.segments) or there <= start:

@@ -286,6 +286,20 @@ def ask(address: str, command: Command, timeout: float = 10.0) -> Command:
             buffer += piece
 
 
+def create_topic(broker: str, topic: str) -> None:
+    """Create the topic, with four queues, as RocketMQ's administration tool does."""
+    ext = {
+        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
+        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+    }  # fmt: skip
+    assert ask(broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+
+
+def is_routed(nameserver: str, topic: str) -> bool:
+    """Whether the nameserver has a route for the topic."""
+    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
+
+
 def _ready(server: JavaServer) -> JavaServer:
     try:
         server.child.wait_line(lambda line: "boot success" in line, timeout=BOOT_SECONDS)

@@ -172,7 +172,7 @@ def gather(
     As in RocketMQ the first entry that does not fit ends the answer, whether or not its record is wanted.
     ``window(number, offset, size)`` gives the log from that offset on, the record at least, or None when there is none
     that can be read. An entry that leads to no record (see :func:`is_intact`), or to one of another place than
-    ``part`` says, is told to ``wrong(number)`` and left out. Both may raise.
+    ``part`` says, is reported to ``wrong(number)`` and left out. Both may raise.
     Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
     records in the body.
     """

@@ -42,7 +42,7 @@ _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 class TimerTerms:
     """What holds for messages with a time of their own.
 
-    ``now`` is the store's clock, and ``at_wall`` what it shows when the machine's clock shows a time. ``moved`` is told
+    ``now`` is the store's clock, and ``at_wall`` converts a time of the machine's clock to it. ``moved`` is told
     of each: its slot, and whom it recalls (``topic+unique key``) if it does.
     """
 

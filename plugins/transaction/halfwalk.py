@@ -69,7 +69,7 @@ class _Slice:
 class HalfWalk:
     """Walks over a table. ``unnoted``: what ended without a note, which a full disk may cause; noted with a walk.
 
-    ``undispatched`` is told of the copies that are written.
+    ``undispatched`` receives the copies that are written.
     """
 
     def __init__(self, means: Means, table: HalfTable, undispatched: UndispatchedHalves) -> None:

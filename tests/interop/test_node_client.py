@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
 from gantrymq.testing.clients import ForeignClient, check_complete, check_unaltered
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import ask
+from gantrymq.testing.foreign import create_topic
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -21,11 +19,7 @@ Names = Callable[[str], str]
 def topic(system, names: Names) -> str:
     """A topic of this test alone; ali-ons sends to topics that exist only."""
     name = names("t")
-    ext = {
-        "topic": name, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
-        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-    }  # fmt: skip
-    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    create_topic(system.broker, name)
     return name
 
 

@@ -14,7 +14,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import reply_topic
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import ask
+from gantrymq.testing.foreign import ask, create_topic, is_routed
 from gantrymq.testing.processes import Child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
@@ -48,11 +48,7 @@ def talking(
 ) -> Iterator[tuple[Child, Child]]:
     """A requester and a replier of a topic of their own; the broker knows both."""
     topic, askers, repliers = names("t"), names("askers"), names("repliers")
-    ext = {
-        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
-        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-    }  # fmt: skip
-    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    create_topic(system.broker, topic)
     wait_for(lambda: is_routed(system.nameserver, topic))
     common = (f"namesrv={system.nameserver}", f"topic={topic}")
     with (
@@ -62,11 +58,6 @@ def talking(
         responding.wait_event("started")
         requesting.wait_event("started")
         yield requesting, responding
-
-
-def is_routed(nameserver: str, topic: str) -> bool:
-    """Whether the nameserver has a route for the topic."""
-    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
 
 
 def make_requests(child: Child, mode: str, first: int, count: int, timeout_ms: int = 20_000) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRACE_TOPIC
 from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.foreign import Java, ask
+from gantrymq.testing.foreign import Java, ask, create_topic, is_routed
 from gantrymq.testing.mqadmin import MqAdmin, run_mqadmin
 from gantrymq.testing.processes import ChildFailed, wait_for
 
@@ -43,18 +43,9 @@ def traces_of(tool: MqAdmin, nameserver: str, message_id: str) -> list[list[str]
     return sorted(row for row in rows if row and row[0] in ("Pub", "Sub"))
 
 
-def is_routed(nameserver: str, topic: str) -> bool:
-    """Whether the nameserver has a route for the topic."""
-    return ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).code == 0
-
-
 def make_topic(system: Any, topic: str) -> None:
     """Create the topic, so that a consumer finds it at its start."""
-    ext = {
-        "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6",
-        "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
-    }  # fmt: skip
-    assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
+    create_topic(system.broker, topic)
     wait_for(lambda: is_routed(system.nameserver, topic))
 
 
