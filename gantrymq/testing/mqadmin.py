@@ -37,7 +37,7 @@ KINDS = (
     (re.compile(r"(?<!\.)\b1[6-9]\d{11}\b"), "<ms>"),  # not the digits of a fraction
     (re.compile(r"\b[0-9A-F]{32}\b"), "<id>"),
     (re.compile(r"@[0-9a-f]{5,8}\b|0x[0-9a-f]{8,16}\b"), "<object>"),
-    (re.compile(r"\b20\d{12,15}\b"), "<time>"),
+    (re.compile(r"(?<!\.)\b20\d{12,15}\b"), "<time>"),
     # a trace names what the tool did, its first line says why; links lead to the same page by several ways
     (re.compile(r"(?m)^\s+at .*\n?|^\s*\.\.\. \d+ more\n?|^(See|For more information).*http.*\n?"), ""),
 )
@@ -196,7 +196,7 @@ def ask_raw(site: Site, name: str, fields: Mapping[str, str]) -> str:
     value = _sorted(fastjson.loads(answer.body)) if answer.body else None
     remark = None if answer.remark == "not set any response code" else answer.remark
     text = f"{answer.code} {remark} {answer.ext or {}} {value}"
-    masks = (r"(?<='delayTime', )\d+", r"(?<='tps', )[\d.]+", r"'statsDay'.*(?='statsMinute')")
+    masks = (r"(?<='delayTime', )\d+", r"(?<='tps', )[\d.e-]+", r"'statsDay'.*(?='statsMinute')")
     return normalised(Case(name, name, masks), text, site)
 
 
