@@ -33,13 +33,15 @@ class Connection:
     """A peer: what is not yet a whole frame of it, and what it has not yet taken of our answers.
 
     Memory is bounded on both sides: the unread part by the frame limit (and the time a frame may take), the unsent part
-    by ``limits.write_buffer_bytes``, past which the connection is closed. Whoever has a large answer asks
-    :meth:`is_congested` first, so that a peer that merely asked for much at once is not closed for it.
+    by ``limits.write_buffer_bytes`` beside the largest answer that waits, past which the connection is closed. Whoever
+    has a large answer asks :meth:`is_congested` first, so that a peer that merely asked for much at once is not closed
+    for it.
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "is_paused", "outbound",
-        "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site", "sock", "wants_write",
+        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "is_paused", "largest_answer",
+        "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site", "sock",
+        "wants_write",
     )  # fmt: skip
 
     def __init__(self, sweep: Sweep, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
@@ -50,8 +52,10 @@ class Connection:
         self.host = encode_host(peer[0], peer[1])
         """Address and port as a record stores them: 8 bytes, 20 for IPv6."""
         self.inbound = bytearray()
-        self.outbound: list[bytes] = []
+        self.outbound: list[bytes | memoryview] = []
         self.outbound_bytes = 0
+        self.largest_answer = 0
+        """Bytes of the largest one since all was sent: any single answer may wait, whatever the limit."""
         self.active_at = now
         self.partial_since: float | None = None
         self.silent_since: float | None = now
@@ -81,6 +85,8 @@ class Connection:
             return
         self.outbound.append(data)
         self.outbound_bytes += len(data)
+        if len(data) > self.largest_answer:
+            self.largest_answer = len(data)
         self._sweep.touch(self, len(data))
 
     async def ask(self, command: Command, timeout_s: float) -> Command:

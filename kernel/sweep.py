@@ -38,6 +38,8 @@ STAY_S = 0.0015
 LINGER_S = 0.001
 """Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
 lingers where the next ones come: at most these two together pass until the other tasks run."""
+JOINED_BYTES = 256 * 1024
+"""Answers of one connection are joined for one send, but for larger ones."""
 SPINS = 200
 """How often it looks without waiting before it lingers, after a turn of one request: some 100 microseconds. Who sends
 one message at a time is answered sooner than this thread could be woken for the next."""
@@ -217,7 +219,7 @@ class Sweep:
         if self._unsent > self._limits.buffered_bytes:
             self._flush_dirty()
             self._shed(self._unsent, lambda other: other.outbound_bytes, "answers that are not taken fill the memory")
-        elif connection.outbound_bytes > self._limits.write_buffer_bytes:
+        elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
             self._flush(connection)
         if not self._in_turn:
             self._flush_dirty()
@@ -225,7 +227,7 @@ class Sweep:
     def is_congested(self, connection: Connection) -> bool:
         """Whether more than a quarter of the write buffer waits, even after an attempt to send it.
 
-        A quarter: the answer that comes on top may be as large as the largest message.
+        A quarter: further answers may come on top that nobody asks about.
         """
         if connection.outbound_bytes > self._limits.write_buffer_bytes // 4:
             self._flush(connection)
@@ -374,11 +376,10 @@ class Sweep:
 
     def _flush(self, connection: Connection) -> None:
         outbound = connection.outbound
-        if connection.closed:
-            return
-        if outbound:
-            data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
-            outbound.clear()
+        while outbound and not connection.closed:
+            # A large answer goes alone: joining it anew with each attempt would copy it as often.
+            is_alone = len(outbound) == 1 or len(outbound[0]) > JOINED_BYTES
+            data = outbound[0] if is_alone else b"".join(outbound)
             try:
                 sent = connection.sock.send(data)
             except BlockingIOError:
@@ -387,14 +388,29 @@ class Sweep:
                 self.drop(connection, str(error))
                 return
             self._unsent -= sent
-            connection.outbound_bytes = len(data) - sent
-            if sent < len(data):
-                outbound.append(data[sent:] if sent else data)
-                if connection.outbound_bytes > self._limits.write_buffer_bytes:
-                    log.warning("peer does not read, connection closed", peer=connection.address)
-                    self.drop(connection, "the peer does not read its answers")
-                    return
+            connection.outbound_bytes -= sent
+            rest = [_behind(data, sent)] if sent < len(data) else []
+            outbound[:] = [*rest, *outbound[1:]] if is_alone else rest
+            if rest:
+                break
+        if connection.closed:
+            return
+        if not outbound:
+            connection.largest_answer = 0
+        elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+            log.warning("peer does not read, connection closed", peer=connection.address)
+            self.drop(connection, "the peer does not read its answers")
+            return
         wants = bool(outbound)
         if wants != connection.wants_write:
             connection.wants_write = wants
             self.watch(connection)
+
+
+def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
+    """What of ``data`` is not sent yet. Copied each time it would take quadratic time, never it would keep all of a
+    large answer in memory for its last byte: so once half of it is sent."""
+    rest = memoryview(data)[sent:]
+    whole = rest.obj
+    assert isinstance(whole, bytes)
+    return rest if 2 * len(rest) >= len(whole) else rest.tobytes()

@@ -300,7 +300,7 @@ def _read_register_body(request: Command, compressed: bool) -> tuple[TopicConfig
     if not request.body:
         return TopicConfigSerializeWrapper(), []
     if request.version < FILTER_SERVER_VERSION:
-        return TopicConfigSerializeWrapper.from_bytes(request.body), None
+        return TopicConfigSerializeWrapper.from_request(request.body), None
     # A 5.3.3 broker with compressedRegister compresses and says it did not; no JSON begins with zlib's first byte.
     body = RegisterBrokerBody.decode(request.body, compressed or request.body[0] == ZLIB_FIRST_BYTE)
     return body.topic_config_serialize_wrapper, body.filter_server_list

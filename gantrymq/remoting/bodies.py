@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from gantrymq.remoting import fastjson
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.body import TOLERANT_VALUES_MAX, Body, check_values
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import NAMES, enum_name
@@ -369,6 +369,11 @@ class BrokerMemberGroupBody(Body):
 def read_filter_servers(data: bytes) -> list[str]:
     """The list of filter server addresses at the end of a compressed registration; :class:`RemoteFault` (code 1)."""
     try:
+        return msgspec.json.decode(data, type=list[str])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass  # most likely the dialect: the tolerant way decides
+    try:
+        check_values(data, TOLERANT_VALUES_MAX)
         return msgspec.convert(fastjson.loads(data), list[str])
     except ValueError as error:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"filterServerList: {error}") from None

@@ -68,7 +68,7 @@ class Body(msgspec.Struct, rename="camel"):
                     return body
         try:
             if values_max is not None:
-                _check_size(data, values_max)
+                check_values(data, values_max)
             # Java puts U+FFFD for bytes that are no UTF-8; in a file of our own they are an error
             return cls.from_value(fastjson.loads(data if values_max is None else data.decode(errors="replace")))
         except ValueError as error:
@@ -80,9 +80,14 @@ class Body(msgspec.Struct, rename="camel"):
         return msgspec.convert(fit(_without_nulls(value), cls), cls, strict=False)
 
 
-def _check_size(data: bytes, values_max: int) -> None:
+def count_values(data: bytes) -> int:
+    """About how many values a JSON text has, an upper bound."""
+    return sum(map(data.count, (b",", b":", b"[", b"{", b"\\")))
+
+
+def check_values(data: bytes, values_max: int) -> None:
     """``ValueError`` for a text that may have more values than ``values_max``."""
-    values = sum(map(data.count, (b",", b":", b"[", b"{", b"\\")))
+    values = count_values(data)
     if values > values_max:
         raise ValueError(
             f"about {values} values, and not plain JSON of this form: at most {values_max} are read so; send a smaller "

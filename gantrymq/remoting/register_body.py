@@ -29,7 +29,7 @@ from gantrymq.remoting.bodies import (
     read_filter_servers,
     write_filter_servers,
 )
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.body import TOLERANT_VALUES_MAX, Body, count_values
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
@@ -62,11 +62,14 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode(cls, data: bytes, compressed: bool = False) -> RegisterBrokerBody:
-        """The inverse of :meth:`encode`; :class:`RemoteFault` (code 1) for what cannot be read."""
+        """The inverse of :meth:`encode`; :class:`RemoteFault` (code 1) for what cannot be read.
+
+        Of JSON that is not plain it reads as much as any request may have, see :meth:`Body.from_request`.
+        """
         if not compressed:
-            return cls.from_bytes(data)
+            return cls.from_request(data)
         reader = _Sized(_inflate(data))
-        version = DataVersion.from_bytes(reader.take())
+        version = DataVersion.from_request(reader.take())
         topics: dict[str, TopicConfig] = {}
         for _ in range(reader.number()):
             topic = TopicConfig.from_text(reader.text())
@@ -74,7 +77,10 @@ class RegisterBrokerBody(Body):
         filter_servers = read_filter_servers(reader.take())
         mappings = None
         if not reader.ended:
-            found = [TopicQueueMapping.from_bytes(reader.take()) for _ in range(reader.number())]
+            pieces = [reader.take() for _ in range(reader.number())]
+            # The limit of a body that Python reads holds for all of them together.
+            values_max = TOLERANT_VALUES_MAX if sum(map(count_values, pieces)) <= TOLERANT_VALUES_MAX else 0
+            found = [TopicQueueMapping.from_bytes(piece, values_max) for piece in pieces]
             mappings = {mapping.topic: mapping for mapping in found} or None
         return cls(TopicConfigSerializeWrapper(topics, version, mappings), filter_servers)
 

@@ -29,7 +29,7 @@ class TopicsConfig:
     default_queues: int = number(8, 1, 1024)
     """Queues of TBW102, the most that a topic gets that way; the client may ask for less (it asks for 4)."""
     max_topics: int = number(10_000, 1, 1_000_000)
-    """Retry topics do not count, there is one a group."""
+    """Retry topics do not count, there is one a group; nor do system topics, without which the broker cannot start."""
     max_queues: int = number(1024, 1, 65_536)
     """The most queues that a topic may be given."""
     auto_create_groups: bool = True

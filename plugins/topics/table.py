@@ -19,6 +19,8 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import (
     AUTO_CREATE_TOPIC,
     RETRY_PREFIX,
+    SYSTEM_TOPICS,
+    TIMER_TOPIC,
     UNSENDABLE_TOPICS,
     is_retry_topic,
     is_system_topic,
@@ -58,7 +60,7 @@ class Topics:
                 self.table.put(name, topic)
         if not config.auto_create:
             self.table.remove(AUTO_CREATE_TOPIC)
-        self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
+        self._counted = sum(map(self._counts, self.table.entries))
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -131,7 +133,7 @@ class Topics:
         """Create or change a topic; :class:`RemoteFault` (code 1) for an illegal name or beyond the limit."""
         name = config.topic_name
         validate_topic(name)
-        if name not in self.table.entries and not is_retry_topic(name):
+        if name not in self.table.entries and self._counts(name):
             if self._counted >= self.config.max_topics:
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
@@ -167,7 +169,7 @@ class Topics:
                 continue
             count = min(queues, self.config.max_queues)
             self.table.put(name, topic_config(name, count))
-            self._counted += not is_retry_topic(name)
+            self._counted += self._counts(name)
             log.warning("topic_restored_from_queues", topic=name, queues=count, queues_seen=queues)
             self.changed(name)
 
@@ -187,7 +189,7 @@ class Topics:
             told.topic_config_table, told.data_version, self._own.__contains__, validate_topic, entries
         ):
             return False
-        self._counted = sum(not is_retry_topic(name) for name in self.table.entries)
+        self._counted = sum(map(self._counts, self.table.entries))
         log.info("topics_adopted", topics=len(self.table.entries))
         for name in known:
             if name not in self.table.entries and not is_system_topic(name):
@@ -199,10 +201,17 @@ class Topics:
         """Take the topic out; returns whether it was there."""
         if not self.table.remove(topic):
             return False
-        self._counted -= not is_retry_topic(topic)
+        self._counted -= self._counts(topic)
         log.info("topic_removed", topic=topic)
         self.changed(topic)
         return True
+
+    def _counts(self, topic: str) -> bool:
+        """Whether ``topic`` counts for the limit. Those do not that the broker needs: it could not start without them.
+
+        Other names with the prefix of system topics do, for clients can create such topics.
+        """
+        return not (is_retry_topic(topic) or topic in SYSTEM_TOPICS or topic == TIMER_TOPIC or topic in self._own)
 
     def _forget(self, topic: str, log_end: int) -> None:
         try:

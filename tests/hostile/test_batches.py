@@ -85,7 +85,7 @@ async def test_the_ids_of_the_most_messages_fit_into_the_header_of_an_answer(
 
 async def test_a_message_of_16_mib_is_answered_with_its_id_and_comes_back(tmp_path: Path) -> None:
     settings = {"store__max_message_bytes": str(16 * MIB), "limits__frame_bytes": str(17 * MIB)}
-    settings |= {"store__commit_log_file_bytes": str(64 * MIB), "limits__write_buffer_bytes": str(32 * MIB)}
+    settings |= {"store__commit_log_file_bytes": str(64 * MIB), "limits__write_buffer_bytes": str(MIB)}
     async with broker_and_channel(tmp_path, **settings) as (_, channel):
         body = b"x" * (15 * MIB)
         for _number in range(3):

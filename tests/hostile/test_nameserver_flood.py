@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
 
 from gantrymq.nameserver import NameServer
 from gantrymq.nameserver.server import NameServerConfig
-from gantrymq.remoting import headers
+from gantrymq.remoting import fastjson, headers
 from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
@@ -59,4 +62,51 @@ async def test_a_client_gets_its_route_while_another_asks_for_all_topics_hundred
             assert before < REQUESTS / 2
             with trio.fail_after(60):
                 await done.wait()
+    nursery.cancel_scope.cancel()
+
+
+def sized(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
+
+
+ALMOST_JSON = b"[" + b"[]," * 300_000 + b"[]]"
+VERSION = sized(b"{}")
+MAPPING = b"{x:[" + b"0," * 1000 + b"]}"
+REGISTRATIONS = {
+    "plain": (ALMOST_JSON, "false", 500),
+    "topics only": (ALMOST_JSON, "false", 0),
+    "data version": (zlib.compress(sized(ALMOST_JSON)), "true", 500),
+    "filter servers": (zlib.compress(VERSION + bytes(4) + sized(ALMOST_JSON)), "true", 500),
+    "mapping": (
+        zlib.compress(VERSION + bytes(4) + sized(b"[]") + (1).to_bytes(4, "big") + sized(ALMOST_JSON)), "true", 500,
+    ),
+    "mappings": (
+        zlib.compress(VERSION + bytes(4) + sized(b"[]") + (300).to_bytes(4, "big") + sized(MAPPING) * 300), "true", 500,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("kind", REGISTRATIONS)
+async def test_a_large_registration_that_is_almost_json_is_refused_before_python_reads_it(
+    kind: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, compressed, version = REGISTRATIONS[kind]
+    read = fastjson.Reader.read
+
+    def read_short(self: Any) -> Any:
+        assert len(self.text) < 10_000, "the tolerant reader was asked"
+        return read(self)
+
+    monkeypatch.setattr(fastjson.Reader, "read", read_short)
+    address = await nursery.start(NameServer(NameServerConfig(port=0)).serve)
+    header = headers.RegisterBrokerHeader(
+        broker_name="a", broker_addr="127.0.0.1:1", cluster_name="c", ha_server_addr="", broker_id=0
+    )
+    async with open_channel(address) as client:
+        ext = header.to_ext() | {"compressed": compressed}
+        answer = await client.call(Command(RequestCode.REGISTER_BROKER, ext, body, version=version))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "values" in (answer.remark or "")
+        assert len(answer.remark or "") < 1000
     nursery.cancel_scope.cancel()

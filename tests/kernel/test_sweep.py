@@ -377,6 +377,32 @@ def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_o
     bench.sweep.close()
 
 
+def test_any_single_answer_is_sent_however_small_the_write_buffer_and_a_second_one_is_too_much() -> None:
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    body = bytes(range(256)) * 40_000
+    for _ in range(2):
+        connection.send(Command(0, body=body))
+        bench.sweep.turn()
+        assert connection.outbound_bytes > 64 * 1024, "the sockets took all of it: nothing is tested"
+        received = bytearray()
+        while len(received) < len(body):
+            received += peer.recv(100_000)
+            bench.sweep.turn()
+            held = sum(len(memoryview(part).obj) for part in connection.outbound)
+            assert held <= 2 * connection.outbound_bytes, "the last bytes keep the whole answer in memory"
+        bench.turns(lambda: not connection.outbound_bytes)
+        while not received.endswith(body):
+            received += peer.recv(100_000)
+    connection.send(Command(0, body=body))
+    assert not connection.closed
+    connection.send(Command(0, body=body))
+    assert connection.closed
+    peer.close()
+    bench.sweep.close()
+
+
 def test_many_connections_are_looked_at_in_parts_and_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.kernel.sweep.CHECKED_AT_ONCE", 2)
     bench = make_bench(idle=10, buffered_bytes=256 * 1024)

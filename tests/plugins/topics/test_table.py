@@ -13,6 +13,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 
 
 def topics_of(broker: Any) -> TopicTable:
@@ -147,7 +148,7 @@ def test_an_illegal_name_creates_nothing(make_broker: Any, name: str) -> None:
 
 
 def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -> None:
-    broker = make_broker("topics", **{"plugin.topics.max_topics": "10"})
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "2"})
     topics = topics_of(broker)
     assert topics.for_send("a", "TBW102", 4)
     assert topics.for_send("b", "TBW102", 4)
@@ -155,13 +156,22 @@ def test_topics_have_a_limit_that_retry_topics_do_not_use_up(make_broker: Any) -
         with pytest.raises(RemoteFault) as caught:
             create()
         assert caught.value.code == 1
-        assert "10 topics are the limit (plugin.topics.max_topics)" in caught.value.remark
+        assert "2 topics are the limit (plugin.topics.max_topics)" in caught.value.remark
     assert topics.for_send("%RETRY%g", "TBW102", 4)
     assert topics.for_send("a", "TBW102", 4)
 
 
+def test_system_topics_are_created_at_the_limit_and_names_like_theirs_are_not(make_broker: Any) -> None:
+    topics = topics_of(make_broker("topics", **{"plugin.topics.max_topics": "1"}))
+    assert topics.for_send("a", "TBW102", 4)
+    for name in (TRANS_HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC):
+        assert topics.ensure(TopicConfig(name, 1, 1)).topic_name == name
+    with pytest.raises(RemoteFault, match="1 topics are the limit"):
+        topics.for_send("rmq_sys_other", "TBW102", 4)
+
+
 def test_a_deleted_topic_makes_room(make_broker: Any) -> None:
-    broker = make_broker("topics", **{"plugin.topics.max_topics": "9"})
+    broker = make_broker("topics", **{"plugin.topics.max_topics": "1"})
     assert topics_of(broker).for_send("a", "TBW102", 4)
     assert broker.ask(215, {"topic": "a"}).code == 0
     assert topics_of(broker).for_send("b", "TBW102", 4)
