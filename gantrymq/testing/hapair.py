@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +22,19 @@ FILE_BYTES = 16 << 20
 class HaPair:
     """Processes of one broker name; each has a store of its own, and a file of RocketMQ's properties.
 
-    ``settings``: of both, as ``section.key: value``. ``files``: the size of their logs' files.
+    ``settings``: of both, as ``section.key: value``. ``file_bytes``: the size of their logs' files. ``stores``: where
+    the two stores are, if not below ``home``.
     """
 
-    def __init__(self, home: Path, settings: Mapping[str, str] | None = None, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        home: Path,
+        settings: Mapping[str, str] | None = None,
+        file_bytes: int = FILE_BYTES,
+        stores: Sequence[Path] | None = None,
+    ) -> None:
         self.home = home
+        self.stores = list(stores or (home / "data-0", home / "data-1"))
         self._settings = dict(settings or {})
         self._file_bytes = file_bytes
         self._stack = ExitStack()
@@ -59,7 +67,7 @@ class HaPair:
         sets = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
         child = self._child(
             f"broker-{number}", "broker", "--nameserver", self.nameserver, "--listen", self.addresses[number],
-            "--data", str(self.home / f"data-{number}"), "--config", str(file), *sets,
+            "--data", str(self.stores[number]), "--config", str(file), *sets,
         )  # fmt: skip
         if ready:
             child.wait_line(lambda line: line.startswith("ready"))
@@ -85,7 +93,7 @@ class HaPair:
 
     def log(self, number: int) -> bytes:
         """The store's log up to where the running broker says that it ends."""
-        files = sorted((self.home / f"data-{number}" / "commitlog").iterdir())
+        files = sorted((self.stores[number] / "commitlog").iterdir())
         return b"".join(file.read_bytes() for file in files)[: self.end(number) - int(files[0].name)]
 
 

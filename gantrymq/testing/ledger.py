@@ -74,6 +74,12 @@ class Ledger:
         if seen != name:
             raise LedgerViolation(f"{place} was acknowledged for {name!r}, but {seen!r} was read there before")
 
+    def forget_promises(self) -> None:
+        """What was acknowledged or read until now may be gone; what was sent may still appear."""
+        self._acknowledged.clear()
+        self._read.clear()
+        self._places.clear()
+
     def observe(self, body: bytes, queue_id: int, offset: int) -> None:
         """A reader got ``body`` from this place."""
         place = Place(queue_id, offset)

@@ -5,9 +5,7 @@ The block of a file is moved behind the end of the loop device's image, where no
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
+from gantrymq.testing.loopdisk import LoopDisk, NoLoopDisk, loop_disk
 from gantrymq.testing.processes import wait_for
 from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
@@ -23,71 +22,16 @@ from gantrymq.testing.served import BODY, Served
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
 
-BLOCK = 4096
-BLOCKS = 6144
-DIRECT_BLOCKS = 12
-"""Of a file without extents, those whose places are in the inode itself."""
-FEATURES = "^extent,^has_journal,^metadata_csum,^64bit,^flex_bg"
 MESSAGES = 6
 
 
-class BadDisk:
-    """A file system on a loop device, mounted at ``folder``."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.image, self.folder = tmp_path / "image", tmp_path / "disk"
-        self.folder.mkdir()
-        with self.image.open("wb") as file:
-            file.truncate(BLOCK * BLOCKS)
-        run("mkfs.ext4", "-q", "-F", "-b", str(BLOCK), "-O", FEATURES, str(self.image))
-        self.device = run("losetup", "-f", "--show", str(self.image)).strip()
-        self._spoilt = 0
-
-    def mount(self) -> None:
-        run("mount", "-t", "ext4", self.device, str(self.folder))
-
-    def unmount(self) -> None:
-        run("umount", str(self.folder))
-
-    def spoil(self, path: Path, block: int) -> None:
-        """Let the disk no longer give this block of the file."""
-        assert block < DIRECT_BLOCKS
-        self._spoilt += 1
-        name = "/" + str(path.relative_to(self.folder))
-        self.unmount()
-        run("debugfs", "-w", "-R", f"set_inode_field {name} block[{block}] {BLOCKS - self._spoilt}", self.device)
-        os.truncate(self.image, BLOCK * (BLOCKS - self._spoilt))
-        self.mount()
-        with path.open("rb", buffering=0) as file:
-            file.seek(block * BLOCK)
-            with pytest.raises(OSError, match="Input/output error"):
-                file.read(1)
-
-    def close(self) -> None:
-        subprocess.run(["umount", str(self.folder)], capture_output=True, check=False)
-        run("losetup", "-d", self.device)
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, check=True, text=True).stdout
-
-
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[BadDisk]:
-    for tool in ("mkfs.ext4", "losetup", "debugfs", "mount"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing; install e2fsprogs and util-linux")
+def disk(tmp_path: Path) -> Iterator[LoopDisk]:
     try:
-        disk = BadDisk(tmp_path)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"this user may have no loop device: {error.stderr.strip()}")
-    try:
-        disk.mount()
-        yield disk
-    except subprocess.CalledProcessError as error:
-        pytest.fail(f"{error.cmd}: {error.stderr}")
-    finally:
-        disk.close()
+        with loop_disk(tmp_path) as disk:
+            yield disk
+    except NoLoopDisk as reason:
+        pytest.skip(str(reason))
 
 
 def fill(broker: Served, *, properties: str = "") -> None:
@@ -108,12 +52,12 @@ def numbers(*found: int) -> list[bytes]:
     return [b"%08d" % number for number in found]
 
 
-def log_file(disk: BadDisk) -> Path:
+def log_file(disk: LoopDisk) -> Path:
     return disk.folder / "data" / "commitlog" / f"{0:020d}"
 
 
 def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_other(
-    disk: BadDisk, tmp_path: Path
+    disk: LoopDisk, tmp_path: Path
 ) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         fill(broker)
@@ -139,7 +83,7 @@ def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_
     assert broker.told() == []
 
 
-def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: BadDisk, tmp_path: Path) -> None:
+def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: LoopDisk, tmp_path: Path) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         fill(broker)
         wait_for(lambda: (disk.folder / "data" / "gantrymq.watermark").read_bytes().strip(b"\0") != b"")
@@ -158,7 +102,7 @@ def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: BadDisk,
         assert broker.told() == []
 
 
-def test_row_16_what_waits_in_a_block_that_cannot_be_read_holds_up_nothing_else(disk: BadDisk, tmp_path: Path) -> None:
+def test_row_16_what_waits_in_a_block_that_cannot_be_read_holds_up_nothing_else(disk: LoopDisk, tmp_path: Path) -> None:
     """A delayed message that is not there any more; the others of its level come."""
     with Served(disk.folder / "data", tmp_path / "err") as broker:
         with RawPeer(broker.address) as peer:

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,13 @@ from gantrymq import Message, SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import ask
+from gantrymq.testing.haload import SENDERS, Follower, Load
 from gantrymq.testing.hapair import HaPair, read_all
 from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.processes import Child, free_ports, wait_for
 from gantrymq.testing.relay import Relay
 
-TOPIC, QUEUES, SENDERS = "LedgerTopic", 4, 8
+TOPIC, QUEUES = "LedgerTopic", 4
 ROUNDS = int(os.environ.get("GANTRYMQ_FAILOVER_ROUNDS", "1"))
 """How often master and slave change places by kill -9."""
 CONSUMERS_S = 5.0
@@ -65,48 +65,6 @@ def ledger() -> Ledger:
     return Ledger(uuid.uuid4().hex)
 
 
-class Load:
-    """Senders that go on whatever they are told; ``statuses`` counts it, failures as None."""
-
-    def __init__(self, pair: HaPair, ledger: Ledger) -> None:
-        self._pair = pair
-        self._ledger = ledger
-        self.statuses: Counter[SendStatus | None] = Counter()
-
-    async def during(self, script: Callable[[], Any]) -> None:
-        """Send while ``script`` runs."""
-        async with (
-            gantrymq.connect(self._pair.nameserver) as client,
-            client.producer("ledger", retries=0, timeout=2.0) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            for number in range(SENDERS):
-                nursery.start_soon(self._send, producer, number)
-            await script()
-            nursery.cancel_scope.cancel()
-
-    async def _send(self, producer: Any, number: int) -> None:
-        while True:
-            body = self._ledger.next_body(number)
-            try:
-                result = await producer.send(TOPIC, body)
-            except gantrymq.GantryError:
-                self.statuses[None] += 1
-                await trio.sleep(0.02)
-                continue
-            self.statuses[result.status] += 1
-            if result.status is SendStatus.OK:
-                self._ledger.acknowledge(body, result.queue.queue_id, result.queue_offset)
-
-    async def until(self, status: SendStatus, more: int = 20, timeout: float = 20.0) -> None:
-        """Returns when so many more were answered so."""
-        wanted = self.statuses[status] + more
-        with trio.move_on_after(timeout):
-            while self.statuses[status] < wanted:  # noqa: ASYNC110 - counted by many
-                await trio.sleep(0.01)
-        assert self.statuses[status] >= wanted, f"not {wanted} times {status}: {self.statuses}"
-
-
 def create_topic(pair: HaPair) -> None:
     """The topic on the master, and soon on the slave."""
 
@@ -133,7 +91,7 @@ def test_row_56_a_slave_that_is_stopped_holds_up_senders_for_the_time_out_and_ca
     pair: HaPair, ledger: Ledger
 ) -> None:
     _, slave = start_both(pair)
-    load = Load(pair, ledger)
+    load = Load(pair.nameserver, TOPIC, ledger)
 
     async def script() -> None:
         await load.until(SendStatus.OK)
@@ -152,7 +110,7 @@ def test_row_56_a_slave_that_is_stopped_holds_up_senders_for_the_time_out_and_ca
 
 def test_row_5_a_master_that_is_stopped_and_continued_goes_on_with_its_slave(pair: HaPair, ledger: Ledger) -> None:
     master, _ = start_both(pair)
-    load = Load(pair, ledger)
+    load = Load(pair.nameserver, TOPIC, ledger)
 
     async def script() -> None:
         await load.until(SendStatus.OK)
@@ -254,31 +212,6 @@ def test_row_34_a_slave_that_was_cut_off_under_load_is_level_again_in_half_of_th
         assert pair.log(0) == pair.log(1)
 
 
-class Follower:
-    """A consumer in a group of its own on a client that others use as well."""
-
-    def __init__(self, client: Any, group: str, ledger: Ledger) -> None:
-        self._client = client
-        self._group = group
-        self._ledger = ledger
-        self.places: set[tuple[int, int]] = set()
-
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        async with self._client.consumer(TOPIC, self._group, start="first") as consumer:
-            task_status.started()
-            async for message in consumer:
-                self._ledger.observe(message.body, message.queue_id, message.queue_offset)
-                self.places.add((message.queue_id, message.queue_offset))
-                await message.ack()
-
-    async def until(self, count: int) -> None:
-        """Returns when it has read so many places."""
-        with trio.move_on_after(30):
-            while len(self.places) < count:  # noqa: ASYNC110 - a set has no event
-                await trio.sleep(0.005)
-        assert len(self.places) >= count, f"{self._group} read {len(self.places)} of {count} in 30 s"
-
-
 def test_after_a_masters_kill_consumers_read_from_the_slave_which_has_everything_that_was_acknowledged(
     pair: HaPair, ledger: Ledger
 ) -> None:
@@ -290,9 +223,9 @@ def test_after_a_masters_kill_consumers_read_from_the_slave_which_has_everything
     figures: list[float] = []
 
     async def fail_over(index: int) -> dict[int, int]:
-        load = Load(pair, ledger)
+        load = Load(pair.nameserver, TOPIC, ledger)
         async with gantrymq.connect(pair.nameserver) as client, trio.open_nursery() as nursery:
-            along, late = (Follower(client, f"{name}-{index}", ledger) for name in ("along", "late"))
+            along, late = (Follower(client, TOPIC, f"{name}-{index}", ledger) for name in ("along", "late"))
             await nursery.start(along.run)
 
             async def kill() -> None:
