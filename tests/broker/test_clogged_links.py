@@ -16,14 +16,10 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
-from gantrymq.remoting.channel import open_channel
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
-from gantrymq.remoting.records import decode_records
+from gantrymq.testing.hapair import read_all
 from gantrymq.testing.harness import run_cluster
 from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.processes import free_ports
-from gantrymq.testing.requests import pull
 
 PRODUCERS = 4
 QUEUES = 2
@@ -112,23 +108,6 @@ async def until(holds: Callable[[], bool]) -> None:
     pytest.fail("not within a minute")
 
 
-async def read_all(address: str, ledger: Ledger) -> dict[int, int]:
-    """Show the ledger everything; where each queue ends."""
-    ends: dict[int, int] = {}
-    async with open_channel(address) as channel:
-        for queue_id in range(QUEUES):
-            ask = Command(RequestCode.GET_MAX_OFFSET, ext={"topic": "T", "queueId": str(queue_id)})
-            end = int(((await channel.call(ask)).ext or {})["offset"])
-            offset = 0
-            while offset < end:
-                answer = await channel.call(pull("T", queue_id, offset))
-                for record in decode_records(answer.body):
-                    ledger.observe(record.body, queue_id, record.queue_offset)
-                    offset = record.queue_offset + 1
-            ends[queue_id] = end
-    return ends
-
-
 @pytest.mark.trio
 async def test_row_43_links_that_clog_one_by_one_and_heal_in_any_order_lose_nothing(tmp_path: Path) -> None:
     chance = random.Random(43)
@@ -160,5 +139,5 @@ async def test_row_43_links_that_clog_one_by_one_and_heal_in_any_order_lose_noth
             await until(lambda goals=goals: all(sender.acknowledged >= goal for sender, goal in goals.items()))
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True), trio.fail_after(20):
-            ledger.check(await read_all(cluster.broker.listening, ledger))
+            ledger.check(await trio.to_thread.run_sync(read_all, cluster.broker.listening, "T", QUEUES, ledger))
     assert ledger.acknowledged >= PRODUCERS * (5 + 5 * ROUNDS)

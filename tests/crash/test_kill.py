@@ -79,7 +79,7 @@ class Reader:
             offset = max(known - again, self._start(queue_id))
             while offset < end:
                 offset = self._pull(queue_id, offset)
-            self.ends[queue_id] = end
+            self.ends[queue_id] = offset  # the queue may have grown meanwhile
 
     def _start(self, queue_id: int) -> int:
         return int(self._ask(RequestCode.GET_MIN_OFFSET, queue_id).ext["offset"])
