@@ -12,7 +12,7 @@ import trio
 from figures import Figures
 from holding import held
 from indexing import index
-from measuring import MIB, Timing, beside, checked, load_of, warm_up
+from measuring import MIB, Timing, checked, load_of, warm_up
 from msgspec.structs import replace
 from nameserver import look_up
 from replication import ROUNDS, answer, replicate
@@ -22,7 +22,7 @@ from systems import Running, Setup, home_of, resident_bytes, start
 
 from gantrymq.bench.cluster import targets_at_end, targets_from_first
 from gantrymq.bench.plan import Load, Plan, Target
-from gantrymq.bench.running import Outcome, new_mark, run
+from gantrymq.bench.running import Outcome, new_mark, run, run_together
 from gantrymq.client import connect
 from gantrymq.remoting.descriptors import descriptors_allowed, raise_descriptor_limit
 
@@ -119,7 +119,7 @@ def catch_up(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: 
                 Plan(loads=[load_of(running, BUSY)], warm_up=timing.settle, seconds=timing.seconds),
                 Plan(loads=[read], seconds=timing.settle + timing.seconds),
             ]
-            sent, reading = beside(plans)
+            sent, reading = run_together(plans)
             together, found = checked(system, BUSY.name, sent), checked(system, "catching up", reading)
     tell(f"{system:9} catching up: producers {alone.rate:,.0f}/s without, {together.rate:,.0f}/s with")
     add = figures.add

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import trio
@@ -16,7 +15,7 @@ from systems import Running, echo, resident_bytes
 
 from gantrymq.bench.cluster import prepare_topic, targets_at_end, targets_from_first, targets_of
 from gantrymq.bench.plan import Load, Plan, Target
-from gantrymq.bench.running import Outcome, Result, default_processes, run
+from gantrymq.bench.running import Outcome, Result, default_processes, run, run_together
 from gantrymq.client import Client, connect
 from gantrymq.remoting.codes import RequestCode
 
@@ -149,12 +148,6 @@ def load_of(running: Running, scenario: Scenario) -> Load:
     return _fill(scenario, trio.run(find))
 
 
-def beside(plans: Sequence[Plan]) -> list[Result]:
-    """Several plans at once, each in processes of its own."""
-    with ThreadPoolExecutor(len(plans)) as pool:
-        return list(pool.map(run, plans))
-
-
 def _first_of_each_queue(system: str, running: Running, scenario: Scenario, figures: Figures) -> None:
     load = replace(load_of(running, scenario), connections=1, requests=scenario.queues)
     began = time.perf_counter()
@@ -171,7 +164,7 @@ def _followed(system: str, running: Running, scenario: Scenario, timing: Timing,
     send = load_of(running, scenario)
     follow = Load(kind="follow", topic=scenario.topic, targets=trio.run(ends), connections=4, in_flight=2, batch=32)
     plans = [Plan(loads=[load], warm_up=timing.settle, seconds=timing.seconds) for load in (send, follow)]
-    sent, received = beside(plans)
+    sent, received = run_together(plans)
     outcome = checked(system, scenario.name, sent)
     rate = checked(system, f"{scenario.name}, received", received).rate
     figures.add("mixed", "received meanwhile by 8 pulls of 32", "/s", system, rate, more_is_better=True)

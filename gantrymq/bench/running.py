@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -78,8 +79,14 @@ def share(plan: Plan, processes: int) -> list[Plan]:
     return plans
 
 
-def run(plan: Plan, processes: int = 1, progress: Callable[[int], None] | None = None) -> Result:
-    """Run ``plan`` in so many processes; ``progress`` hears of the messages counted so far.
+def run(
+    plan: Plan,
+    processes: int = 1,
+    progress: Callable[[int], None] | None = None,
+    before_start: Callable[[], object] | None = None,
+) -> Result:
+    """Run ``plan`` in so many processes; ``progress`` hears of the messages counted so far. ``before_start`` is called
+    once all connections are open, before the first request.
 
     Raises :class:`BenchFailed` when it cannot begin. Ctrl-C ends it early, with what was measured.
     """
@@ -88,10 +95,34 @@ def run(plan: Plan, processes: int = 1, progress: Callable[[int], None] | None =
     try:
         for worker in workers:
             worker.await_ready()
+        if before_start is not None:
+            before_start()
         return _watch(plan.loads, workers, progress)
     finally:
         for worker in workers:
             worker.stop()
+
+
+def run_together(plans: Sequence[Plan]) -> list[Result]:
+    """Run several plans at the same time, each in a process of its own: none starts before all are ready.
+
+    Raises :class:`BenchFailed` when one of them cannot begin; then none does.
+    """
+    gate = threading.Barrier(len(plans))
+
+    def run_one(plan: Plan) -> Result:
+        try:
+            return run(plan, before_start=gate.wait)
+        except BaseException:
+            gate.abort()
+            raise
+
+    with ThreadPoolExecutor(len(plans)) as pool:
+        futures = [pool.submit(run_one, plan) for plan in plans]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:  # one of them is the cause; the others only waited for that plan
+        raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
+    return [future.result() for future in futures]
 
 
 class _Worker:

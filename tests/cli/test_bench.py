@@ -22,7 +22,7 @@ import pytest
 import gantrymq.sync
 from gantrymq.bench.latencies import Latencies, microseconds_text, percentiles, rounded
 from gantrymq.bench.plan import BenchFailed, Load, Plan, Target
-from gantrymq.bench.running import run, share
+from gantrymq.bench.running import run, run_together, share
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -99,6 +99,24 @@ def answering() -> Iterator[Callable[..., Answering]]:
     yield make
     for each in made:
         each.close()
+
+
+def test_plans_that_run_together_send_nothing_before_all_of_them_are_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            refusing = nobody.getsockname()
+        plans = [Plan(loads=[load_of(address, requests=1)]) for address in (listener.getsockname(), refusing)]
+        with pytest.raises(BenchFailed, match="refused"):
+            run_together(plans)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1) == b""
+
+
+def test_plans_that_run_together_have_results_of_their_own(answering: Callable[..., Answering]) -> None:
+    codes = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]
+    found = run_together([Plan(loads=[load_of(answering(code).address, requests=1)]) for code in codes])
+    assert [result.outcomes[0].messages for result in found] == [1, 0]
 
 
 def test_produce_sends_exactly_what_it_counts(bench: Callable[..., Any], cli: Cli, cluster: Cluster) -> None:
