@@ -24,7 +24,7 @@ FILE ?=
 .PHONY: help install demo test check fuzz asan lint format bench bench-all bench-delays docs clean
 
 help:
-	@echo 'make demo [FILE=path]  run the whole road once: produce, consume, restart, export to Parquet'
+	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
@@ -39,7 +39,7 @@ help:
 	@echo 'make clean             remove what the targets above made'
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo 'GantryMQ needs Python 3.11 or newer; none was found. Install it, or say make PYTHON=/path/to/python3' >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo 'GantryMQ needs Python 3.11 or newer; none was found. Install it, or use make PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo '$(PYTHON) is older than Python 3.11' >&2; exit 1; }
 	@echo "Making .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'The module venv is missing: on Debian and Ubuntu, apt install python3-venv' >&2; exit 1; }

@@ -73,7 +73,7 @@ class SendResult:
 
 
 class Outcome(Enum):
-    """What became of a transaction. UNKNOWN: nobody can tell yet; the broker asks later, some times."""
+    """The outcome of a transaction. UNKNOWN: not known yet; the broker checks back later, a limited number of times."""
 
     UNKNOWN = 0
     COMMIT = 8
@@ -82,7 +82,7 @@ class Outcome(Enum):
 
 @attrs.frozen
 class TransactionResult:
-    """How a transactional send ended: what the broker said of the half message, and the ``outcome`` that it was told.
+    """How a transactional send ended: the status of the half message, and the ``outcome`` that was sent to the broker.
 
     ``error`` is what the local branch raised; the outcome is UNKNOWN then.
     """

@@ -45,7 +45,7 @@ log = LibraryLog()
 __all__ = ["Admin", "Client", "Consumer", "Producer", "ReceivedMessage", "TransactionalProducer", "connect"]
 
 Local = Callable[[Message, str], Outcome]
-"""The local branch of a transaction: given the message and the transaction's id, tells what became of the work."""
+"""The local branch of a transaction: given the message and the transaction's id, returns the outcome of the work."""
 Check = Callable[[DeliveredRecord], Outcome]
 """Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
 

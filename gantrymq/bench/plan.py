@@ -1,4 +1,4 @@
-"""What a worker is told to do, and what it tells when it is done; both travel as one JSON line."""
+"""A worker's plan and its result; each is sent as one JSON line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct):
-    """Requests that failed in the same way, and what the first one was told."""
+    """Requests that failed in the same way, and the first one's error."""
 
     count: int = 0
     remark: str = ""

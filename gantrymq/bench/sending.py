@@ -131,7 +131,7 @@ class SendLoad:
         return found if len(found) == data.count(self._success, 0, end) else None
 
     def _read_carefully(self, data: bytes) -> tuple[list[int], list[int]]:
-        """Slots of all answers, and of the successes; the others are told by their codes."""
+        """Slots of all answers, and of the successes; the others are counted by code."""
         frames, _ = cut_frames(data, len(data) + 1)
         slots: list[int] = []
         succeeded: list[int] = []

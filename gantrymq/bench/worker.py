@@ -2,7 +2,7 @@
 
 The plan comes as the first line of stdin; ``{"ready": true}`` goes out when all connections are open; the next line is
 the start. Then ``{"done": n}`` a few times a second, and the last line is a :class:`~gantrymq.bench.plan.Done`. When
-stdin ends, the worker stops early and tells what it has.
+stdin ends, the worker stops early and reports what it has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gantrymq.bench.transacting import TransactLoad
 from gantrymq.remoting.descriptors import raise_descriptor_limit
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 
-TELL_NS = 200_000_000
+REPORT_NS = 200_000_000
 LINGER_SECONDS = 5.0
 """How long the last messages may take from the broker to those that follow."""
 _SECOND = 1_000_000_000
@@ -54,9 +54,9 @@ class Worker:
         for load in self.loads:
             self._connect(load, load.load)
 
-    def _connect(self, load: AnyLoad, told: Load) -> None:
-        for number in range(told.first, told.first + told.connections):
-            target = told.targets[number % len(told.targets)]
+    def _connect(self, load: AnyLoad, plan: Load) -> None:
+        for number in range(plan.first, plan.first + plan.connections):
+            target = plan.targets[number % len(plan.targets)]
             connection = Connection(target.host, target.port, number)
             self._open[connection.fd] = _Open(connection, load)
             self._epoll.register(connection.fd, select.EPOLLIN)
@@ -76,7 +76,7 @@ class Worker:
         else:
             self._warm()
         self._start()
-        tell = started + TELL_NS
+        report_at = started + REPORT_NS
         cpu = time.process_time()
         while not self._ended:
             self._turn(0.05)
@@ -87,9 +87,9 @@ class Worker:
                 self._measure()
                 if counted:
                     self._start()
-            if now >= tell:
+            if now >= report_at:
                 _say({"done": self.loads[-1].tally.messages})
-                tell = now + TELL_NS
+                report_at = now + REPORT_NS
             if (stop is not None and now >= stop) or (counted and measuring and self._all_done()):
                 break
             if now - self._last_answer > plan.timeout * _SECOND:

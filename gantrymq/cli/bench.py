@@ -26,7 +26,7 @@ SEND_NAMES = {"send": "sent", "pull": "pulled", "follow": "received"}
 
 @attrs.frozen(kw_only=True)
 class Options:
-    """What the shared options say."""
+    """The values of the shared options."""
 
     topic: str
     nameserver: str
@@ -95,8 +95,8 @@ def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
 def bench() -> None:
     """Measure a cluster.
 
-    The requests are encoded beforehand, only answers that say success are counted, and the load generator's own use of
-    the processor is told. Exit code 1 when something failed.
+    Requests are encoded beforehand and only successful answers are counted. The output includes the load generator's
+    own CPU use. The exit code is 1 when a request failed.
     """
 
 
@@ -110,7 +110,7 @@ def produce(**given: Any) -> int:
 @bench.command()
 @_options(connections=1, in_flight=1, batch=1)
 def latency(**given: Any) -> int:
-    """Send one message at a time and tell how long an acknowledgement takes."""
+    """Send one message at a time and measure how long an acknowledgment takes."""
     return _produce("latency", _read(given))
 
 
@@ -145,7 +145,7 @@ def consume(**given: Any) -> int:
 @bench.command()
 @_options(connections=1, in_flight=1, batch=1)
 def e2e(**given: Any) -> int:
-    """Send and consume at once, and tell how long messages take from the producer to the consumer.
+    """Send and consume at once, and measure how long messages take from the producer to the consumer.
 
     A body needs 16 bytes for the time of its sending. Both sides run in one process.
     """

@@ -1,4 +1,4 @@
-"""The checks of ``gantrymq doctor``: each looks at one thing, changes nothing that stays, and says what to do.
+"""The checks of ``gantrymq doctor``: each examines one thing, leaves nothing changed, and returns the remedy.
 
 Source of the shares of a full disk: RocketMQ 4.9.7 ``diskMaxUsedSpaceRatio`` (75, old files go) and
 ``diskSpaceWarningLevelRatio`` (90, its broker takes no more messages).
@@ -91,15 +91,15 @@ def port(what: str, address: str) -> Finding:
         from gantrymq.cli.failures import advice_for
 
         if _answers(host, number):
-            told = f"{address}: a server that speaks RocketMQ's protocol runs there"
-            return Finding(check, WARN, told, "nothing, if it is this broker; else choose another address")
+            found = f"{address}: a server that speaks RocketMQ's protocol runs there"
+            return Finding(check, WARN, found, "nothing, if it is this broker; else choose another address")
         reason, _, advice = advice_for(error).partition("; ")
         return Finding(check, FAIL, f"{address}: {reason}", advice or "choose another address")
     return Finding(check, OK, f"{address} is free")
 
 
 def advertised(advertise: str, listen: str) -> Finding:
-    """Whether the address that clients are told leads to this machine."""
+    """Whether the advertised address leads to this machine."""
     check = "advertised address"
     host, _ = parse_address(advertise or listen, any_port=True)
     if not advertise and host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
@@ -125,7 +125,7 @@ def advertised(advertise: str, listen: str) -> Finding:
 
 
 def protected(loaded: Loaded) -> Finding:
-    """Whether the broker would refuse to listen where it is told to, because nothing controls access."""
+    """Whether the broker would refuse its listen address because no plugin controls access."""
     check = "protected mode"
     broker = loaded.config.broker
     host, _ = parse_address(broker.listen, any_port=True)
@@ -185,7 +185,7 @@ def fdatasync(data: str) -> Finding:
         advice = 'a synchronous send waits so long; a faster disk, or plugin.flush.mode = "async" and what it risks'
         return Finding(check, WARN, text, advice)
     if middle < SYNC_UNLIKELY_US:
-        advice = "no disk is so fast: the folder lies in memory, or the disk does not keep what it says"
+        advice = "no disk is so fast: the folder is in memory, or the disk acknowledges writes that it has not stored"
         return Finding(check, WARN, text, advice)
     return Finding(check, OK, text)
 

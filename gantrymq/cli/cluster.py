@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 ANSWER_S: Final = 3.0
-"""How long a broker may take to tell of itself."""
+"""How long a broker may take to answer with its status."""
 PROMOTED_S: Final = 30.0
 """How long a slave may take to be back as a master."""
 PROMOTED_POLL_S: Final = 0.2
@@ -25,7 +25,7 @@ COLUMNS: Final = ("cluster", "broker", "id", "role", "address", "ha_address", "o
 
 @click.group()
 def cluster() -> None:
-    """Look at the brokers of a cluster, and give a lost master's place to a slave."""
+    """Show the brokers of a cluster, and promote a slave after its master failed."""
 
 
 @cluster.command()
@@ -34,8 +34,8 @@ def cluster() -> None:
 def status(as_json: bool, nameserver: str) -> None:
     """Show each broker's role and address, and how far slaves are behind their masters.
 
-    `offset` is where the broker's commit log ends, in bytes. `lag_seconds` is since when a slave has not had all that
-    it knows its master to have; RocketMQ's brokers do not tell it. A broker that does not answer is `unreachable`.
+    `offset` is where the broker's commit log ends, in bytes. `lag_seconds` is how long a slave has been behind
+    its master; RocketMQ's brokers do not report it. A broker that does not answer is `unreachable`.
     """
     rows = with_client(nameserver, broker_rows)
     if as_json:
@@ -51,7 +51,7 @@ def status(as_json: bool, nameserver: str) -> None:
 @click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
 @nameserver_option
 def promote(name: str, number: int | None, nameserver: str) -> None:
-    """Make a slave of the broker NAME its master, when that is gone.
+    """Promote a slave of the broker NAME to master, when the master is gone.
 
     The slave starts again as a master, in its process, and its log goes on behind what it has. Refused while the master
     answers: stop it first. Then it may come back as a slave (broker.id above 0).
@@ -61,15 +61,15 @@ def promote(name: str, number: int | None, nameserver: str) -> None:
 
 
 async def _promote(name: str, number: int | None, client: Client) -> str:
-    """The new master's address, once the nameserver tells clients of it."""
+    """The new master's address, once the nameserver returns it to clients."""
     import trio
 
     rows = [row for row in await broker_rows(client) if row["broker"] == name]
-    told = [row for row in rows if row["role"] != UNREACHABLE]
-    for row in told:
+    reached = [row for row in rows if row["role"] != UNREACHABLE]
+    for row in reached:
         if row["id"] == 0:
             raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
-    slaves = [row for row in told if number in (None, row["id"])]
+    slaves = [row for row in reached if number in (None, row["id"])]
     if not slaves:
         which = "slave" if number is None else f"slave with the id {number}"
         raise CommandFailed(f"{name} has no {which} that answers")
@@ -81,7 +81,7 @@ async def _promote(name: str, number: int | None, client: Client) -> str:
                 if (row["broker"], row["id"]) == (name, 0) and row["role"] != UNREACHABLE:
                     return str(row["address"])
             await trio.sleep(PROMOTED_POLL_S)
-    raise CommandFailed(f"{chosen['address']} has not come back as a master in {PROMOTED_S:g} s: its log tells why")
+    raise CommandFailed(f"{chosen['address']} has not come back as a master in {PROMOTED_S:g} s: see its log")
 
 
 async def _order(address: str) -> None:
@@ -116,7 +116,7 @@ async def broker_rows(client: Client) -> list[dict[str, Any]]:
 
 
 async def _ask(row: dict[str, Any], address: str) -> None:
-    """Fill in what the broker tells of itself (GET_BROKER_RUNTIME_INFO)."""
+    """Fill in the broker's own status (GET_BROKER_RUNTIME_INFO)."""
     from gantrymq.remoting.bodies import KVTable
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode
@@ -126,11 +126,11 @@ async def _ask(row: dict[str, Any], address: str) -> None:
     try:
         async with open_channel(address) as channel:
             answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), ANSWER_S)
-            told = KVTable.from_bytes(answer.body).table
+            table = KVTable.from_bytes(answer.body).table
     except (ConnectError, RemoteFault):
         row["role"] = UNREACHABLE
         return
-    row["role"] = told.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
-    row["offset"] = int(told["commitLogMaxOffset"]) if "commitLogMaxOffset" in told else None
-    row["ha_address"] = told.get("haServerAddr") or told.get("haMasterAddress") or None
-    row["lag_seconds"] = float(told["haLagSeconds"]) if "haLagSeconds" in told else None
+    row["role"] = table.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
+    row["offset"] = int(table["commitLogMaxOffset"]) if "commitLogMaxOffset" in table else None
+    row["ha_address"] = table.get("haServerAddr") or table.get("haMasterAddress") or None
+    row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None

@@ -15,7 +15,7 @@ from gantrymq.cli.loading import ConfigFlags, config_options, load
 def check_config(**flags: Any) -> None:
     """Check a configuration without starting anything.
 
-    Unknown sections and keys, wrong types and values out of range are all told at once; exit code 2.
+    Unknown sections and keys, wrong types and values out of range are all reported at once; the exit code is 2.
     """
     loaded = load(ConfigFlags(**flags))
     given = sum(row.origin != "default" for row in loaded.config.explain())

@@ -64,7 +64,7 @@ def consume(
 ) -> None:
     """Print the bodies of messages, a line each, and acknowledge them once they are printed.
 
-    Goes on until Ctrl-C, --max or --timeout. How many there were is told on stderr.
+    Runs until Ctrl-C, --max or --timeout. The number of messages is printed to stderr.
     """
     wanted = Wanted(topic, group, tags, start, limit or math.inf, timeout or math.inf, as_json)
 
@@ -99,7 +99,7 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
 
 
 def render(message: DeliveredRecord, as_json: bool) -> bytes:
-    """The line to print, without its newline. A body that is no UTF-8 is told as ``bodyBase64``."""
+    """The line to print, without its newline. A body that is not UTF-8 is printed as ``bodyBase64``."""
     if not as_json:
         return message.body
     fields: dict[str, object] = {

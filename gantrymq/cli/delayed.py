@@ -87,7 +87,7 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
 def recall(topic: str, handle: str, group: str, as_json: bool, nameserver: str) -> None:
     """Take back the message of a HANDLE, which the answer to its send carried, and `list` shows.
 
-    The broker notes it: whether the message still waited is not told.
+    The broker records the recall; it does not report whether the message was still waiting.
     """
 
     async def work(client: Client) -> str:

@@ -31,7 +31,7 @@ def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
     :class:`click.UsageError` for more than one, and for what is no duration or no time with a zone.
     """
     if [after, level, at].count(None) < 2:
-        raise click.UsageError("say one of --delay, --delay-level and --deliver-at")
+        raise click.UsageError("give one of --delay, --delay-level and --deliver-at")
     if after is not None:
         return Delay(properties={"TIMER_DELAY_MS": str(_milliseconds(after))})
     if at is not None:

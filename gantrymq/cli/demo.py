@@ -1,4 +1,4 @@
-"""``make demo``: the whole road once, on a real broker, and a table of what came in and out.
+"""``make demo``: the whole pipeline end to end on a real broker, with a table of the message counts of each step.
 
 Every line of a file becomes a message with a key and a tag; a group consumes them and each is compared; the broker is
 stopped and started again on the same store; Spark writes the topic to Parquet, and those rows are compared as well.
@@ -57,7 +57,7 @@ class Row:
 @click.option("--file", "path", metavar="FILE", help="Its lines are the messages; without it, a small sample.")
 @click.option("--folder", default="gantrymq-demo", show_default=True, metavar="DIR", help="Made anew each time.")
 def demo(path: str | None, folder: str) -> int:
-    """Run the whole road once and print what happened; exit code 1 when a count or a body differs."""
+    """Run the whole pipeline end to end and print each step; exit code 1 when a count or a body differs."""
     from gantrymq.cli.logs import configure_logs
 
     configure_logs("error")
@@ -69,7 +69,7 @@ def demo(path: str | None, folder: str) -> int:
 
 
 def run(source: Path, root: Path) -> int:
-    """All steps, each told by a line, then the table. Returns the exit code."""
+    """All steps, one line each, then the table. Returns the exit code."""
     from gantrymq.cli.tally import Tally
 
     with source.open("rb") as file:
@@ -87,13 +87,13 @@ def run(source: Path, root: Path) -> int:
         say(f"broker {server.broker} and nameserver {server.nameserver} run")
         sending = produce(server.nameserver, source, sent)
         rows.append(Row("produce", sending.sent, sending.seconds, f"topic {TOPIC}"))
-        say(told("produced", rows[-1]) + (f", {sending.skipped} empty lines skipped" if sending.skipped else ""))
+        say(describe("produced", rows[-1]) + (f", {sending.skipped} empty lines skipped" if sending.skipped else ""))
         rows.append(Row("consume", *consume(server.nameserver, sent, consumed), f"group {GROUP}"))
-        say(told("consumed", rows[-1]))
+        say(describe("consumed", rows[-1]))
     say("broker stopped")
     with ServerChild(arguments, log) as server:
         rows.append(Row("start again", stored(server.nameserver), server.seconds, f"store {root / 'store'}"))
-        say(told("broker runs again on the same store, it has", rows[-1]))
+        say(describe("broker runs again on the same store, it has", rows[-1]))
         exported = export(server.nameserver, root / "parquet", sent, rows)
     faults = [*consumed.differences(sent, "consumed"), *exported]
     if rows[3].count != sending.sent:
@@ -171,7 +171,7 @@ def stored(nameserver: str) -> int:
 
 
 def export(nameserver: str, folder: Path, sent: Tally, rows: list[Row]) -> list[str]:
-    """Write the topic to Parquet with Spark and compare its rows; without Java this is told and left out.
+    """Write the topic to Parquet with Spark and compare its rows; without Java the step is skipped and reported.
 
     Adds to ``rows``; returns what differs.
     """
@@ -189,7 +189,7 @@ def export(nameserver: str, folder: Path, sent: Tally, rows: list[Row]) -> list[
         result = spark.export(TOPIC, folder, nameserver, progress=partial(_files, meter))
     exported = tally_parquet(folder)
     rows.append(Row("export to Parquet", exported.count, result.seconds, f"{result.files} files in {folder}"))
-    say(told("exported", rows[-1]))
+    say(describe("exported", rows[-1]))
     return exported.differences(sent, "exported")
 
 
@@ -225,7 +225,7 @@ def count_lines(path: Path) -> int:
     return total
 
 
-def told(done: str, row: Row) -> str:
+def describe(done: str, row: Row) -> str:
     """One step in words."""
     return f"{done} {row.count:,} messages in {row.seconds:.2f} s"
 

@@ -40,10 +40,10 @@ def up(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Start nameservers, brokers and their slaves, each in a process of its own, and show how they are.
+    """Start nameservers, brokers and their slaves, one process each, and show their state.
 
     A table in a terminal, lines elsewhere. Ctrl-C or SIGTERM stops all in order. With `--data` the next start finds the
-    messages and the ports again. Kill one of the processes to see what the others and your program make of it.
+    messages and the ports again. Kill one of the processes to see how the others and your program react.
     """
     if sync and not slaves:
         raise click.BadParameter("there is nobody to wait for without --slaves", param_hint="--sync")
@@ -51,16 +51,16 @@ def up(
     import trio
 
     from gantrymq.cli.devcluster import run_cluster
-    from gantrymq.cli.devplan import Wish, held, make_plan
+    from gantrymq.cli.devplan import ClusterSpec, held, make_plan
     from gantrymq.cli.devview import Lines, LiveTable
     from gantrymq.cli.logs import configure_logs
 
     configure_logs("error")
-    wish = Wish(cluster, brokers, slaves, nameservers, base_port, sync, settings)
+    spec = ClusterSpec(cluster, brokers, slaves, nameservers, base_port, sync, settings)
     with ExitStack() as stack:
         folder = Path(data) if data else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantrymq-dev-")))
         stack.enter_context(held(folder))
-        plan = make_plan(wish, folder)
+        plan = make_plan(spec, folder)
         if not as_json:
             click.echo(f"starting {len(plan.members)} servers in {folder}")
         view = LiveTable() if sys.stdout.isatty() and not as_json else Lines(as_json)

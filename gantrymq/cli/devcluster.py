@@ -74,7 +74,7 @@ async def _look_after(plan: Plan, servers: Sequence[ServerProcess], view: View) 
 
 
 async def _ask(client: Client) -> list[dict[str, Any]]:
-    """What the brokers tell of themselves; nothing while no nameserver answers."""
+    """The brokers' statuses; empty while no nameserver answers."""
     with trio.move_on_after(ASK_SECONDS):
         try:
             return await broker_rows(client)
@@ -83,9 +83,9 @@ async def _ask(client: Client) -> list[dict[str, Any]]:
     return []
 
 
-def _rows(servers: Sequence[ServerProcess], told: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _rows(servers: Sequence[ServerProcess], statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row a server by :data:`gantrymq.cli.devview.COLUMNS`; a broker may have another id now than at its start."""
-    by_address = {row["address"]: row for row in told}
+    by_address = {row["address"]: row for row in statuses}
     rows = []
     for server in servers:
         member, code = server.member, server.code

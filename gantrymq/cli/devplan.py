@@ -1,4 +1,4 @@
-"""Who is in a local cluster, where each listens and keeps its files; kept in its folder for the next start."""
+"""The members of a local cluster, their addresses and folders; saved in the cluster's folder for the next start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEGMENT: Final = "64 MiB"
 
 
 @attrs.frozen
-class Wish:
+class ClusterSpec:
     """What the user asked for. ``sync``: masters wait for their slaves. ``base_port``: 0 for any free ports."""
 
     cluster: str = "DevCluster"
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def nameservers(self) -> str:
-        """As clients and brokers are told."""
+        """The form that clients and brokers take."""
         return ";".join(member.address for member in self.members if member.number is None)
 
 
@@ -103,38 +103,38 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def make_plan(wish: Wish, folder: Path) -> Plan:
-    """The members with their ports: those of the last start, else from ``wish.base_port`` on, else free ones.
+def make_plan(spec: ClusterSpec, folder: Path) -> Plan:
+    """The members with their ports: those of the last start, else from ``spec.base_port`` on, else free ones.
 
     :class:`CommandFailed` names a port that is taken, or the other cluster whose folder this is.
     """
     kept = _read(folder)
-    if kept.cluster not in ("", wish.cluster):
-        raise CommandFailed(f"{folder} has the data of the cluster {kept.cluster!r}, not {wish.cluster!r}")
-    nameservers = [f"nameserver-{number}" for number in range(wish.nameservers)]
-    names = [f"broker-{_letters(index)}" for index in range(wish.brokers)]
-    brokers = {f"{name}-{index}": name for index in range(wish.slaves + 1) for name in names}
+    if kept.cluster not in ("", spec.cluster):
+        raise CommandFailed(f"{folder} has the data of the cluster {kept.cluster!r}, not {spec.cluster!r}")
+    nameservers = [f"nameserver-{number}" for number in range(spec.nameservers)]
+    names = [f"broker-{_letters(index)}" for index in range(spec.brokers)]
+    brokers = {f"{name}-{index}": name for index in range(spec.slaves + 1) for name in names}
     numbers = {}
     for name in names:
-        numbers.update(_numbers(wish, name, kept, folder))
+        numbers.update(_numbers(spec, name, kept, folder))
     labels = [*nameservers, *brokers]
-    ports = _ports(labels, wish.base_port, {} if wish.base_port else kept.ports)
-    told = ";".join(f"{HOST}:{ports[label]}" for label in nameservers)
+    ports = _ports(labels, spec.base_port, {} if spec.base_port else kept.ports)
+    nameserver_list = ";".join(f"{HOST}:{ports[label]}" for label in nameservers)
     members = [
         Member(label, None, ports[label], _nameserver(label, ports[label], folder), label) for label in nameservers
     ]
     for label, name in sorted(brokers.items(), key=lambda item: numbers[item[0]]):
-        arguments = _broker(wish, name, label, numbers[label], ports[label], told, folder)
+        arguments = _broker(spec, name, label, numbers[label], ports[label], nameserver_list, folder)
         members.append(Member(name, numbers[label], ports[label], arguments, label))
-    known = _Kept(wish.cluster, {**kept.ports, **ports}, {**kept.numbers, **numbers})
+    known = _Kept(spec.cluster, {**kept.ports, **ports}, {**kept.numbers, **numbers})
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(known)))
     for label in brokers:
         (folder / f"{label}.toml").write_text(f"[broker]\nid = {numbers[label]}\n")
     forget_changes(folder, list(numbers))
-    return Plan(wish.cluster, folder, members)
+    return Plan(spec.cluster, folder, members)
 
 
-def _numbers(wish: Wish, name: str, kept: _Kept, folder: Path) -> dict[str, int]:
+def _numbers(spec: ClusterSpec, name: str, kept: _Kept, folder: Path) -> dict[str, int]:
     """The numbers of all brokers of that name that there are or shall be, by their labels.
 
     :class:`CommandFailed` when the master is one that shall not be started.
@@ -142,12 +142,12 @@ def _numbers(wish: Wish, name: str, kept: _Kept, folder: Path) -> dict[str, int]
     pattern = re.compile(rf"{name}-(\d+)")
     known = {label for label in kept.ports if pattern.fullmatch(label)}
     labels = sorted(
-        known | {f"{name}-{index}" for index in range(wish.slaves + 1)}, key=lambda label: (len(label), label)
+        known | {f"{name}-{index}" for index in range(spec.slaves + 1)}, key=lambda label: (len(label), label)
     )
     first = {label: int(label.rpartition("-")[2]) for label in labels}
     numbers = numbers_of(labels, {**first, **kept.numbers}, changed_numbers(folder, labels))
     master = min(numbers, key=numbers.__getitem__)
-    if first[master] > wish.slaves:
+    if first[master] > spec.slaves:
         raise CommandFailed(
             f"the master of {name} is {master} since it was promoted: start with --slaves {first[master]} at least"
         )
@@ -174,20 +174,22 @@ def _nameserver(label: str, port: int, folder: Path) -> list[str]:
     return ["nameserver", "--listen", f"{HOST}:{port}", "--data", str(folder / label)]
 
 
-def _broker(wish: Wish, name: str, label: str, number: int, port: int, nameservers: str, folder: Path) -> list[str]:
+def _broker(
+    spec: ClusterSpec, name: str, label: str, number: int, port: int, nameservers: str, folder: Path
+) -> list[str]:
     settings = [
         f"broker.name={name}",
-        f"broker.cluster={wish.cluster}",
+        f"broker.cluster={spec.cluster}",
         f"store.commit_log_file_bytes={SEGMENT}",
     ]
-    if wish.slaves:
+    if spec.slaves:
         settings.append("plugins.enable=ha")
-        if wish.sync and number == 0:
+        if spec.sync and number == 0:
             settings.append("plugin.ha.role=sync_master")
     data = str(folder / label)
     arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]
     arguments += ["--config", str(folder / f"{label}.toml")]  # what stands there can be changed while it runs
-    for setting in (*settings, *wish.settings):
+    for setting in (*settings, *spec.settings):
         arguments += ["--set", setting]
     return arguments
 

@@ -44,7 +44,7 @@ class ServerProcess:
         return code
 
     async def start(self) -> None:
-        """Run it until it says that it is ready; :class:`CommandFailed` with its last words when it does not."""
+        """Run it until it prints ``ready``; :class:`CommandFailed` with its last lines when it does not."""
         with self.log.open("ab") as errors:
             # Started by this thread, whose end the child will notice; in a session of its own, so that a Ctrl-C in the
             # terminal reaches it through its parent alone.

@@ -18,14 +18,14 @@ Row = dict[str, Any]
 COLUMNS: Final = ("server", "id", "role", "address", "pid", "state", "offset", "lag_bytes", "lag_seconds")
 """Of a row; ``id``, ``role``, ``offset`` and the lags are None where they are not known, or there are none."""
 LASTING: Final = ("server", "id", "role", "address", "pid", "state")
-"""A change of one of these is told as a line; the others move all the time."""
+"""A change of one of these prints a line; the others change all the time."""
 
 STYLES: Final = {"starting": "dim", "ready": "", "ended": "dim"}
 """Of a row by its state; what ended otherwise than in order is red."""
 
 
 class View(Protocol):
-    """Is told of the cluster's life."""
+    """Receives the cluster's events."""
 
     def ready(self, plan: Plan, rows: Sequence[Row]) -> None:
         """All members serve."""
@@ -42,7 +42,7 @@ class Lines:
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
-        self._told: dict[str, tuple[Any, ...]] = {}
+        self._printed: dict[str, tuple[Any, ...]] = {}
 
     def ready(self, plan: Plan, rows: Sequence[Row]) -> None:
         """The members, then ``ready`` with what clients need."""
@@ -56,8 +56,8 @@ class Lines:
         """Those that are others than before."""
         for row in rows:
             lasting = tuple(row[name] for name in LASTING)
-            if self._told.get(row["address"]) != lasting:
-                self._told[row["address"]] = lasting
+            if self._printed.get(row["address"]) != lasting:
+                self._printed[row["address"]] = lasting
                 if self._as_json:
                     say(json.dumps({"event": "server", **row}))
                 else:

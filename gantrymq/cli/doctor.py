@@ -24,9 +24,10 @@ from gantrymq.cli.serve import DEFAULT_NAMESERVER
 )
 @click.option("--json", "as_json", is_flag=True, help="A list of objects, one a check.")
 def doctor(nameserver_listen: str, as_json: bool, **flags: Any) -> int:
-    """Look at this machine with the eyes of the broker that this configuration describes.
+    """Check whether this machine suits the broker that this configuration describes.
 
-    Every line is ok, warn or fail, with what to do. Exit code 1 when one is fail. Nothing is started or left behind.
+    Every line is ok, warn or fail, with the remedy. The exit code is 1 when one is fail. It starts no server and leaves
+    no file.
     """
     import attrs
 

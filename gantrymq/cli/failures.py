@@ -1,4 +1,4 @@
-"""Errors as a user sees them: one clear line on stderr that says what to do, and an exit code; never a traceback."""
+"""Errors as a user sees them: one line on stderr with the remedy, and an exit code; never a traceback."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _ADVICE = {
 
 
 class CommandFailed(Exception):
-    """A command could not do what it was asked; the text says why and what to do."""
+    """A command failed; the text has the reason and the remedy."""
 
 
 def guarded(command: Callable[[], object]) -> int:
-    """Run ``command``; returns its exit code. What fails is told on stderr."""
+    """Run ``command``; returns its exit code. Errors are printed to stderr."""
     try:
         result = command()
     except KeyboardInterrupt:
@@ -111,7 +111,7 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def advice_for(error: OSError) -> str:
-    """What the system said and what to do about it."""
+    """The system's error and its remedy."""
     reason = error.strerror or str(error)
     if error.errno in _ADVICE:
         # trio and asyncio put their own words in front of the system's

@@ -92,5 +92,5 @@ def cli() -> None:
     """A message broker that speaks RocketMQ's protocol and keeps RocketMQ's files."""
     from gantrymq.cli.logs import configure_logs
 
-    # the servers say more; a command that prints data keeps to what went wrong
+    # servers log more; a command that prints data logs warnings and errors only
     configure_logs("warning")

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @attrs.frozen(kw_only=True)
 class ConfigFlags:
-    """What the flags of :func:`config_options` say."""
+    """The values of the flags of :func:`config_options`."""
 
     config: str | None = None
     data: str | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def plugins() -> None:
-    """Show what is plugged in."""
+    """Show the plugins."""
 
 
 @plugins.command("list")

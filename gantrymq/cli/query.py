@@ -43,7 +43,7 @@ def query(
     Exactly one of --key, --id and --offset. The exit code is 1 when no message was found.
     """
     if [key, message_id, offset].count(None) != 2:
-        raise click.UsageError("say one of --key, --id and --offset")
+        raise click.UsageError("give one of --key, --id and --offset")
     if (queue is None) != (offset is None):
         raise click.UsageError("--offset and --queue belong together")
 

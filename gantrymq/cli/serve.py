@@ -34,7 +34,8 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
 def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, **flags: Any) -> None:
     """Run nameserver and broker in one process.
 
-    A line that begins with `ready` tells that clients may come. SIGTERM or Ctrl-C drains and ends, a second one forces.
+    Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops in order, a
+    second one at once.
     """
     configure_logs(log_level)
     again = partial(load, ConfigFlags(**flags))

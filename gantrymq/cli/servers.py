@@ -62,7 +62,7 @@ async def run_broker(
     nameserver_listen: str | None = None,
     nameserver_peers: Sequence[str] = (),
 ) -> None:
-    """A broker, and a nameserver in front of it when ``nameserver_listen`` says where, until a signal comes.
+    """A broker, and a nameserver in front of it when ``nameserver_listen`` is given, until a signal comes.
 
     A broker that asks for it is started again, with the configuration as ``load`` finds it then.
     """

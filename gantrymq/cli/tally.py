@@ -34,7 +34,7 @@ class Tally:
         self.count += 1
 
     def note_key(self, keys: Iterable[str], tag: str | None, body: bytes) -> None:
-        """One message whose key tells its number; one without such a key is a stranger."""
+        """One message whose key tells its number; one without such a key is unexpected."""
         for key in keys:
             number = key.removeprefix(KEY_PREFIX)
             if key.startswith(KEY_PREFIX) and number.isascii() and number.isdigit() and len(number) <= 10:

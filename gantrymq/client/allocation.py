@@ -13,7 +13,7 @@ from gantrymq.remoting.bodies import MessageQueue
 def allocate(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:
     """The queues that fall to ``me``: consecutive ones, as many as to every other member or one more.
 
-    ``queues`` and ``members`` may come in any order. Nothing falls to one who is no member.
+    ``queues`` and ``members`` may come in any order. A client that is no member gets nothing.
     """
     ordered_members = sorted(members)
     if me not in ordered_members:

@@ -94,7 +94,7 @@ class Cluster:
         self._producers[group] = self._producers.get(group, 0) + 1
 
     async def leave_as_producer(self, group: str) -> None:
-        """The opposite; with the group's last producer the brokers are told."""
+        """The opposite; with the group's last producer the brokers are notified."""
         self._producers[group] -= 1
         if not self._producers[group]:
             del self._producers[group]
@@ -122,7 +122,7 @@ class Cluster:
         self._consumers[group] = member
 
     async def leave_as_consumer(self, group: str) -> None:
-        """The opposite; the brokers are told, and share the group's queues out anew."""
+        """The opposite; the brokers are notified and the group rebalances."""
         del self._consumers[group]
         await self._unregister(UnregisterClientHeader(client_id=self.client_id, consumer_group=group))
 

@@ -100,7 +100,7 @@ class Consumer(Generic[R]):
     async def commit(self) -> None:
         """Tell the brokers now how far the group is, and wait for their answers.
 
-        Offsets are told every five seconds anyway. Raises :class:`ConnectError`, :class:`NoRoute`.
+        Offsets are committed every five seconds anyway. Raises :class:`ConnectError`, :class:`NoRoute`.
         """
         self._ensure_open()
         for puller in list(self._pullers.values()):

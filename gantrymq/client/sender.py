@@ -57,7 +57,7 @@ class Sender:
                 with anyio.fail_after(limit):
                     queues = await self.queues(outgoing.topic)
             except TimeoutError:
-                raise SendTimeout(f"no nameserver told the route of {outgoing.topic} within {limit:g} s") from None
+                raise SendTimeout(f"no nameserver returned a route of '{outgoing.topic}' within {limit:g} s") from None
         failure: Exception | None = None
         target: MessageQueue | None = None
         for _ in range(self._attempts if choice is None else 1):
@@ -85,7 +85,7 @@ class Sender:
         raise failure
 
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
-        """Send ``outgoing`` once; nobody tells whether it has arrived."""
+        """Send ``outgoing`` once; without an answer."""
         queues = await self.queues(outgoing.topic)
         target = self._next_queue(outgoing.topic, queues, None) if choice is None else _pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))

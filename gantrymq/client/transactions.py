@@ -1,7 +1,7 @@
 """Send messages that only count once a piece of work of the producer's own has succeeded.
 
 A half message is stored first, where no consumer sees it; then the local branch runs, and its outcome makes the message
-visible or drops it. Who never tells an outcome is asked by the broker. Source: RocketMQ 4.9.7
+visible or drops it. The broker checks back with a producer that sent no outcome. Source: RocketMQ 4.9.7
 ``DefaultMQProducerImpl`` (``sendMessageInTransaction``, ``endTransaction``, ``checkTransactionState``).
 """
 
@@ -35,12 +35,12 @@ CHECKS_AT_ONCE: Final = 4
 CHECKS_WAITING_MAX: Final = 2000
 """Questions that may wait for their turn (``checkRequestHoldMax``); more are dropped, and the broker asks again."""
 REMARK_MAX_CHARACTERS: Final = 1000
-"""What the broker is told of an error."""
+"""The longest text of an error that the broker receives."""
 
 _OFFSET_DIGITS: Final = 16
 
 Local = Callable[[Message, str], Outcome | Awaitable[Outcome]]
-"""The local branch: given the message and the transaction's id, does the work and tells what became of it."""
+"""The local branch: given the message and the transaction's id, does the work and returns its outcome."""
 Check = Callable[[DeliveredRecord], Outcome | Awaitable[Outcome]]
 """Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
 
@@ -81,7 +81,7 @@ class TransactionalProducer:
         queue: QueueChoice | None = None,
         timeout: float | None = None,
     ) -> TransactionResult:
-        """Store a half message, run the local branch (``local``, else the producer's), and tell the broker its outcome.
+        """Store a half message, run the local branch (``local``, else the producer's), send its outcome to the broker.
 
         The branch runs only when the broker has stored the half message as safely as it promises; with any other
         status the transaction is rolled back. What the branch raises is logged and makes the outcome UNKNOWN: the
@@ -187,7 +187,7 @@ async def open_transactional_producer(
 ) -> AsyncIterator[TransactionalProducer]:
     """A :class:`TransactionalProducer` that brokers can ask, for the length of the block.
 
-    The brokers of ``topics``, and those that create topics, are told of it at once: they may have questions that an
+    The brokers of ``topics``, and those that create topics, learn of it at once: they may have check-backs that an
     earlier member of the group has left open.
     """
     cluster.ensure_open()

@@ -1,4 +1,4 @@
-"""The nameserver: tells clients on which brokers a topic's queues are.
+"""The nameserver: it returns the brokers of a topic's queues to clients.
 
 Brokers register at every nameserver, nameservers know nothing of each other, and all but the KV config is forgotten at
 the end of the process.

@@ -1,4 +1,4 @@
-"""What the nameserver knows of one broker, and what it tells of changes."""
+"""The nameserver's record of one broker, and the notices of its changes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LiveBroker:
 
 @attrs.frozen
 class Registration:
-    """What a slave is told about its master; both None for a master, or while there is none.
+    """The master's addresses that a slave receives; both None for a master, or while there is none.
 
     ``replaced``: the address that had the same name and id until now, if that was another one and still lived.
     """
@@ -63,7 +63,7 @@ class MinimumChange:
 
 
 class Changes(Protocol):
-    """Who is told what changed in the tables, at once and synchronously."""
+    """Receives changes of the tables, at once and synchronously."""
 
     def topic_changed(self, topic: str) -> None:
         """The queues of ``topic`` are others."""

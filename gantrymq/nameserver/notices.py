@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class Notices:
-    """Takes changes at any time and tells them one after the other, each to all its listeners at once."""
+    """Takes changes at any time and sends them one after the other, each to all its brokers at once."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[MinimumChange](WAITING_MAX)

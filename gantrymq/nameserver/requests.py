@@ -79,7 +79,7 @@ class Requests:
         settings: Mapping[str, str] | None = None,
         cache: RouteCache | None = None,
     ) -> None:
-        """``settings``: what administrators are told beside the switches; none of it can be changed."""
+        """``settings``: values that administrators can read beside the switches and cannot change."""
         self._routes = routes
         self._kv = kv
         self.switches = switches or Switches()
@@ -110,7 +110,7 @@ class Requests:
         }
 
     def begin(self) -> None:
-        """Brokers may come from now on; with ``needWaitForService`` routes are told 45 seconds later."""
+        """Brokers may come from now on; with ``needWaitForService`` routes are answered 45 seconds later."""
         self._complete_at = trio.current_time() + SERVICE_WAIT_SECONDS
 
     async def answer(self, request: Command, connection: object) -> Command:
@@ -276,7 +276,9 @@ class Requests:
         return success(request, headers.AddWritePermResponse(add_topic_count=count))
 
     async def _get_config(self, request: Command, connection: object) -> Command:
-        return request.answer(ResponseCode.SUCCESS, body=write_properties({**self._settings, **self.switches.told()}))
+        return request.answer(
+            ResponseCode.SUCCESS, body=write_properties({**self._settings, **self.switches.runtime_info()})
+        )
 
     async def _update_config(self, request: Command, connection: object) -> Command:
         """An allow list, the switches; a change lasts until the nameserver ends. All of a request or nothing."""

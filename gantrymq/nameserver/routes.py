@@ -87,7 +87,7 @@ class Routes:
         lowest = min(self.member_group(identity.name), default=None)
         known = self._live.get(identity.address)
         if known is not None and known.identity != identity:
-            self._remove(known.identity, told=False)  # the same address under another id or name: a promoted slave
+            self._remove(known.identity, notify=False)  # the same address under another id or name: a promoted slave
             known = None
         check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
         check_names(identity, ha_address, wrapper, filter_servers or [], zone)
@@ -225,7 +225,7 @@ class Routes:
     # ---- inside: taking in
 
     def _holder(self, identity: BrokerIdentity) -> LiveBroker | None:
-        """Who has the name and id of ``identity`` at another address, and lives."""
+        """The live broker with the name and id of ``identity`` at another address."""
         address = self.member_group(identity.name).get(identity.broker_id)
         return None if address is None or address == identity.address else self._live.get(address)
 
@@ -273,7 +273,7 @@ class Routes:
 
     # ---- inside: taking out
 
-    def _remove(self, identity: BrokerIdentity, told: bool = True) -> bool:
+    def _remove(self, identity: BrokerIdentity, notify: bool = True) -> bool:
         live = self._live.pop(identity.address, None)
         self._filters.pop(identity.address, None)
         broker = self._brokers.get(identity.name)
@@ -288,7 +288,7 @@ class Routes:
         elif lowest in mine:
             if broker.enable_acting_master:
                 self._set_perm(identity.name, lambda perm: perm & ~PERM_WRITE)  # nobody takes messages now
-            if told:
+            if notify:
                 self._changes.minimum_changed(_left(broker, identity.address))
         if mine:
             self._changes.brokers_changed()

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class NotProtected(GantryError):
-    """The nameserver would listen beyond the loopback address, where nobody said who may change routes."""
+    """The nameserver would listen beyond the loopback address, without a list of peers that may change routes."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -106,7 +106,7 @@ class NameServer:
         self._bad_bytes = BadBytesLog(log)
         self.routes = Routes(trio.current_time, self.config.expiry_seconds, self)
         kv = KVConfig(self.config.kv_path)
-        self.requests = Requests(self.routes, kv, self.config.switches, _told(self.config), self._cache)
+        self.requests = Requests(self.routes, kv, self.config.switches, _readable_settings(self.config), self._cache)
         self.connections: set[Connection] = set()
         self._shares: FairShares[Connection] = FairShares()
         self._peers = PeerRule((*LOOPBACK, *self.config.peers))
@@ -144,7 +144,7 @@ class NameServer:
         self._cache.clear()
 
     def minimum_changed(self, change: MinimumChange) -> None:
-        """For the tables: brokers are told, if that is on; that one left only where slaves act as masters."""
+        """For the tables: notify brokers if the switch is on; a departure only where slaves act as masters."""
         if self.requests.switches.notify_min_broker_id_changed and (change.left is None or change.acting):
             self._notices.add(change)
 
@@ -285,7 +285,7 @@ class NameServer:
         return True
 
 
-def _told(config: NameServerConfig) -> dict[str, str]:
+def _readable_settings(config: NameServerConfig) -> dict[str, str]:
     """The settings that have a counterpart in RocketMQ, by its names (``NamesrvConfig``, ``NettyServerConfig``)."""
     return {
         "bindAddress": config.host,

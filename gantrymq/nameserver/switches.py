@@ -17,9 +17,9 @@ PATH_SETTINGS: Final = frozenset({"kvConfigPath", "configStorePath"})
 class Switches:
     """All with RocketMQ's defaults.
 
-    ``order_message_enable``: routes tell the KV config's order of a topic. ``return_order_topic_config_to_broker``:
-    brokers are told of all ordered topics when they register. ``support_acting_master``: a route shows the lowest slave
-    as master while there is none, where brokers agree. ``notify_min_broker_id_changed``: brokers are told when the
+    ``order_message_enable``: routes have a topic's order from the KV config. ``return_order_topic_config_to_broker``:
+    brokers receive all ordered topics when they register. ``support_acting_master``: a route shows the lowest slave
+    as master while there is none, where brokers agree. ``notify_min_broker_id_changed``: brokers are notified when the
     lowest id of their name is another (905). ``enable_all_topic_list`` and ``enable_topic_list``: 206, and 224 and 311
     to 313, are answered. ``delete_topic_with_broker_registration``: a registration drops the topics that it does not
     name. ``need_wait_for_service``: no routes in the first 45 seconds, until all brokers have come.
@@ -34,8 +34,8 @@ class Switches:
     delete_topic_with_broker_registration: bool = False
     need_wait_for_service: bool = False
 
-    def told(self) -> dict[str, str]:
-        """All of them, as administrators are told."""
+    def runtime_info(self) -> dict[str, str]:
+        """All of them by RocketMQ's names, as GET_NAMESRV_CONFIG returns them."""
         return {key: "true" if getattr(self, name) else "false" for key, name in KEYS.items()}
 
     def changed(self, given: Mapping[str, str]) -> Switches:

@@ -14,7 +14,7 @@ from gantrymq.remoting.bodies import BrokerData, TopicRouteData
 from gantrymq.remoting.codes import PERM_WRITE
 
 MEMBER_GROUP_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Topics by which the brokers of one name keep in step; they must see who is really there."""
+"""Topics by which the brokers of one name synchronize; they must see the real members."""
 
 
 def with_acting_masters(topic: str, route: TopicRouteData) -> TopicRouteData:

@@ -203,7 +203,7 @@ class LockBatchResponseBody(Body, rename={"lock_ok_mq_set": "lockOKMQSet"}):
 
 
 class SubscriptionData(Body):
-    """What a group wants of a topic. ``sub_version`` (ms) tells the newer of two."""
+    """A group's subscription to a topic. The larger ``sub_version`` (ms) is the newer of two."""
 
     topic: str = ""
     sub_string: str = ""

@@ -147,7 +147,7 @@ class Channel:
 
         With ``shield`` a connection that stands outlives the cancellation of the task, for last words, and ends with
         :meth:`aclose` alone. Started once the connection stands. Raises :class:`ConnectFailed` before that, nothing
-        afterwards: the end of the connection is told to the callers.
+        afterwards: callers get the end of the connection as an error.
         """
         if stream is None:
             stream = await self._connect(connect_timeout)

@@ -54,7 +54,7 @@ class Record:
 
     ``stored_body`` is the body as it lies in the log; :attr:`body` is unpacked. ``born_host`` and ``store_host`` are
     ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
-    ``broker_name`` is not part of the record: who reads it sets it.
+    ``broker_name`` is not part of the record: the reader sets it.
     """
 
     def __init__(

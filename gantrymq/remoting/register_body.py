@@ -40,7 +40,7 @@ _I32 = struct.Struct(">i")
 
 
 class RegisterBrokerBody(Body):
-    """What a broker tells a nameserver: its topics and filter servers."""
+    """The body of a broker's registration: its topics and filter servers."""
 
     topic_config_serialize_wrapper: TopicConfigSerializeWrapper = msgspec.field(
         default_factory=TopicConfigSerializeWrapper

@@ -44,7 +44,7 @@ class FolderInUse(SparkError):
 
 
 class SparkMissing(SparkError):
-    """Spark cannot run here: the text says what to install."""
+    """Spark cannot run here: the text names what to install."""
 
 
 def reason(error: BaseException) -> str:

@@ -36,7 +36,7 @@ def run_job(work: Callable[[SparkSession], None], spark: SparkSession | None, pr
     try:
         while not job.done.wait(POLL_SECONDS):
             if progress is not None:
-                job.tell(progress)
+                job.report(progress)
     except BaseException:
         job.cancel()
         raise
@@ -56,7 +56,7 @@ class _Job:
         self._spark: SparkSession | None = None
         self._cancelled = False
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """Pass on how far the job is, once Spark knows."""
         if self._spark is None:
             return
@@ -102,7 +102,7 @@ class _Job:
             register(self._given)
             yield self._given
             return
-        # What goes wrong is told by the error; the JVM's own words about it are stack traces.
+        # The error has the reason; the JVM's own words about it are stack traces.
         ours = session(log_level="off")
         try:
             yield ours

@@ -68,7 +68,7 @@ def java_available() -> SparkStatus:
     text = done.stderr + done.stdout
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     if done.returncode != 0 or found is None:
-        return SparkStatus(False, f"{java} does not tell its version: {advice}")
+        return SparkStatus(False, f"{java} does not print its version: {advice}")
     if int(found[1]) < JAVA_MIN:
         return SparkStatus(False, f"{java} is Java {found[1]}: {advice}")
     return SparkStatus(True, f"Java {found[1]} ({java})")

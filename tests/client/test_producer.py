@@ -219,7 +219,7 @@ async def test_a_nameserver_that_does_not_answer_is_a_send_timeout(fake_cluster:
         client.producer(timeout=0.05) as producer,
     ):
         cluster.nameserver.answers[105] = silent
-        with pytest.raises(gantrymq.SendTimeout, match=r"no nameserver told the route of T within 0\.05 s"):
+        with pytest.raises(gantrymq.SendTimeout, match=r"no nameserver returned a route of 'T' within 0\.05 s"):
             await producer.send("T", b"x")
 
 

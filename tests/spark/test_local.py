@@ -24,7 +24,7 @@ def fake_java(folder: Path, script: str) -> Path:
         ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", True, "Java 17 "),
         ("echo 'java version \"21\" 2023-09-19 LTS' >&2", True, "Java 21 "),
         ("echo 'java version \"1.8.0_392\"' >&2", False, "is Java 8: install a JDK or JRE of version 17"),
-        ("echo 'no runtime present' >&2; exit 1", False, "does not tell its version"),
+        ("echo 'no runtime present' >&2; exit 1", False, "does not print its version"),
     ],
 )
 def test_java_is_known_by_the_version_it_tells(

@@ -1,0 +1,113 @@
+"""Old names and phrases that plain terms replaced do not come back, and the glossary is well formed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "docs",
+    "examples",
+    "gantrymq/bench",
+    "gantrymq/cli",
+    "gantrymq/client",
+    "gantrymq/nameserver",
+    "gantrymq/remoting",
+    "gantrymq/spark",
+    "gantrymq/__init__.py",
+    "gantrymq/message.py",
+    "gantrymq/sync.py",
+)
+OLD_NAMES = (
+    r"\btold\.py\b",
+    r"\btell_[a-z]+",
+    r"\.told\(",
+    r"\blook_at\b",
+    r"\bPatience\b",
+    r"\bRoomAhead\b",
+    r"\broomahead\b",
+    r"\bNotAtHand\b",
+    r"\bmistrust",
+    r"\bopened_at\b",
+    r"\bkeep_aside\b",
+    r"\bForgivingGate\b",
+    r"\bgave_up\b",
+    r"\bhopeless\b",
+    r"\bby_plugin\b",
+    r"\bculprit\b",
+    r"\bPullDesk\b",
+    r"\bPullTerms\b",
+    r"\bMeans\b",
+    r"\b_refuse_strangers\b",
+    r"\bhalfwalk\b",
+    r"\bstatewalk\b",
+    r"\bhiding\b",
+    r"\bWhereabouts\b",
+    r"\bSaidOffsets\b",
+    r"\bStranger\b",
+    r"\bRivals\b",
+    r"\b[Aa]rrivals\b",
+    r"\b[Dd]epartures\b",
+    r"\btrust\.py\b",
+    r"\bgo_by\b",
+    r"\bWish\b",
+    r"\bwishes\b",
+)
+OLD_PHRASES = (
+    r"\b(?:slow|plain|compiled|whole|privileged) road\b",
+    r"\bwith the eyes of\b",
+    r"\bThe first word counts\b",
+    r"\bWhat was answered so\b",
+    r"\bOf what time all is there\b",
+    r"\bnobody does it for you\b",
+    r"\bhas not asked to be told\b",
+    r"\bis told from\b",
+    r"\b[Ww]ho (?:does|can connect|said|says|asks|connects)\b",
+)
+
+
+def pages() -> list[Path]:
+    found: list[Path] = []
+    for place in PLACES:
+        path = ROOT / place
+        found += [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.suffix in {".py", ".md"})
+    return found
+
+
+@cache
+def code() -> str:
+    """The kernel and the plugins, whose modules and classes are renamed with the package layout."""
+    paths = [path for folder in ("kernel", "plugins") for path in (ROOT / folder).rglob("*.p*")]
+    return "\n".join(f"{path.name}\n{path.read_text()}" for path in paths if path.suffix in {".py", ".pyx", ".pxi"})
+
+
+def is_name_in_code(text: str, line: str) -> bool:
+    """Whether ``line`` cites ``text`` as code, and the kernel or a plugin has it still."""
+    return any(text in span for span in re.findall(r"`([^`]+)`", line)) and text in code()
+
+
+@pytest.mark.parametrize("old", [*OLD_NAMES, *OLD_PHRASES])
+def test_an_old_term_is_not_used(old: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in pages()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in re.finditer(old, line)
+        if not (path.name == "glossary.md" or (path.suffix == ".md" and is_name_in_code(match[0], line)))
+    ]
+    assert found == []
+
+
+def test_the_glossary_is_sorted_and_defines_each_term_once() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"^\| (?!term |---)([^|]+?) \|", text, re.MULTILINE)
+    assert len(terms) > 60
+    keys = [re.sub(r"[^a-z ]", "", term.lower()) for term in terms]
+    assert keys == sorted(set(keys))
