@@ -17,7 +17,7 @@ from rich.console import Console
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli import devplan
-from gantrymq.cli.devplan import Plan, Wish, held, make_plan
+from gantrymq.cli.devplan import ClusterSpec, Plan, held, make_plan
 from gantrymq.cli.devview import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.testing.hapair import read_all
@@ -33,7 +33,7 @@ ROW = {
 
 
 def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_path: Path) -> None:
-    plan = make_plan(Wish(brokers=2, slaves=1, nameservers=2), tmp_path)
+    plan = make_plan(ClusterSpec(brokers=2, slaves=1, nameservers=2), tmp_path)
     assert [member.label for member in plan.members] == [
         "nameserver-0", "nameserver-1", "broker-a-0", "broker-b-0", "broker-a-1", "broker-b-1",
     ]  # fmt: skip
@@ -47,15 +47,15 @@ def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_pat
 
 
 def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(tmp_path: Path) -> None:
-    wish = Wish(slaves=1, sync=True, settings=("plugin.flush.mode=async",))
-    _, master, slave = make_plan(wish, tmp_path).members
+    spec = ClusterSpec(slaves=1, sync=True, settings=("plugin.flush.mode=async",))
+    _, master, slave = make_plan(spec, tmp_path).members
     assert "plugin.ha.role=sync_master" in master.arguments
     assert "plugin.ha.role=sync_master" not in slave.arguments
     assert master.arguments[-1] == slave.arguments[-1] == "plugin.flush.mode=async"
 
 
 def test_brokers_without_slaves_do_not_replicate(tmp_path: Path) -> None:
-    assert "plugins.enable=ha" not in make_plan(Wish(), tmp_path).members[1].arguments
+    assert "plugins.enable=ha" not in make_plan(ClusterSpec(), tmp_path).members[1].arguments
 
 
 def promoted(folder: Path, label: str, number: int, at: int, other: str = "") -> Path:
@@ -67,16 +67,16 @@ def promoted(folder: Path, label: str, number: int, at: int, other: str = "") ->
     return file
 
 
-def numbers(wish: Wish, folder: Path) -> dict[str, int | None]:
-    return {member.label: member.number for member in make_plan(wish, folder).members if member.number is not None}
+def numbers(spec: ClusterSpec, folder: Path) -> dict[str, int | None]:
+    return {member.label: member.number for member in make_plan(spec, folder).members if member.number is not None}
 
 
 def test_who_was_promoted_stays_the_master_and_the_old_one_takes_its_number(tmp_path: Path) -> None:
-    wish = Wish(slaves=2, sync=True)
-    assert numbers(wish, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
+    spec = ClusterSpec(slaves=2, sync=True)
+    assert numbers(spec, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
     file = promoted(tmp_path, "broker-a-1", 0, at=100, other="\n[plugin.consume]\nmemory_percent = 30\n")
     for _ in range(3):
-        plan = make_plan(wish, tmp_path)
+        plan = make_plan(spec, tmp_path)
         assert [member.label for member in plan.members] == ["nameserver-0", "broker-a-1", "broker-a-0", "broker-a-2"]
         assert [member.number for member in plan.members] == [None, 0, 1, 2]
         assert [("plugin.ha.role=sync_master" in member.arguments) for member in plan.members[1:]] == [
@@ -90,44 +90,44 @@ def test_who_was_promoted_stays_the_master_and_the_old_one_takes_its_number(tmp_
 
 
 def test_of_two_who_were_promoted_the_last_one_is_the_master(tmp_path: Path) -> None:
-    wish = Wish(slaves=2)
-    numbers(wish, tmp_path)
+    spec = ClusterSpec(slaves=2)
+    numbers(spec, tmp_path)
     promoted(tmp_path, "broker-a-1", 0, at=100)
     promoted(tmp_path, "broker-a-2", 0, at=200)
-    assert numbers(wish, tmp_path) == {"broker-a-2": 0, "broker-a-0": 2, "broker-a-1": 1}
+    assert numbers(spec, tmp_path) == {"broker-a-2": 0, "broker-a-0": 2, "broker-a-1": 1}
     promoted(tmp_path, "broker-a-0", 0, at=50)
-    assert numbers(wish, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
+    assert numbers(spec, tmp_path) == {"broker-a-0": 0, "broker-a-1": 1, "broker-a-2": 2}
 
 
 def test_a_cluster_without_its_master_is_not_started(tmp_path: Path) -> None:
-    numbers(Wish(slaves=1), tmp_path)
+    numbers(ClusterSpec(slaves=1), tmp_path)
     promoted(tmp_path, "broker-a-1", 0, at=100)
     with pytest.raises(CommandFailed, match=r"the master of broker-a is broker-a-1 since .* start with --slaves 1"):
-        make_plan(Wish(slaves=0), tmp_path)
-    assert numbers(Wish(slaves=1), tmp_path)["broker-a-1"] == 0, "nothing was forgotten"
+        make_plan(ClusterSpec(slaves=0), tmp_path)
+    assert numbers(ClusterSpec(slaves=1), tmp_path)["broker-a-1"] == 0, "nothing was forgotten"
 
 
 def test_a_store_whose_changes_cannot_be_read_is_named(tmp_path: Path) -> None:
     promoted(tmp_path, "broker-a-0", 0, at=100).write_text("[broker\n")
     with pytest.raises(CommandFailed, match=r"overrides\.toml"):
-        make_plan(Wish(), tmp_path)
+        make_plan(ClusterSpec(), tmp_path)
 
 
 def test_ports_from_a_base_leave_room_for_a_brokers_other_ports(tmp_path: Path) -> None:
     (base,) = free_ports(around=(*range(5), *(10 * number + near for number in (1, 2, 3, 4) for near in (-2, 0, 1))))
-    plan = make_plan(Wish(brokers=2, slaves=1, base_port=base), tmp_path)
+    plan = make_plan(ClusterSpec(brokers=2, slaves=1, base_port=base), tmp_path)
     assert [member.port - base for member in plan.members] == [0, 10, 20, 30, 40]
 
 
 def test_the_next_start_has_the_same_ports_also_when_it_is_larger(tmp_path: Path) -> None:
-    def ports(wish: Wish) -> dict[str, int]:
-        return {member.label: member.port for member in make_plan(wish, tmp_path).members}
+    def ports(spec: ClusterSpec) -> dict[str, int]:
+        return {member.label: member.port for member in make_plan(spec, tmp_path).members}
 
-    first = ports(Wish(brokers=2))
-    larger = ports(Wish(brokers=2, slaves=1))
+    first = ports(ClusterSpec(brokers=2))
+    larger = ports(ClusterSpec(brokers=2, slaves=1))
     assert first.items() < larger.items()
-    assert ports(Wish(brokers=1)).items() < first.items()
-    assert ports(Wish(brokers=2, slaves=1)) == larger
+    assert ports(ClusterSpec(brokers=1)).items() < first.items()
+    assert ports(ClusterSpec(brokers=2, slaves=1)) == larger
 
 
 @pytest.mark.parametrize("distance", [-2, 0, 1])
@@ -136,30 +136,30 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, distance: int) -> None:
     with socket.create_server(("127.0.0.1", base + 10 + distance)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CommandFailed, match=f"port {port}, which broker-a-0 needs, is taken: .* --base-port"):
-            make_plan(Wish(base_port=base), tmp_path)
+            make_plan(ClusterSpec(base_port=base), tmp_path)
 
 
 def test_a_base_without_room_above_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="would need the port 65536; choose another --base-port"):
-        make_plan(Wish(nameservers=1, base_port=65525), tmp_path)
+        make_plan(ClusterSpec(nameservers=1, base_port=65525), tmp_path)
 
 
 def test_no_free_port_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devplan, "_free", lambda port: False)
     with pytest.raises(CommandFailed, match="no free port found"):
-        make_plan(Wish(), tmp_path)
+        make_plan(ClusterSpec(), tmp_path)
 
 
 def test_the_data_of_another_cluster_is_refused(tmp_path: Path) -> None:
-    make_plan(Wish(cluster="one"), tmp_path)
+    make_plan(ClusterSpec(cluster="one"), tmp_path)
     with pytest.raises(CommandFailed, match="has the data of the cluster 'one', not 'two'"):
-        make_plan(Wish(cluster="two"), tmp_path)
+        make_plan(ClusterSpec(cluster="two"), tmp_path)
 
 
 def test_a_plan_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("[]")
     with pytest.raises(CommandFailed, match=r"cluster.json: .* name another folder"):
-        make_plan(Wish(), tmp_path)
+        make_plan(ClusterSpec(), tmp_path)
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

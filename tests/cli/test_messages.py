@@ -187,7 +187,11 @@ def test_a_reader_that_has_gone_ends_the_consumer_quietly(
             2,
             "give one of --delay, --delay-level and",
         ),
-        (["produce", "--topic", "t", "--deliver-at", "2026-11-21T20:00:00Z", "--delay", "1s"], 2, "give one of --delay"),
+        (
+            ["produce", "--topic", "t", "--deliver-at", "2026-11-21T20:00:00Z", "--delay", "1s"],
+            2,
+            "give one of --delay",
+        ),
         (["produce", "--topic", "t", "--delay", "30"], 2, "--delay '30': a number with a unit (ms, s, m, h, d)"),
         (["produce", "--topic", "t", "--delay", "0s"], 2, "and more than nothing"),
         (["produce", "--topic", "t", "--delay-level", "0"], 2, "0 is not in the range x>=1"),
