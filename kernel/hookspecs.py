@@ -15,7 +15,7 @@ The write path, whole::
             -> gates (durable? replicated?) -> done -> replies
             -> committed prefix -> consume queues -> dispatch
 
-``docs/hooks/index.md`` has a page with an example for each; a test holds the two in step.
+``docs/reference/hooks.md`` has a page with an example for each; a test holds the two in step.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from gantrymq.kernel.manager import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "hooks" / "index.md"
+PAGE = ROOT / "docs" / "reference" / "hooks.md"
 HOOKS = {
     name: function
     for name, function in vars(hookspecs).items()

@@ -1,0 +1,88 @@
+"""Writes the reference pages that follow from the code: ``python docs/generate.py``. A test compares them with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import rich_click as click
+
+from gantrymq.cli.group import COMMANDS, cli
+
+FOLDER = Path(__file__).parent / "reference"
+NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the code. -->\n"
+INTRODUCTION = """\
+`gantrymq COMMAND --help` prints the same. The exit code is 0 when the command succeeds, 1 when it fails, 2 for wrong
+usage or configuration, and 130 after Ctrl-C. Data goes to stdout, logs and errors to stderr.
+`GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`.
+"""
+PLUGIN_COMMANDS = ("export",)
+"""Commands of shipped plugins; what else is installed here is not ours."""
+
+
+def cell(text: object) -> str:
+    """``text`` as one cell of a table."""
+    return re.sub(r"\s+", " ", str(text)).strip().replace("|", "\\|")
+
+
+def paragraphs(text: str) -> str:
+    """A help text as Markdown paragraphs, a line each."""
+    return "\n\n".join(re.sub(r"\s+", " ", part).strip() for part in text.split("\n\n"))
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """``command`` and what is below it, depth first."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below is not None and (path != "gantrymq" or name in COMMANDS or name in PLUGIN_COMMANDS):
+                yield from commands(below, f"{path} {name}")
+
+
+def default_of(option: click.Option) -> str:
+    """The default as the help text shows it."""
+    if not option.show_default or option.default is None or option.is_flag:
+        return ""
+    return f"`{option.default}`"
+
+
+def cli_page() -> str:
+    """``cli.md``: every command with its arguments and options."""
+    out = [
+        NOTE,
+        "# Command line\n",
+        INTRODUCTION,
+    ]
+    for path, command in commands(cli, "gantrymq"):
+        arguments = "".join(
+            f" {each.make_metavar(click.Context(command))}"
+            for each in command.params
+            if isinstance(each, click.Argument)
+        )
+        out += [f"## `{path}{arguments}`\n", paragraphs(command.help or "") + "\n"]
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        if options:
+            out += ["| option | default | meaning |", "|---|---|---|"]
+        for option in options:
+            names = ", ".join([*option.opts, *option.secondary_opts])
+            metavar = "" if option.is_flag else f" {cell(option.make_metavar(click.Context(command)))}"
+            required = "required. " if option.required else ""
+            out.append(f"| `{names}{metavar}` | {cell(default_of(option))} | {required}{cell(option.help or '')} |")
+        out.append("")
+    return "\n".join(out).rstrip() + "\n"
+
+
+PAGES = {"cli.md": cli_page}
+
+
+def main() -> None:
+    """Write all pages."""
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make())
+
+
+if __name__ == "__main__":
+    main()

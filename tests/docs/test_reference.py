@@ -1,0 +1,133 @@
+"""The reference pages have everything that the code has, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.client import errors
+from gantrymq.kernel.manager import PluginManager
+from gantrymq.nameserver.requests import CHANGES, Requests
+from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.testing.harness import make_broker, run_broker
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+METRIC = re.compile(r"\b(?:rocketmq|gantrymq)_[a-z_]+\b")
+
+
+def section(page: str, title: str) -> str:
+    """A page's text below the heading ``title``."""
+    (text,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", (REFERENCE / page).read_text(), re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def table(text: str) -> Iterator[list[str]]:
+    """The cells of each row but the head's."""
+    for line in re.findall(r"^\|[^\n]*\|$", text, re.MULTILINE):
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not set(line) <= set("|-"):
+            yield cells
+
+
+def rows(text: str) -> list[list[str]]:
+    return list(table(text))[1:]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GANTRYMQ_NAMESERVER", raising=False)
+    for name, make in generator().PAGES.items():
+        assert (REFERENCE / name).read_text() == make(), f"{name} is old: run `python docs/generate.py`"
+
+
+def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: dict[int, str] = {}
+    by_plugin = PluginManager.by_plugin
+
+    def spy(self: PluginManager, hook: str, *given: Any, **arguments: Any) -> Any:
+        answers = list(by_plugin(self, hook, *given, **arguments))
+        if hook == "register_processors":
+            served.update({int(code): info.name for info, answer in answers for code in answer})
+        return answers
+
+    monkeypatch.setattr(PluginManager, "by_plugin", spy)
+
+    async def start() -> None:
+        settings = {"plugin.ha.listen": "127.0.0.1:0", "plugin.metrics.listen": "127.0.0.1:0"}
+        async with run_broker(make_broker(tmp_path, enable=["ha", "metrics"], settings=settings)):
+            pass
+
+    trio.run(start)
+    listed = [(int(row[0]), row[1], row[2]) for row in rows(section("request-codes.md", "Served by the broker"))]
+    assert listed == [(code, RequestCode(code).name, served[code]) for code in sorted(served)]
+
+
+def test_every_code_that_a_nameserver_serves_is_listed() -> None:
+    requests: Requests = NameServer(NameServerConfig()).requests
+    listed = [(int(row[0]), row[1], row[2]) for row in rows(section("request-codes.md", "Served by the nameserver"))]
+    assert listed == [
+        (code, RequestCode(code).name, "peers only" if code in CHANGES else "") for code in sorted(requests.handlers)
+    ]
+
+
+def test_every_request_code_of_the_code_is_on_the_page() -> None:
+    text = (REFERENCE / "request-codes.md").read_text()
+    assert [code.name for code in RequestCode if f"| {int(code)} | {code.name} |" not in text] == []
+
+
+def test_every_response_code_is_listed_with_a_meaning() -> None:
+    listed = rows(section("request-codes.md", "Response codes"))
+    assert [(int(row[0]), row[1]) for row in listed] == [(int(code), code.name) for code in ResponseCode]
+    assert all(row[2] for row in listed)
+
+
+def test_every_client_error_is_listed_with_its_base() -> None:
+    listed = {row[0].strip("`"): row[1:] for row in rows((REFERENCE / "client-errors.md").read_text())}
+    assert set(listed) == set(errors.__all__)
+    for name, cells in listed.items():
+        kind = getattr(errors, name)
+        bases = [base.__name__ for base in kind.__bases__]
+        assert re.findall(r"`(\w+)`", cells[0]) == bases, name
+        assert cells[1], f"{name}: when"
+        assert cells[2] or name == "GantryError", f"{name}: what to do"
+    defined = {
+        name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, errors.GantryError)
+    }
+    assert defined == set(errors.__all__)
+
+
+def metrics_of_the_code() -> set[str]:
+    found: set[str] = set()
+    for folder in ("kernel", "plugins"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            found |= {name for literal in re.findall(r"\"([a-z_]+)\"", text) for name in METRIC.findall(literal)}
+    return found
+
+
+def test_every_metric_is_listed_and_no_other() -> None:
+    own, theirs = section("metrics.md", "GantryMQ's own names"), section("metrics.md", "RocketMQ's names")
+    listed = {name for text in (own, theirs) for row in rows(text) for name in METRIC.findall(row[0])}
+    assert listed == metrics_of_the_code()
+    missing = {name for row in rows(section("metrics.md", "RocketMQ's metrics that are missing")) for name in row[:1]}
+    assert not {name for cell in missing for name in METRIC.findall(cell)} & listed
