@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
+from gantrymq.kernel.commitlog import SCAN_ROWS, CorruptRange
+from gantrymq.kernel.salvage import find_record
 from gantrymq.remoting.admin_headers import ViewMessageHeader
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
@@ -140,14 +142,32 @@ class Comparison:
         return await trio.to_thread.run_sync(self._read_places, end)
 
     def _read_places(self, end: int) -> list[int]:
-        commit_log = self._broker.log
-        for segment in reversed(list(commit_log.segments)):
+        for segment in reversed(list(self._broker.log.segments)):
             if segment.base < end:
-                stop = min(segment.end, end)
-                found = [place for batch in commit_log.scan(segment.base, stop) for place in batch.offsets]
+                found = self._scan(segment.base, min(segment.end, end))
                 if found:
                     return found
         return []
+
+    def _scan(self, start: int, stop: int) -> list[int]:
+        """The offsets of the records from ``start`` to ``stop``; what cannot be read is stepped over."""
+        commit_log = self._broker.log
+        found: list[int] = []
+        rows = SCAN_ROWS
+        while start < stop:
+            try:
+                for batch in commit_log.scan(start, stop, rows=rows):
+                    found += batch.offsets
+                    start = batch.end
+                break
+            except CorruptRange:
+                if rows > 1:
+                    rows = 1  # those before the damage, one by one
+                    continue
+                rows = SCAN_ROWS
+                following = find_record(commit_log.segments, start + 1)
+                start = stop if following is None else following[0]
+        return found
 
     def _record(self, offset: int) -> bytes:
         commit_log = self._broker.log

@@ -30,6 +30,8 @@ class Copy:
     heard_at: float = 0.0
     level_at: float = 0.0
     """Of what time all is there: it had then, or has now, what there was."""
+    stopped_at: int = -1
+    """What the master cannot read and give to the slave begins here; -1 while it is given everything."""
     _mark: tuple[int, float] = (0, 0.0)
     """Where the log ended at some moment since, and that moment."""
 
@@ -94,8 +96,9 @@ class Copies:
         return sorted(hosts.values(), reverse=True)[count - 1] if len(hosts) >= count else 0
 
     def near(self, end: int, distance: int) -> int:
-        """How many machines have a slave that is less than ``distance`` bytes behind ``end``."""
-        return len({copy.host for copy in self._copies if copy.start >= 0 and end - copy.acknowledged < distance})
+        """How many machines have a slave that is less than ``distance`` bytes behind ``end``, and can come nearer."""
+        going = (copy for copy in self._copies if copy.start >= 0 > copy.stopped_at)
+        return len({copy.host for copy in going if end - copy.acknowledged < distance})
 
 
 class CopiedGate:

@@ -16,6 +16,7 @@ from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.listening import accept_from
 from gantrymq.kernel.logwindows import LogWindows, NotAtHand
+from gantrymq.kernel.segments import DISK_BLOCK_BYTES
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
@@ -35,8 +36,14 @@ PARTING_S: Final = 2.0
 PARTING_PAUSE_S: Final = 0.01
 AT_ONCE_BYTES: Final = 512 * 1024
 """What one call of the system is given to send, in as many batches as that are."""
+UNREADABLE_RETRY_S: Final = 5.0
+"""How soon to ask again for a part of the log that cannot be given to a slave."""
 PARTS_MAX: Final = 512
 """Linux takes 1,024 pieces of memory at once."""
+STOPPED_REMEDY: Final = (
+    "the slave stops here, and gets what follows as soon as it can be read. If another slave has it, promote that one; "
+    "else empty the folder of this slave and start it again: it begins with the last file of the log"
+)
 _RECEIVE_BYTES: Final = 4096
 
 
@@ -159,7 +166,15 @@ class Master:
                 if segment is None:
                     raise OutOfLog(f"what follows at {copy.sent} was deleted before it was sent")
                 batch = self._config.transfer_batch
-                data = await self._read(copy.sent, min(size, segment.end - copy.sent, max(batch, AT_ONCE_BYTES)))
+                size = min(size, segment.end - copy.sent, max(batch, AT_ONCE_BYTES))
+                try:
+                    data = await self._read(copy.sent, size)
+                except CorruptRange as damage:
+                    data = await trio.to_thread.run_sync(self._read_before_damage, copy.sent, size)
+                    if not data:
+                        await self._stop_for_damage(stream, copy, damage)
+                        continue
+                copy.stopped_at = -1
                 start, copy.sent = copy.sent, copy.sent + len(data)
                 await _send_all(stream, _in_batches(start, memoryview(data), batch))
             elif commit_log.written < commit_log.end:
@@ -170,6 +185,30 @@ class Master:
                     await self._grown.park()
                 if silence.cancelled_caught:
                     await stream.send_all(HEADER.pack(copy.sent, 0))
+
+    async def _stop_for_damage(self, stream: trio.SocketStream, copy: Copy, damage: CorruptRange) -> None:
+        """The slave has all before a part of the log that cannot be read: let it know that the master is there."""
+        if copy.stopped_at != copy.sent:
+            copy.stopped_at = copy.sent
+            self._copies.moved()  # nobody needs to wait for it
+            log.error("slave_stopped", peer=copy.address, offset=copy.sent, reason=f"{damage}; {STOPPED_REMEDY}")
+        again_at = trio.current_time() + UNREADABLE_RETRY_S
+        while trio.current_time() < again_at:
+            await stream.send_all(HEADER.pack(copy.sent, 0))
+            await trio.sleep_until(min(trio.current_time() + self._config.heartbeat, again_at))
+
+    def _read_before_damage(self, offset: int, size: int) -> bytes:
+        """What the log gives of this up to the first byte that it cannot give; for a worker thread."""
+        commit_log = self._broker.log
+        size = min([size, *(max(start - offset, 0) for start, end in commit_log.quarantine if end > offset)])
+        data = b""
+        while len(data) < size:
+            at = offset + len(data)
+            try:
+                data += commit_log.view(at, min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(data)))
+            except CorruptRange:
+                break
+        return data
 
     def _read_at_once(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
         return self._windows.window(offset, size, wait=wait)[:size]

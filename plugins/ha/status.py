@@ -23,6 +23,7 @@ def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict
         info[f"haSlave_{number}"] = (
             f"address={copy.address}, acknowledged={copy.acknowledged}, lagBytes={max(end - copy.acknowledged, 0)}, "
             f"lagSeconds={lag_seconds(copy, end, now):.1f}, sent={copy.sent}, start={copy.start}"
+            + (f", stoppedAt={copy.stopped_at}" if copy.stopped_at >= 0 else "")
         )
     return info
 

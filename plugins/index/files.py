@@ -29,6 +29,11 @@ STEPS_MAX: Final = 200_000
 WAITING_MAX_BYTES: Final = 64 * 1024 * 1024
 """Entries in memory past which nothing more is taken until the disk has them."""
 
+UNREADABLE_REMEDY: Final = (
+    "searches by key miss messages that this file names; messages themselves are not affected. Stop the broker, delete "
+    "the file, and start the broker: it builds the file again from the log"
+)
+
 
 class IndexFiles:
     """The index in ``root``. One thread puts, one writes; :meth:`find` is for any.
@@ -48,6 +53,7 @@ class IndexFiles:
         self.failed = False
         self.settled_timestamp = 0
         """End timestamp of the newest full file that is on the disk with all its slots (``indexMsgTimestamp``)."""
+        self._unreadable: set[str] = set()
         self._lock = Lock()
         self._saving = Lock()
         self._names_unsynced = False
@@ -207,7 +213,7 @@ class IndexFiles:
         steps, before = 0, -1
         for file in reversed(list(self.files)):
             if file.header.begin_timestamp <= end and file.header.end_timestamp >= begin:
-                for offset in file.chain(hashed, begin, end):
+                for offset in self._readable(file, hashed, begin, end):
                     steps += 1
                     if steps > STEPS_MAX:
                         log.warning("search given up", topic=topic, steps=STEPS_MAX)
@@ -217,3 +223,12 @@ class IndexFiles:
                         yield offset
             if file.header.begin_timestamp < begin:
                 return
+
+    def _readable(self, file: IndexFile, hashed: int, begin: int, end: int) -> Iterator[int]:
+        """The chain of the file as far as the disk gives it; a failure is logged once for each file."""
+        try:
+            yield from file.chain(hashed, begin, end)
+        except OSError as error:
+            if file.path not in self._unreadable:
+                self._unreadable.add(file.path)
+                log.error("index_unreadable", path=file.path, error=str(error), reason=UNREADABLE_REMEDY)

@@ -13,6 +13,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.env import Env
+from gantrymq.kernel.logerrors import CorruptRange
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, NAME, Header, decode_header
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.commitlog import CommitLog
 
 log = structlog.get_logger("gantrymq.index")
+
+REBUILT = "the file and those after it are deleted and built again from the log"
 
 
 @attrs.frozen
@@ -57,7 +60,10 @@ class Trust:
         for name in names:
             file = None
             if missing is None or name < missing:
-                file = self._open(name, known.get(name), kept[-1] if kept else None)
+                try:
+                    file = self._open(name, known.get(name), kept[-1] if kept else None)
+                except OSError as error:
+                    log.warning("index_unreadable", path=f"{index.folder}/{name}", error=str(error), reason=REBUILT)
             if file is None:
                 break
             kept.append(file)
@@ -123,7 +129,11 @@ class Trust:
             # Its last message may have more keys, for the next file.
             self._index.keys_done = _keys_done(kept, last)
             return last
-        return last + int.from_bytes(self._log.view(last, 4), "big")
+        try:
+            return last + int.from_bytes(self._log.view(last, 4), "big")
+        except CorruptRange:  # what cannot be read is stepped over when the index is built from there
+            self._index.keys_done = _keys_done(kept, last)
+            return last
 
 
 def _keys_done(files: list[IndexFile], offset: int) -> int:

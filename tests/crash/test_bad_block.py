@@ -14,6 +14,7 @@ import pytest
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
+from gantrymq.testing.hapair import HaPair
 from gantrymq.testing.loopdisk import LoopDisk, NoLoopDisk, loop_disk
 from gantrymq.testing.processes import wait_for
 from gantrymq.testing.rawpeer import RawPeer
@@ -34,12 +35,12 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
         pytest.skip(str(reason))
 
 
-def fill(broker: Served, *, properties: str = "") -> None:
-    with RawPeer(broker.address) as peer:
+def fill(address: str) -> None:
+    with RawPeer(address) as peer:
         for number in range(MESSAGES):
-            answer = peer.ask(send("T", b"%08d" % number + BODY, properties=properties if number == 1 else ""))
+            answer = peer.ask(send("T", b"%08d" % number + BODY, properties=f"KEYS\x01k{number}\x02"))
             assert answer is not None
-            assert answer.code == 0
+            assert answer.code in (0, ResponseCode.SLAVE_NOT_AVAILABLE)
 
 
 def read_at(peer: RawPeer, offset: int) -> tuple[int, list[bytes]]:
@@ -60,7 +61,7 @@ def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_
     disk: LoopDisk, tmp_path: Path
 ) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
-        fill(broker)
+        fill(broker.address)
         assert broker.child.terminate() == 0
     disk.spoil(log_file(disk), 10)  # the second message
     with Served(disk.folder / "data", tmp_path / "again") as broker, RawPeer(broker.address) as peer:
@@ -85,7 +86,7 @@ def test_row_16_a_block_of_the_log_that_cannot_be_read_costs_its_message_and_no_
 
 def test_row_16_a_recovery_steps_over_a_block_that_cannot_be_read(disk: LoopDisk, tmp_path: Path) -> None:
     with Served(disk.folder / "data", tmp_path / "err") as broker:
-        fill(broker)
+        fill(broker.address)
         wait_for(lambda: (disk.folder / "data" / "gantrymq.watermark").read_bytes().strip(b"\0") != b"")
         broker.child.process.kill()
         broker.child.process.wait()
@@ -121,3 +122,50 @@ def test_row_16_what_waits_in_a_block_that_cannot_be_read_holds_up_nothing_else(
             "delayed_message_lost",
         ]
     assert broker.told() == []
+
+
+def search(peer: RawPeer, number: int) -> list[bytes]:
+    fields = {"topic": "T", "key": f"k{number}", "maxNum": "8", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    answer = peer.ask(Command(RequestCode.QUERY_MESSAGE, fields))
+    assert answer is not None, "the broker is gone"
+    return [record.body[:8] for record in decode_records(answer.body)]
+
+
+def test_row_16_an_index_that_is_built_over_a_block_that_cannot_be_read_has_all_other_messages(
+    disk: LoopDisk, tmp_path: Path
+) -> None:
+    with Served(disk.folder / "data", tmp_path / "err") as broker:
+        fill(broker.address)
+        assert broker.child.terminate() == 0
+    disk.spoil(log_file(disk), 10)
+    with Served(disk.folder / "data", tmp_path / "known") as broker, RawPeer(broker.address) as peer:
+        assert [search(peer, number) for number in range(3)] == [numbers(0), [], numbers(2)], "it named the message"
+        assert broker.child.terminate() == 0
+    shutil.rmtree(disk.folder / "data" / "index")
+    with Served(disk.folder / "data", tmp_path / "built") as broker, RawPeer(broker.address) as peer:
+        assert [search(peer, number) for number in range(3)] == [numbers(0), [], numbers(2)]
+        assert broker.child.terminate() == 0
+        assert not [line for line in broker.log() if "exception" in line]
+
+
+def test_row_16_a_slave_gets_what_lies_before_a_block_that_its_master_cannot_read(
+    disk: LoopDisk, tmp_path: Path
+) -> None:
+    settings = {"store.queue_file_units": "1000", "plugin.ha.heartbeat": "100ms", "plugin.ha.housekeeping": "2s"}
+    stores = (disk.folder / "data", tmp_path / "data-1")
+    with HaPair(tmp_path, settings, file_bytes=1 << 20, stores=stores) as pair:
+        master = pair.start(0, "SYNC_MASTER")
+        fill(pair.addresses[0])
+        assert master.terminate() == 0
+        disk.spoil(log_file(disk), 10)
+        master = pair.start(0, "SYNC_MASTER")
+        pair.start(1, "SLAVE")
+        wait_for(lambda: "stoppedAt=40960" in pair.runtime(0).get("haSlave_0", ""))
+        with RawPeer(pair.addresses[0]) as peer, RawPeer(pair.addresses[1]) as reader:
+            wait_for(lambda: read_at(reader, 0) == (0, numbers(0)))
+            assert read_at(peer, 2) == (0, numbers(2, 3, 4, 5))
+            stored = peer.ask(send("T", b"after"))
+            assert stored is not None
+            assert stored.code == ResponseCode.SLAVE_NOT_AVAILABLE
+        assert master.terminate() == 0
+        assert master.log.read_text().count('"slave_stopped"') == 1

@@ -11,6 +11,7 @@ import trio
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.env import Env
 from gantrymq.kernel.services import Replication
 from gantrymq.plugins.ha import HaPlugin
 from gantrymq.testing.harness import make_broker, run_broker
@@ -25,13 +26,15 @@ class Pair:
         self.root = root
 
     @asynccontextmanager
-    async def master(self, home: str = "master", **settings: str) -> AsyncIterator[Broker]:
+    async def master(self, home: str = "master", *, env: Env | None = None, **settings: str) -> AsyncIterator[Broker]:
         """A running master; ``sync_slaves="2"`` is a setting of the plugin."""
         given = {"plugin.ha.listen": "127.0.0.1:0", **{f"plugin.ha.{key}": value for key, value in settings.items()}}
-        async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN])) as broker:
+        async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN], env=env)) as broker:
             yield broker
 
-    def make_slave(self, master: Broker | str, home: str = "slave", **settings: str) -> Broker:
+    def make_slave(
+        self, master: Broker | str, home: str = "slave", *, env: Env | None = None, **settings: str
+    ) -> Broker:
         """A slave of ``master``, a broker or an address, that is not running yet; keys with a dot are whole."""
         given = {
             "broker.id": "1",
@@ -40,12 +43,14 @@ class Pair:
             **({} if isinstance(master, str) else {"plugin.ha.master_broker": master.address}),
             **{key if "." in key else f"plugin.ha.{key}": value for key, value in settings.items()},
         }
-        return make_broker(self.root / home, settings=given, enable=[PLUGIN])
+        return make_broker(self.root / home, settings=given, enable=[PLUGIN], env=env)
 
     @asynccontextmanager
-    async def slave(self, master: Broker | str, home: str = "slave", **settings: str) -> AsyncIterator[Broker]:
+    async def slave(
+        self, master: Broker | str, home: str = "slave", *, env: Env | None = None, **settings: str
+    ) -> AsyncIterator[Broker]:
         """A running slave."""
-        async with run_broker(self.make_slave(master, home, **settings)) as broker:
+        async with run_broker(self.make_slave(master, home, env=env, **settings)) as broker:
             yield broker
 
     @staticmethod

@@ -1,0 +1,118 @@
+"""Blocks that the disk cannot give, of the log and of the index's own files: row 16 of the fault catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import structlog.testing
+import trio
+
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.services import MessageIndex
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.badblocks import BadBlocksEnv
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import send
+
+pytestmark = pytest.mark.trio
+
+SMALL = {"plugin.index.slots": "5", "plugin.index.entries": "8", "store.commit_log_file_bytes": "1 MiB"}
+BODY = b"x" * 10_000
+MESSAGES = 20
+BAD = (81_920, 86_016)
+"""A block of the log inside of the ninth message, whose number is 8."""
+LOST = 8
+
+
+async def fill(path: Path) -> None:
+    async with run_broker(make_broker(path, settings=SMALL)) as broker, open_channel(broker.address) as channel:
+        for number in range(MESSAGES):
+            answer = await channel.call(send("T", b"%08d" % number + BODY, properties=f"KEYS\x01k{number}\x02"))
+            assert answer.code == 0
+
+
+async def query(broker: Broker, key: str) -> list[int]:
+    """The numbers of the messages that a search by key finds."""
+    fields = {"topic": "T", "key": key, "maxNum": "32", "beginTimestamp": "0", "endTimestamp": str(2**62)}
+    async with open_channel(broker.address) as channel:
+        answer = await channel.call(Command(RequestCode.QUERY_MESSAGE, fields))
+    assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer.remark
+    return [int(record.body[:8]) for record in decode_records(answer.body)]
+
+
+async def search_all(broker: Broker) -> list[int]:
+    with trio.fail_after(10):
+        await broker.services.get(MessageIndex).wait_level()
+    return [number for each in range(MESSAGES) for number in await query(broker, f"k{each}")]
+
+
+async def test_row_16_a_block_of_the_log_costs_its_message_in_a_search_and_in_an_index_that_is_built(
+    tmp_path: Path,
+) -> None:
+    await fill(tmp_path)
+    others = [number for number in range(MESSAGES) if number != LOST]
+    env = BadBlocksEnv()
+    env.spoil(f"commitlog/{0:020d}", *BAD)
+    async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+        assert await search_all(broker) == others
+    for file in (tmp_path / "index").iterdir():
+        file.unlink()
+    for life in range(2):
+        async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+            assert await search_all(broker) == others
+            await fill_one_more(broker)
+            assert await query(broker, "more") == [99] * (life + 1)
+
+
+async def fill_one_more(broker: Broker) -> None:
+    async with open_channel(broker.address) as channel:
+        assert (await channel.call(send("T", b"%08d" % 99, properties="KEYS\x01more\x02"))).code == 0
+    with trio.fail_after(10):
+        await broker.services.get(MessageIndex).wait_level()
+
+
+async def test_row_16_the_last_message_of_the_index_cannot_be_read_at_the_start(tmp_path: Path) -> None:
+    """Then where the index goes on is not known by its size."""
+    await fill(tmp_path)
+    (tmp_path / "gantrymq.index").unlink()  # so the files alone say how far the index is
+    env = BadBlocksEnv()
+    env.spoil(f"commitlog/{0:020d}", 188_416, 192_512)
+    async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+        found = await search_all(broker)
+        assert found == list(range(len(found)))
+        assert len(found) >= MESSAGES - 3
+
+
+@pytest.mark.parametrize("at", [0, 40], ids=["header", "slots"])
+async def test_row_16_an_index_file_that_cannot_be_read_at_the_start_is_built_again(tmp_path: Path, at: int) -> None:
+    await fill(tmp_path)
+    env = BadBlocksEnv()
+    last = max((tmp_path / "index").iterdir())
+    env.spoil(f"index/{last.name}", at, at + 1)
+    with structlog.testing.capture_logs() as logs:
+        async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+            assert await search_all(broker) == list(range(MESSAGES))
+    (line,) = [entry for entry in logs if entry["event"] == "index_unreadable"]
+    assert "built again" in line["reason"]
+
+
+async def test_row_16_a_search_that_meets_a_bad_block_of_the_index_gives_what_the_rest_knows(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    env = BadBlocksEnv()
+    async with run_broker(make_broker(tmp_path, settings=SMALL, env=env)) as broker:
+        assert await search_all(broker) == list(range(MESSAGES))
+        first = min((tmp_path / "index").iterdir())
+        env.spoil(f"index/{first.name}", 40, 1 << 20)
+        with structlog.testing.capture_logs() as logs:
+            found = await search_all(broker)
+        assert 0 < len(found) < MESSAGES
+        assert found == list(range(MESSAGES))[-len(found) :]
+        (line,) = [entry for entry in logs if entry["event"] == "index_unreadable"]
+        assert "delete the file" in line["reason"]
+        assert not [entry for entry in logs if "exc_info" in entry]
+        await fill_one_more(broker)
+        assert await query(broker, "more") == [99]
