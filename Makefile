@@ -21,7 +21,7 @@ WORKERS ?= 2
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
 FILE ?=
 
-.PHONY: help install demo test check fuzz asan lint format bench bench-all bench-delays docs clean
+.PHONY: help install demo test check foreign fuzz asan lint format bench bench-all bench-delays docs clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
@@ -66,10 +66,15 @@ demo: $(VENV)/.base
 
 # The plain twin of the compiled loops is the reference, and what a machine without a compiler has: it passes the same
 # tests, but for those that would be the same once more, with fewer kills.
-test: lint
+test: lint foreign
 	$(BIN)/python -m pytest $(PARALLEL)
 	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-20} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)'
 	@$(MAKE) --no-print-directory asan
+
+# Maven, Go and npm fetch and build once; within a test that would count against its time limit.
+foreign: $(VENV)/.test
+	@echo 'Preparing RocketMQ and foreign clients (the first time some minutes)'
+	@$(BIN)/python tests/interop/prepare.py
 
 check: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m '$(QUICK)'

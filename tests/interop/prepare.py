@@ -1,0 +1,42 @@
+"""Build or fetch the foreign software of the tests once, before any of them needs it.
+
+Run it as ``python tests/interop/prepare.py``.
+What is missing on this machine is named; the tests that need it are skipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gantrymq.testing.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node
+
+HERE = Path(__file__).resolve().parent
+CACHE = cache_folder(HERE / ".cache")
+
+
+def prepare(find: Callable[[], object]) -> str:
+    """What is missing for it, if anything."""
+    try:
+        find()
+    except ToolMissing as missing:
+        return str(missing)
+    return ""
+
+
+def main() -> None:
+    """All of it at the same time."""
+    steps: list[Callable[[], object]] = [
+        *(lambda version=version: find_java(version, HERE / "java", CACHE) for version in JAVA_VERSIONS),
+        lambda: find_go(HERE / "go", CACHE),
+        lambda: find_node(HERE / "node", CACHE),
+    ]
+    with ThreadPoolExecutor(len(steps)) as pool:
+        for missing in filter(None, pool.map(prepare, steps)):
+            print(missing, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
