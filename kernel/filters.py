@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Generator, Sequence
+from typing import ClassVar, Protocol, TypeVar, cast
+
+T = TypeVar("T")
 
 EXTENSION_ADDRESSES_END = -(2**31)
 """Tag codes below it are no hashes: they say where a queue's extension file keeps the hash and more.
@@ -61,5 +63,25 @@ class RecordFilter(ABC):
         return 10
 
 
-FilterCompiler = Callable[[str], MessageFilter]
-"""From an expression to its filter; raises ``RemoteFault`` with code 23 for one that cannot be read."""
+FilterSteps = Generator[None, None, MessageFilter]
+FilterCompiler = Callable[[str], MessageFilter | FilterSteps]
+"""From an expression to its filter; raises ``RemoteFault`` with code 23 for one that cannot be read.
+
+For an expression that takes longer than a millisecond it returns a generator: that yields where it may rest, at least
+once a millisecond, raises as above, and returns the filter.
+"""
+
+
+def compile_steps(compiler: FilterCompiler, expression: str) -> FilterSteps:
+    """A generator that returns the filter of ``expression``, whichever of the two ``compiler`` returns."""
+    made = compiler(expression)
+    return (yield from made) if isinstance(made, Generator) else made
+
+
+def run_steps(steps: Generator[None, None, T]) -> T:
+    """What the generator returns: all of its steps in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast("T", done.value)

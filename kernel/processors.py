@@ -63,11 +63,12 @@ class Request:
 class BatchProcessor(Protocol):
     """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival."""
 
-    def handle(self, requests: list[Request]) -> int | None:
+    def handle(self, requests: list[Request]) -> list[Request] | int | None:
         """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row.
 
-        Returns how many were taken: the others have used up the turn's time, and come again in one of the next turns.
-        One is taken at least. None: all of them.
+        Returns how many were taken: the others have used up the turn's time, and come again in one of the next turns,
+        connection by connection. One is taken at least. None: all of them. A list: those that were not taken, of each
+        connection in the order in which they came.
         """
 
 

@@ -228,8 +228,9 @@ class RequestTable:
                 if not request.answered:
                     _answer_failure(request, error)
         else:
-            if taken is not None and taken < len(rows):
-                self._put_back(rows[max(taken, 1) :])
+            left = taken if isinstance(taken, list) else [] if taken is None else rows[max(taken, 1) :]
+            if left:
+                self._put_back(left)
 
     def _put_back(self, rows: list[Request]) -> None:
         """These were not taken: they are the first of their connections in one of the next turns."""

@@ -19,7 +19,7 @@ from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, To
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
-from gantrymq.plugins.consume.subscriptions import RELEASED, Subscriptions
+from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -49,6 +49,8 @@ class PullProcessor:
         self._clock = broker.env.monotonic
         self._turn_s = broker.config.limits.turn_budget
         self._until = math.inf
+        self._uncompiled: list[Request] = []
+        """Pulls of this turn that wait for their expressions."""
         self._topics = broker.services.get(TopicTable)
         self._groups = broker.services.get(GroupTable)
         self._offsets = broker.services.get(ConsumerOffsets)
@@ -74,9 +76,13 @@ class PullProcessor:
             )
         )
 
-    def handle(self, requests: list[Request]) -> int:
-        """Answer each pull, or offer it to the holders; those that are left come again when the turn's time is over."""
+    def handle(self, requests: list[Request]) -> list[Request]:
+        """Answer each pull, or offer it to the holders; returns those that come again, in one of the next turns.
+
+        The turn's time is over for them, or their expressions are not compiled yet: all others go before those.
+        """
         waiting: list[Pull] = []
+        self._uncompiled = []
         done = 0
         self._until = self._clock() + self._turn_s
         while done < len(requests) and (not done or not self._is_late()):
@@ -86,7 +92,9 @@ class PullProcessor:
                 self._take(waiting, self._postpone, requests[done])
                 done += 1
         self._offer(waiting)
-        return done
+        if self._uncompiled:
+            self._subscriptions.work(self._until)
+        return self._uncompiled + requests[done:]
 
     def _is_late(self) -> bool:
         """Whether this turn's time is over: expressions take long to read, or to try."""
@@ -102,6 +110,9 @@ class PullProcessor:
             pull = self._parse(request)
         except RemoteFault as fault:
             request.answer(fault.code, fault.remark)
+            return TURN_BYTES if self._is_late() else 0
+        except NotCompiled:
+            self._uncompiled.append(request)
             return TURN_BYTES if self._is_late() else 0
         given = run(pull)
         if given is None:
@@ -177,6 +188,7 @@ class PullProcessor:
             header.expression_type,
             header.sub_version,
             header.sys_flag,
+            request.connection,
         )
         if header.sys_flag & _COMMIT_OFFSET and not self._is_slave:
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
@@ -205,7 +217,7 @@ class PullProcessor:
             return None
         try:
             wanted = self._subscriptions.filter_of(group, consumers, topic, expression, kind, version, sys_flag)
-        except RemoteFault:
+        except (RemoteFault, NotCompiled):
             return None
         if not isinstance(wanted, CodeFilter):
             return None

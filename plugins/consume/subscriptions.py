@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import structlog
 
-from gantrymq.kernel.filters import CodeFilter, FilterCompiler, MessageFilter
+from gantrymq.kernel.filters import CodeFilter, FilterCompiler, FilterSteps, MessageFilter
 from gantrymq.kernel.rarewarnings import RareWarnings
 from gantrymq.kernel.services import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
@@ -16,6 +18,7 @@ from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.connection import Connection
     from gantrymq.remoting.bodies import SubscriptionGroupConfig
 
 SUBSCRIPTION = 4
@@ -46,8 +49,32 @@ class _Released:
 RELEASED: Final[MessageFilter] = _Released()
 
 
+KEPT_FOR_OWNER_S: Final = 5.0
+"""How long a compiled expression waits for the pull that wants it, before others are compiled."""
+
+
+class NotCompiled(Exception):
+    """The expression takes long to compile: the pull has to come again."""
+
+
+@attrs.define(eq=False)
+class _Compilation:
+    """An expression that is compiled in steps, for a pull of ``owner``; ``found`` or ``fault`` is what comes of it."""
+
+    key: tuple[str, str]
+    owner: Connection
+    steps: FilterSteps
+    found: MessageFilter | None = None
+    fault: RemoteFault | None = None
+    done_at: float | None = None
+
+
 class Subscriptions:
-    """The filters of pulls; their compiled expressions are kept."""
+    """The filters of pulls; their compiled expressions are kept.
+
+    One that takes long is compiled in steps, one at a time: so many connections that send such expressions share the
+    time, and half-compiled ones do not fill the memory. Its pull comes again until that is done.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -55,7 +82,9 @@ class Subscriptions:
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
         self._characters = 0
         self._in_use = 0
-        self._warnings = RareWarnings(broker.env.monotonic)
+        self._clock = broker.env.monotonic
+        self._warnings = RareWarnings(self._clock)
+        self._current: _Compilation | None = None
 
     def may_hold(self, wanted: MessageFilter) -> bool:
         """Whether a pull with this filter may wait: those with expressions of their own must not fill the memory."""
@@ -72,13 +101,15 @@ class Subscriptions:
         kind: str | None,
         version: int,
         sys_flag: int,
+        owner: Connection | None = None,
     ) -> MessageFilter:
         """The filter of a pull with these header fields; ``RemoteFault`` when there is none.
 
-        ``config`` is what was set up for ``group``.
+        ``config`` is what was set up for ``group``. :class:`NotCompiled` when the expression takes long, until that was
+        done by :meth:`work`; without an ``owner``, whose pull it is, for any expression that is not compiled yet.
         """
         if sys_flag & SUBSCRIPTION:
-            return self._compile(group, topic, kind or "TAG", expression or "*")
+            return self._compile(group, topic, kind or "TAG", expression or "*", owner)
         model = self._consumers.message_model(group)
         if model is None:
             raise RemoteFault(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
@@ -92,17 +123,36 @@ class Subscriptions:
         if subscription.sub_version < version:
             raise RemoteFault(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         if subscription.class_filter_mode:
-            return self._compile(group, topic, "TAG", "*")
-        return self._compile(group, topic, subscription.expression_type or "TAG", subscription.sub_string or "*")
+            return self._compile(group, topic, "TAG", "*", owner)
+        kind, expression = subscription.expression_type or "TAG", subscription.sub_string or "*"
+        return self._compile(group, topic, kind, expression, owner)
 
-    def _compile(self, group: str, topic: str, kind: str, expression: str) -> MessageFilter:
+    def work(self, until: float) -> None:
+        """Go on with the expression that is compiled, until then on the broker's clock or until it is done."""
+        current = self._current
+        if current is None or current.done_at is not None:
+            return
+        try:
+            while True:
+                next(current.steps)
+                if self._clock() >= until:
+                    return
+        except StopIteration as done:
+            current.found = done.value
+        except RemoteFault as fault:
+            current.fault = fault
+        current.done_at = self._clock()
+
+    def _compile(self, group: str, topic: str, kind: str, expression: str, owner: Connection | None) -> MessageFilter:
         key = (kind, expression)
         found = self._compiled.get(key)
         if found is not None:
             self._compiled.move_to_end(key)
             return found
+        if owner is None:
+            raise NotCompiled
         try:
-            found = self._compiler(kind)(expression)
+            found = self._compile_now(key, owner)
         except RemoteFault as fault:
             self._log_refusal(group, topic, kind, expression, fault)
             raise
@@ -114,6 +164,30 @@ class Subscriptions:
             (_, oldest), _ = self._compiled.popitem(last=False)
             self._characters -= len(oldest)
         return found
+
+    def _compile_now(self, key: tuple[str, str], owner: Connection) -> MessageFilter:
+        """The filter, if it takes no time or was compiled already; else its compilation begins when it is its turn."""
+        current = self._current
+        if current is not None and current.key == key:
+            if current.done_at is None:
+                raise NotCompiled
+            self._current = None
+            if current.fault is not None:
+                raise current.fault
+            assert current.found is not None
+            return current.found
+        made = self._compiler(key[0])(key[1])
+        if not isinstance(made, Generator):
+            return made
+        if current is None or self._is_forsaken(current):
+            self._current = _Compilation(key, owner, made)
+        raise NotCompiled
+
+    def _is_forsaken(self, current: _Compilation) -> bool:
+        """Whether nobody comes to take what is compiled."""
+        if current.owner.closed or current.owner.peer_left:
+            return True
+        return current.done_at is not None and self._clock() - current.done_at > KEPT_FOR_OWNER_S
 
     def _compiler(self, kind: str) -> FilterCompiler:
         compiler = self._broker.filters.get(kind)

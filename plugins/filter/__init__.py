@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.filters import compile_steps, run_steps
 from gantrymq.kernel.services import ConsumerGroups
+from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
 from gantrymq.plugins.filter.consumers import ConsumerFilters
-from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import Config
-    from gantrymq.kernel.filters import FilterCompiler, MessageFilter
+    from gantrymq.kernel.filters import FilterCompiler, FilterSteps, MessageFilter
     from gantrymq.kernel.processors import Processor
 
 
@@ -57,17 +58,17 @@ class FilterPlugin:
             compile_expression = broker.filters.get(expression_type)
             if compile_expression is None:
                 raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"no filter of type {expression_type}")
-            compile_expression(expression)
+            run_steps(compile_steps(compile_expression, expression))
 
         self._consumers = ConsumerFilters(broker.env, f"{folder}/consumerFilter.json", check)
 
     @hookimpl
     def register_filters(self, broker: Broker) -> dict[str, FilterCompiler]:
-        return {"TAG": compile_tags, **({"SQL92": _compile_sql92} if self._config.sql92 else {})}
+        return {"TAG": tags.compile_in_steps, **({"SQL92": _compile_sql92} if self._config.sql92 else {})}
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        return {RequestCode.CHECK_CLIENT_CONFIG: check_client(broker.filters)}
+        return {RequestCode.CHECK_CLIENT_CONFIG: check_client(broker.filters, broker.pace)}
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
@@ -81,8 +82,8 @@ class FilterPlugin:
         return self._consumers.changes()
 
 
-def _compile_sql92(expression: str) -> MessageFilter:
-    # The parser takes some megabytes and a tenth of a second: whoever never uses it does not pay.
-    from gantrymq.plugins.filter.sql92 import compile_sql92
+def _compile_sql92(expression: str) -> MessageFilter | FilterSteps:
+    # Whoever never uses the parser does not load it.
+    from gantrymq.plugins.filter.sql92 import compile_in_steps
 
-    return compile_sql92(expression)
+    return compile_in_steps(expression)

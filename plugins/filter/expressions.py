@@ -36,7 +36,7 @@ class Kind(Enum):
     OTHER = auto()
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # not frozen: that takes three times as long to make, and an expression has thousands
 class Part:
     """One part: ``constant`` is its value where ``kind`` is CONSTANT, or a TRUTH written as a literal."""
 
@@ -81,13 +81,13 @@ def truth(part: Part) -> Part:
 
 
 def either(parts: Sequence[Part]) -> Part:
-    """OR, from left to right: what comes behind a true one is not looked at."""
-    return _logic([truth(part) for part in parts], True)
+    """OR of conditions, from left to right: what comes behind a true one is not looked at."""
+    return _logic(parts, True)
 
 
 def both(parts: Sequence[Part]) -> Part:
-    """AND, from left to right: what comes behind a false one is not looked at."""
-    return _logic([truth(part) for part in parts], False)
+    """AND of conditions, from left to right: what comes behind a false one is not looked at."""
+    return _logic(parts, False)
 
 
 def _logic(parts: Sequence[Part], decisive: bool) -> Part:

@@ -1,15 +1,16 @@
 """Reads SQL92 expressions: words by one pattern, sentences by the binding power of their operators.
 
 Names, keywords and numbers are those of ``SelectorParser.jj`` of RocketMQ 4.9.7. Written by hand because an expression
-of 16 thousand characters is read while other connections wait: a general parser took a second for it.
+of 16 thousand characters is read on the thread that serves all connections: a general parser took a second for it,
+this one up to a tenth, in steps between which others are served.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Generator
+from typing import Final, TypeVar
 
 from gantrymq.plugins.filter import expressions
 from gantrymq.plugins.filter.expressions import DEPTH_MAX, BadExpression, Part
@@ -33,18 +34,29 @@ _POWER: Final = {
 """What binds an operand to its left, and how tightly; NOT is there for NOT BETWEEN and NOT IN."""
 
 
+STEP_WORDS: Final = 64
+"""Words of one step: some hundred microseconds."""
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Reads a part of the text; it yields between steps."""
+
+
 class SyntaxFault(Exception):
     """The text is no sentence of the grammar. Its text says where it could not go on."""
 
 
-def parse(text: str) -> Part:
-    """The condition that ``text`` is.
+def parse(text: str) -> Steps[Part]:
+    """Reads in steps which condition ``text`` is.
 
     What does not fit behind a complete expression is not read, as in RocketMQ. :class:`SyntaxFault` for text that is
     no expression, :class:`BadExpression` for one that means nothing.
     """
     reader = _Reader(text)
-    return expressions.truth(reader.expression(_OR))
+    try:
+        return expressions.truth((yield from reader.expression(_OR)))
+    except RecursionError:
+        raise BadExpression("too many parts lie in one another") from None
 
 
 class _Reader:
@@ -54,58 +66,59 @@ class _Reader:
         self._text = text
         self._at = self._behind = 0
         self._depth = 0
+        self._words = 0
         self.kind = self.word = ""
         self._advance()
 
-    def expression(self, least: int) -> Part:
+    def expression(self, least: int) -> Steps[Part]:
         """An operand, and what operators that bind as tightly as ``least`` make of it."""
-        left = self._operand()
+        left = yield from self._operand()
         power = _COMPARISON
         # What was made by a loose operator is no operand of a tighter one.
         while least <= (following := _POWER.get(self.kind, 0)) <= power:
             power = following
             if power == _OR:
-                left = expressions.either(self._listed(left, "OR", _AND))
+                left = expressions.either((yield from self._listed(left, "OR", _AND)))
             elif power == _AND:
-                left = expressions.both(self._listed(left, "AND", _EQUALITY))
+                left = expressions.both((yield from self._listed(left, "AND", _EQUALITY)))
             elif power == _EQUALITY:
-                left = self._equality(left)
+                left = yield from self._equality(left)
             else:
-                left = self._comparison(left)
+                left = yield from self._comparison(left)
         return left
 
-    def _listed(self, first: Part, word: str, least: int) -> list[Part]:
-        parts = [first]
+    def _listed(self, first: Part, word: str, least: int) -> Steps[list[Part]]:
+        parts = [expressions.truth(first)]
         while self.kind == word:
             self._advance()
-            parts.append(self.expression(least))
+            parts.append(expressions.truth((yield from self.expression(least))))
         return parts
 
-    def _equality(self, left: Part) -> Part:
+    def _equality(self, left: Part) -> Steps[Part]:
         kind = self._taken()
         if kind == "IS":
             is_negated = self._skip("NOT")
             self._expect("NULL")
             part = expressions.is_null(left)
             return expressions.negation(part) if is_negated else part
-        part = expressions.equality(left, self.expression(_COMPARISON))
+        part = expressions.equality(left, (yield from self.expression(_COMPARISON)))
         return part if kind == "=" else expressions.negation(part)
 
-    def _comparison(self, left: Part) -> Part:
+    def _comparison(self, left: Part) -> Steps[Part]:
         if self.kind == "ORDER":
             operator = self.word
             self._advance()
-            return expressions.order(left, operator, self._operand())  # type: ignore[arg-type]
+            return expressions.order(left, operator, (yield from self._operand()))  # type: ignore[arg-type]
         is_negated = self._skip("NOT")
         if self._skip("BETWEEN"):
-            low = self._operand()
+            low = yield from self._operand()
             self._expect("AND")
             make = expressions.not_between if is_negated else expressions.between
-            return make(left, low, self._operand())
+            return make(left, low, (yield from self._operand()))
         self._expect("IN")
-        return expressions.member(left, self._texts(), not is_negated)
+        return expressions.member(left, (yield from self._texts()), not is_negated)
 
-    def _texts(self) -> list[str]:
+    def _texts(self) -> Steps[list[str]]:
         texts = []
         self._expect("(")
         while True:
@@ -115,33 +128,37 @@ class _Reader:
             if not self._skip(","):
                 self._expect(")")
                 return texts
+            if self._is_step_over():
+                yield
 
-    def _operand(self) -> Part:
+    def _operand(self) -> Steps[Part]:
         made: list[Callable[[Part], Part]] = []
         while self.kind in ("+", "-", "NOT"):
             if self.kind != "+":
                 made.append(expressions.minus if self.kind == "-" else expressions.negation)
             self._advance()
-        part = self._primary()
-        for make in reversed(made):
-            part = make(part)
-        return part
-
-    def _primary(self) -> Part:
+            if self._is_step_over():
+                yield
         kind, word = self.kind, self.word
         if kind == "(":
-            return self._enclosed()
-        if kind not in _MAKERS:
+            part = yield from self._enclosed()
+        elif kind in _MAKERS:
+            self._advance()
+            part = _MAKERS[kind](word)
+        else:
             raise self._fault()
-        self._advance()
-        return _MAKERS[kind](word)
+        for make in reversed(made):
+            part = make(part)
+        if self._is_step_over():
+            yield
+        return part
 
-    def _enclosed(self) -> Part:
+    def _enclosed(self) -> Steps[Part]:
         if self._depth == DEPTH_MAX:
             raise BadExpression(f"more than {DEPTH_MAX} parts lie in one another")
         self._advance()
         self._depth += 1
-        part = self.expression(_OR)
+        part = yield from self.expression(_OR)
         self._depth -= 1
         self._expect(")")
         return part
@@ -154,11 +171,18 @@ class _Reader:
             self._at = self._first_unreadable()
             raise self._fault()
         kind = str(found.lastgroup)
+        self._words += 1
         self.word = found[kind]
         self._at, self._behind = found.start(kind), found.end()
         if kind == "NAME" and (upper := self.word.upper()) in _KEYWORDS:
             kind = upper
         self.kind = self.word if kind == "SIGN" else kind
+
+    def _is_step_over(self) -> bool:
+        if self._words < STEP_WORDS:
+            return False
+        self._words = 0
+        return True
 
     def _taken(self) -> str:
         kind = self.kind

@@ -7,11 +7,11 @@ not fit behind a complete expression: the rest is not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import attrs
 
-from gantrymq.kernel.filters import RecordFilter
+from gantrymq.kernel.filters import RecordFilter, run_steps
 from gantrymq.plugins.filter.expressions import BadExpression
 from gantrymq.plugins.filter.parser import SyntaxFault, parse
 from gantrymq.plugins.filter.values import EvaluationFailed
@@ -20,8 +20,10 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import find_property
 
 EXPRESSION_MAX = 16_384
-"""Characters, an IN with a thousand values and more: it is parsed while other connections wait, some tens of
-milliseconds at most. RocketMQ has no limit."""
+"""Characters, an IN with a thousand values and more: it takes a tenth of a second of processor time at most, in steps
+between which others are served. RocketMQ has no limit."""
+STEPS_FROM = 256
+"""Characters; a shorter expression is read in one go, in a millisecond."""
 BYTES_SEARCHED = 1024
 """In half a microsecond."""
 
@@ -61,10 +63,20 @@ class PropertyFilter(RecordFilter):
 
 def compile_sql92(expression: str) -> PropertyFilter:
     """The filter of ``expression``; ``RemoteFault`` (23) that says where one cannot be read."""
+    return run_steps(_compile(expression))
+
+
+def compile_in_steps(expression: str) -> PropertyFilter | Generator[None, None, PropertyFilter]:
+    """As :func:`compile_sql92`, and one that takes long as a generator, which is a ``FilterCompiler`` both times."""
+    steps = _compile(expression)
+    return run_steps(steps) if len(expression) < STEPS_FROM else steps
+
+
+def _compile(expression: str) -> Generator[None, None, PropertyFilter]:
     if len(expression) > EXPRESSION_MAX:
         raise _refusal(f"it has more than {EXPRESSION_MAX} characters")
     try:
-        part = parse(expression)
+        part = yield from parse(expression)
     except (SyntaxFault, BadExpression, EvaluationFailed) as error:
         raise _refusal(str(error)) from None
     return PropertyFilter(part.evaluate, tuple((name, name.encode()) for name in sorted(part.names)), part.size)

@@ -6,17 +6,23 @@ drops by its exact tag. Source: ``FilterAPI.buildSubscriptionData`` of RocketMQ 
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import attrs
 
 from gantrymq.kernel.fast import tag_code
-from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, MessageFilter
+from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, run_steps
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
 
 EXPRESSION_MAX = 65_536
-"""Characters: some ten thousand tags. RocketMQ has no limit; here an expression is compiled while other connections
-wait, and what a consumer says of itself must fit into a heartbeat (``plugin.clients.max_heartbeat_bytes``)."""
+"""Characters: some ten thousand tags. RocketMQ has no limit; here what a consumer says of itself must fit into a
+heartbeat (``plugin.clients.max_heartbeat_bytes``), and memory has limits."""
+STEPS_FROM = 2048
+"""Characters; a shorter expression is compiled in one go, in a millisecond."""
+STEP_TAGS = 64
+"""Tags of one step."""
 
 
 @attrs.frozen
@@ -35,8 +41,18 @@ class TagFilter(CodeFilter):
         return not self.codes or tag_code in self.codes or tag_code < EXTENSION_ADDRESSES_END
 
 
-def compile_tags(expression: str) -> MessageFilter:
+def compile_tags(expression: str) -> TagFilter:
     """The filter of a tag expression; ``RemoteFault`` (23) for one without a tag, or of too many characters."""
+    return run_steps(_compile(expression))
+
+
+def compile_in_steps(expression: str) -> TagFilter | Generator[None, None, TagFilter]:
+    """As :func:`compile_tags`, and one that takes long as a generator, which is a ``FilterCompiler`` both times."""
+    steps = _compile(expression)
+    return run_steps(steps) if len(expression) < STEPS_FROM else steps
+
+
+def _compile(expression: str) -> Generator[None, None, TagFilter]:
     if len(expression) > EXPRESSION_MAX:
         raise RemoteFault(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
@@ -44,11 +60,16 @@ def compile_tags(expression: str) -> MessageFilter:
         )
     if expression in ("", "*"):
         return TagFilter(frozenset())
-    tags = [tag.strip() for tag in expression.split("||")]
-    codes = frozenset(_code_of(tag) for tag in tags if tag)
+    codes: set[int] = set()
+    for number, tag in enumerate(expression.split("||"), start=1):
+        stripped = tag.strip()
+        if stripped:
+            codes.add(_code_of(stripped))
+        if number % STEP_TAGS == 0:
+            yield
     if not codes:
         raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the tag expression holds no tag")
-    return TagFilter(codes)
+    return TagFilter(frozenset(codes))
 
 
 def _code_of(tag: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,14 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.kernel.timeslices import Pace
 from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.topics import TopicAdmin
+from gantrymq.plugins.consume import subscriptions
+from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.filter.sql92 import compile_sql92
+from gantrymq.remoting.bodies import CheckClientConfig, SubscriptionData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread
@@ -187,6 +193,114 @@ def test_a_send_is_answered_before_pulls_whose_expressions_take_long_to_read(wid
         while len(answers) < count:
             answers += attacker.receive()
     assert {answer.code for answer in answers} == {ResponseCode.PULL_RETRY_IMMEDIATELY}
+
+
+DENSE = {
+    "SQL92": ["(0=0)OR" * 2300 + f" a={number}" for number in range(10, 14)],
+    "TAG": ["||".join(f"\u00e4{number}" for number in range(one, one + 8000)) for one in (10_000, 30_000, 50_000)],
+}  # fmt: skip
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The collector looks at all objects of all tests, which a broker's does not (``gantrymq.cli.servers``)."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", DENSE)
+def test_an_expression_that_takes_long_to_compile_is_compiled_in_many_turns_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Processor time of this thread only, and each turn's part of it: a loaded machine changes neither."""
+    turns: list[float] = []
+    compiling: set[int] = set()
+    handle, next_step = PullProcessor.handle, subscriptions.Subscriptions.work
+
+    def timed(self: PullProcessor, requests: list[Any]) -> Any:
+        before = time.thread_time()
+        left = handle(self, requests)
+        turns.append(time.thread_time() - before)
+        return left
+
+    def watched(self: Any, until: float) -> None:
+        compiling.add(id(self._current))
+        next_step(self, until)
+
+    monkeypatch.setattr(PullProcessor, "handle", timed)
+    monkeypatch.setattr(subscriptions.Subscriptions, "work", watched)
+    with cluster_in_thread(tmp_path, settings={"limits.turn_budget": "1ms"}) as cluster:
+        peers = [RawPeer(cluster.address, timeout=60) for _ in DENSE[kind]]
+        assert peers[0].ask(send("T", b"x")).code == ResponseCode.SUCCESS
+        for peer, expression in zip(peers, DENSE[kind], strict=True):
+            request = sql_pull(expression)
+            assert request.ext is not None
+            request.ext["expressionType"] = kind
+            peer.send(request)
+        for peer in peers:
+            [answer] = peer.receive()
+            expected = ResponseCode.SUCCESS if kind == "SQL92" else ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert answer.code == expected, answer.remark
+            peer.sock.close()
+    assert max(turns) < sum(turns) / 8, "about 1 ms of 100"
+
+
+def test_a_client_that_leaves_while_its_expression_is_compiled_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    work = subscriptions.Subscriptions.work
+
+    def watched(self: Any, until: float) -> None:
+        begun.set()
+        work(self, until)
+
+    monkeypatch.setattr(subscriptions.Subscriptions, "work", watched)
+    with cluster_in_thread(tmp_path, settings={"limits.turn_budget": "1ms"}) as cluster:
+        with RawPeer(cluster.address, timeout=60) as other:
+            assert other.ask(send("T", b"x")).code == ResponseCode.SUCCESS
+            with RawPeer(cluster.address) as attacker:
+                attacker.send(sql_pull(DENSE["SQL92"][0]))
+                assert begun.wait(60)
+            assert other.ask(sql_pull(DENSE["SQL92"][1])).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.trio
+async def test_a_long_expression_that_cannot_be_read_is_refused_and_its_pull_commits_nothing(tmp_path: Path) -> None:
+    async with broker_and_channel(tmp_path) as (_, channel):
+        assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
+        request = sql_pull("(0=0)OR" * 2300 + " a=")
+        assert request.ext is not None
+        request.ext |= {"commitOffset": "1", "sysFlag": str(int(request.ext["sysFlag"]) | 1)}
+        for _ in range(2):
+            answer = await channel.call(request)
+            assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            assert "cannot be read at its end" in (answer.remark or "")
+        asked = {"consumerGroup": request.ext["consumerGroup"], "topic": "T", "queueId": "0"}
+        answer = await channel.call(Command(RequestCode.QUERY_CONSUMER_OFFSET, asked | {"setZeroIfNotFound": "false"}))
+        assert answer.code == ResponseCode.QUERY_NOT_FOUND
+
+
+def test_the_check_of_a_long_expression_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests = 0
+    rest = Pace.rest
+
+    async def counted(self: Pace) -> None:
+        nonlocal rests
+        rests += 1
+        await rest(self)
+
+    monkeypatch.setattr(Pace, "rest", counted)
+    with cluster_in_thread(tmp_path) as cluster, RawPeer(cluster.address, timeout=60) as peer:
+        for text, code in (
+            (DENSE["SQL92"][0], ResponseCode.SUCCESS),
+            ("a >" * 1000, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        ):
+            body = CheckClientConfig("c", "g", SubscriptionData("T", text, expression_type="SQL92")).to_bytes()
+            assert peer.ask(Command(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
+    assert rests > 100
 
 
 @pytest.mark.trio
