@@ -326,7 +326,7 @@ class Broker:
             try:
                 call()
             except Exception:
-                log.exception("stopping failed", plugin=info.name)
+                log.exception("stopping_failed", plugin=info.name)
         self._draining = True
         self.wake()
         with trio.move_on_after(DRAIN_S):
@@ -343,9 +343,9 @@ class Broker:
             try:
                 self._unwritten.update(call() or {})
             except OSError as error:  # a plugin that writes its table itself tries again the next time
-                log.warning("state not written", plugin=info.name, error=str(error))
+                log.warning("state_not_written", plugin=info.name, error=str(error))
             except Exception:
-                log.exception("persist failed", plugin=info.name)
+                log.exception("persist_failed", plugin=info.name)
 
     def write_state(self) -> None:
         """Write what was collected; for a worker thread. What fails is kept for the next time."""
@@ -353,7 +353,7 @@ class Broker:
             try:
                 self.env.replace(path, data)
             except OSError as error:
-                log.warning("state not written", path=path, error=str(error))
+                log.warning("state_not_written", path=path, error=str(error))
             else:
                 self._unwritten.pop(path, None)
 
@@ -373,7 +373,7 @@ async def _run_service(service: Service) -> None:
     except StartError:  # what the user can mend: its text is all there is to say
         raise
     except Exception:
-        log.exception("service failed", service=service.name)
+        log.exception("service_failed", service=service.name)
         raise
 
 

@@ -124,7 +124,7 @@ class CommitLog:
             f"everything up to offset {self.durable} is safe"
         )
         self._flusher.fail(error if isinstance(error, OSError) else OSError(EIO, reason))
-        log.error("log poisoned", doing=doing, error=reason, durable=self.durable)
+        log.error("log_poisoned", doing=doing, error=reason, durable=self.durable)
         return LogPoisoned(self._poison)
 
     # ------------------------------------------------------------------------------------------------------ write
@@ -156,7 +156,7 @@ class CommitLog:
         except NoRoom as error:
             for row in rows[index:]:
                 batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-            log.warning("rows refused", reason=str(error), rows=len(rows) - index)
+            log.warning("rows_refused", reason=str(error), rows=len(rows) - index)
         if position > start:
             batch.end = position
             self._tail = (position, timestamp)
@@ -207,7 +207,7 @@ class CommitLog:
                 self._write(batch, rows, index, next_index, position, parts)
                 for row in rows[next_index:]:
                     batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-                log.warning("rows refused", reason=str(error), rows=len(rows) - next_index)
+                log.warning("rows_refused", reason=str(error), rows=len(rows) - next_index)
                 return len(rows), end
             parts.append(blank(segment.end - end))
             end = segment.end

@@ -97,7 +97,7 @@ class ConsumeQueue:
         except (StoreDamaged, OSError) as error:
             if isinstance(error, OSError) and error.errno != EIO:
                 raise
-            log.error("consume queue will be built again", path=self.folder, reason=str(error))
+            log.error("consume_queue_rebuilt", path=self.folder, reason=str(error))
             self.is_set_aside = True
             self._segments.close()
             self._env.rmtree(self.folder)
@@ -208,7 +208,7 @@ class ConsumeQueue:
             try:
                 self._write_tail()
             except NoRoom as error:
-                log.warning("queue entries stay in memory", path=self.folder, reason=str(error))
+                log.warning("queue_entries_not_written", path=self.folder, reason=str(error))
             finally:
                 self._writing.release()
 
@@ -219,11 +219,11 @@ class ConsumeQueue:
         expected = self.max_offset
         if queue_offset == 0 and expected > 0:
             # The log is right: here the topic was deleted and made again.
-            log.warning("queue begins anew", path=self.folder, entries=expected, log_offset=offset)
+            log.warning("consume_queue_restarted", path=self.folder, entries=expected, log_offset=offset)
             self._restart()
             expected = 0
         if queue_offset < expected:
-            log.error("queue offset taken already", path=self.folder, queue_offset=queue_offset, log_offset=offset)
+            log.error("queue_offset_taken", path=self.folder, queue_offset=queue_offset, log_offset=offset)
             return
         if queue_offset > expected:
             if expected == 0 and not len(self._segments):
@@ -232,10 +232,10 @@ class ConsumeQueue:
                 self.min_offset = queue_offset
                 expected = start
             elif queue_offset - expected > max(self._file_units, REACH_UNITS):
-                log.error("queue offset out of reach", path=self.folder, queue_offset=queue_offset, next=expected)
+                log.error("queue_offset_out_of_range", path=self.folder, queue_offset=queue_offset, next=expected)
                 return
             else:
-                log.warning("queue has a gap", path=self.folder, first=expected, missing=queue_offset - expected)
+                log.warning("consume_queue_gap", path=self.folder, first=expected, missing=queue_offset - expected)
         self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
         self.max_offset = queue_offset + 1
         self.log_end = offset + size

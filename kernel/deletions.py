@@ -109,7 +109,7 @@ class Deletions:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            log.warning("no room reserved for deletions", path=self._path, reason=str(error))
+            log.warning("deletions_file_not_reserved", path=self._path, reason=str(error))
 
     def _note(self, topic: str, end: int) -> None:
         end = max(end, self.ends.pop(topic, 0))

@@ -47,7 +47,7 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     try:
         await trio.to_thread.run_sync(broker.store.discard, detached)
     except OSError as error:
-        log.warning("expired files not deleted, the next start finds them", error=str(error))
+        log.warning("expired_files_not_deleted", error=str(error))
     await trio.to_thread.run_sync(broker.queues.drop_expired)
     return expired
 
@@ -60,7 +60,7 @@ def _floor(broker: Broker) -> tuple[int, str]:
             needed = call()
         except Exception:
             # Who cannot say what it needs may need everything.
-            log.exception("retention_floor failed, nothing is deleted", plugin=info.name)
+            log.exception("retention_floor_failed", plugin=info.name)
             return 0, info.name
         if needed < floor:
             floor, holder = needed, info.name

@@ -38,7 +38,7 @@ class Listener(Protocol):
 async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tuple[str, int]]:
     """The next connection, and who that is, however long it takes; a peer that left before is passed over.
 
-    While this process has no descriptor left the log says that ``whom`` ("a slave") must wait.
+    While this process has no descriptor left the log has ``accept_failed`` with ``whom`` ("a slave") that must wait.
     """
     said = False
     while True:
@@ -48,7 +48,7 @@ async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tup
         except OSError as error:
             if error.errno in OUT_OF_DESCRIPTORS:
                 if not said:  # once a shortage, not with each attempt
-                    log.warning(f"cannot accept {whom}, pausing", error=str(error))
+                    log.warning("accept_failed", peer=whom, error=str(error))
                 said = True
                 await trio.sleep(ACCEPT_PAUSE_S)
 

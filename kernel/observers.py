@@ -28,6 +28,6 @@ class Observers:
             except Exception:
                 count = self._failures[info.name] = self._failures.get(info.name, 0) + 1
                 disabled = count >= FAILURES_MAX and not info.essential
-                log.exception("plugin failed", plugin=info.name, hook=self._hook_name, disabled=disabled)
+                log.exception("plugin_failed", plugin=info.name, hook=self._hook_name, disabled=disabled)
                 if disabled:
                     self._observers = [row for row in self._observers if row[0] is not info]

@@ -84,7 +84,7 @@ class QueueExtension:
         try:
             self._segments.load()
         except StoreDamaged as error:
-            log.error("extension of a consume queue set aside", path=self.folder, reason=str(error))
+            log.error("queue_extension_discarded", path=self.folder, reason=str(error))
             self.discard()
         self._end = self._segments.end
 
@@ -157,7 +157,7 @@ class QueueExtension:
         try:
             places = self.put([(code, stored[offset]) for offset, _, code in rows[known:]])
         except OSError as error:
-            log.warning("extension not written", path=self.folder, reason=str(error))
+            log.warning("queue_extension_not_written", path=self.folder, reason=str(error))
             return more
         entries = [_ENTRY.pack(*row) for row in rows[:known]]
         entries += [_ENTRY.pack(*row[:2], place) for row, place in zip(rows[known:], places, strict=True)]

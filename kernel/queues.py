@@ -110,7 +110,7 @@ class ConsumeQueues:
         """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""
         for topic in self._env.listdir(self.folder):
             if not TOPIC_PATTERN.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
-                log.warning("not a topic's folder, left alone", path=f"{self.folder}/{topic}")
+                log.warning("foreign_folder_ignored", path=f"{self.folder}/{topic}")
                 continue
             for name in self._env.listdir(f"{self.folder}/{topic}"):
                 if _QUEUE_ID.fullmatch(name) and self._env.is_dir(f"{self.folder}/{topic}/{name}"):
@@ -173,7 +173,7 @@ class ConsumeQueues:
                 try:
                     queue = self._make(entries.topic, entries.queue_id)
                 except ValueError as error:
-                    log.error("records without a queue", reason=str(error), records=len(entries.entries) // UNIT)
+                    log.error("records_without_queue", reason=str(error), records=len(entries.entries) // UNIT)
                     continue
             before = queue.max_offset
             try:
@@ -260,7 +260,7 @@ class ConsumeQueues:
             f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
             "again: the queue is built again from the log"
         )
-        log.error("consume queues poisoned", doing=doing, path=queue.folder, error=str(error))
+        log.error("consume_queues_poisoned", doing=doing, path=queue.folder, error=str(error))
         return QueuesPoisoned(self._poison)
 
     def _check(self) -> None:

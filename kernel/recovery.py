@@ -139,7 +139,7 @@ class Recovery:
         if not self._clean or self._queues.units != marks.units:
             start = max(min(start, self._queues.truncate(start, self._is_entry)), self._segments.start)
             if self._queues.units != marks.units:
-                log.warning("consume queues are not whole, reading all of the log", entries=self._queues.units)
+                log.warning("consume_queues_incomplete", entries=self._queues.units)
                 start = self._segments.start
         self._queues.limit_log_ends(max(marks.dispatched, self._segments.start))
         return _Plan(start, marks.durable, trusted=True)
@@ -154,7 +154,7 @@ class Recovery:
         safe = self._checkpoint.safe_timestamp
         if safe > self._env.wall_ms():
             # It vouches for what nobody can have flushed: then for nothing.
-            log.warning("checkpoint from the future, reading all of the log", timestamp=safe)
+            log.warning("checkpoint_in_the_future", timestamp=safe)
             safe = 0
         for segment in self._segments:
             try:
@@ -283,7 +283,7 @@ class Recovery:
         return None if found is None or found[1] < self._last_timestamp else found[0]
 
     def _quarantine(self, start: int, end: int) -> None:
-        log.error("the log is damaged below its durable end, range quarantined", start=start, end=end)
+        log.error("log_range_quarantined", start=start, end=end)
         self._log.quarantine = sorted([*self._log.quarantine, (start, end)])
         self._env.replace(self._quarantine_path, json.dumps(self._log.quarantine).encode())
 
@@ -294,7 +294,7 @@ class Recovery:
             ranges = json.loads(self._env.read_bytes(self._quarantine_path))
             return sorted((int(start), int(end)) for start, end in ranges if end > self._segments.start)
         except (ValueError, TypeError) as error:
-            log.error("quarantine list unreadable, the log will be judged anew", error=str(error))
+            log.error("quarantine_list_unreadable", error=str(error))
             return []
 
     def _cut(self, end: int) -> tuple[int, tuple[str, ...]]:
@@ -303,6 +303,6 @@ class Recovery:
         kept: tuple[str, ...] = ()
         if last > end:
             kept = keep_aside(self._env, self._segments, end, last, f"{self._root}/lost+found")
-            log.warning("torn tail cut off and kept aside", offset=end, bytes=last - end, kept=kept)
+            log.warning("log_tail_truncated", offset=end, bytes=last - end, kept=kept)
         self._segments.truncate(end)
         return last - end, kept

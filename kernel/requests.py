@@ -272,7 +272,7 @@ def _answer_failure(request: Request, error: Exception) -> None:
         request.answer(error.code, error.remark)
     else:
         # A bug: the sender learns its kind, the log gets the traceback.
-        log.exception("processor failed", code=request.command.code, peer=request.connection.address)
+        log.exception("processor_failed", code=request.command.code, peer=request.connection.address)
         request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 

@@ -216,7 +216,7 @@ class Segments:
                     self._prepared = self._create(self.end)
                 except NoRoom as error:
                     if not self._lacks_room:
-                        log.warning("next file not prepared", reason=str(error))
+                        log.warning("next_file_not_prepared", reason=str(error))
                     self._lacks_room = True
                     return False
                 self._lacks_room = False

@@ -386,7 +386,7 @@ class Store:
                 self.queues.flush()
                 files.save(marks, durable_timestamp, timestamp, self.index_timestamp)
             except NoRoom as error:
-                log.warning("queues not flushed", reason=str(error))
+                log.warning("consume_queues_not_flushed", reason=str(error))
                 return False
             except OSError as error:
                 raise self.log.poison("writing the watermark", error) from error

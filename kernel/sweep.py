@@ -253,7 +253,7 @@ class Sweep:
         connection.outbound_bytes = 0
         connection.outbound.clear()
         connection.inbound.clear()
-        log.debug("connection closed", peer=connection.address, reason=reason)
+        log.debug("connection_closed", peer=connection.address, reason=reason)
         connection.ended()
         self._changes.closed.append(connection)
         if not self._in_turn:
@@ -295,7 +295,7 @@ class Sweep:
             return
         for connection in sorted(self._connections.values(), key=size_of, reverse=True):
             size = size_of(connection)
-            log.warning("connection closed", peer=connection.address, reason=reason, bytes=size)
+            log.warning("connection_closed", peer=connection.address, reason=reason, bytes=size)
             self.drop(connection, reason)
             total -= size
             if total <= self._limits.buffered_bytes * 3 // 4:
@@ -311,7 +311,7 @@ class Sweep:
             except OSError as error:
                 if error.errno in OUT_OF_DESCRIPTORS:
                     if not self._short:  # once a shortage, not with each attempt
-                        log.warning("cannot accept, pausing", error=str(error), connections=len(self._connections))
+                        log.warning("accept_failed", error=str(error), connections=len(self._connections))
                     self._short = True
                     self._epoll.unregister(self._listener.fileno())
                     self._accepting = False
@@ -398,7 +398,7 @@ class Sweep:
         if not outbound:
             connection.largest_answer = 0
         elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
-            log.warning("peer does not read, connection closed", peer=connection.address)
+            log.warning("slow_reader_closed", peer=connection.address)
             self.drop(connection, "the peer does not read its answers")
             return
         wants = bool(outbound)

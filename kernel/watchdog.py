@@ -55,7 +55,7 @@ class Watchdog:
                 while not self._alive.wait(self._limit_s) and not self._stop.is_set():
                     pass
                 if not self._stop.is_set():
-                    log.warning("loop turns again")
+                    log.warning("loop_resumed")
             self._stop.wait(self._limit_s)
 
     def _tell(self, loop: int) -> None:
@@ -63,7 +63,7 @@ class Watchdog:
         stack = list(_outwards(frame))
         owner = next((name for each in stack if (name := self._manager.owner_of(each)) is not None), None)
         log.error(
-            "loop blocked",
+            "loop_blocked",
             plugin=owner or "none",
             seconds=self._limit_s,
             where=[f"{each.f_globals.get('__name__')}:{each.f_lineno}" for each in stack[:FRAMES_TOLD]],

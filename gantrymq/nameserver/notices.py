@@ -37,7 +37,7 @@ class Notices:
         try:
             self._send.send_nowait(change)
         except trio.WouldBlock:
-            log.warning("notice of a minimum broker id left out", broker=change.name)
+            log.warning("minimum_broker_id_notice_dropped", broker=change.name)
 
     async def run(self) -> None:
         """Until cancelled."""

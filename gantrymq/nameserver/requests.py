@@ -129,7 +129,7 @@ class Requests:
             return request.answer(fault.code, fault.remark)
         except Exception as error:
             # A fault of ours must not take the nameserver from everyone else.
-            log.error("request failed", code=request.code, error=repr(error))
+            log.error("request_failed", code=request.code, error=repr(error))
             return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
 
     # ---- brokers
@@ -156,9 +156,7 @@ class Requests:
         if new:
             log.info("broker registered", **_fields(identity), topics=len(wrapper.topic_config_table))
         if result.replaced is not None:
-            log.warning(
-                "two brokers have one name and id, the last one is told", **_fields(identity), other=result.replaced
-            )
+            log.warning("duplicate_broker_registered", **_fields(identity), other=result.replaced)
         answer = headers.RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
         order = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
         if order is None or not self.switches.return_order_topic_config_to_broker:

@@ -157,7 +157,7 @@ class NameServer:
     def expire_brokers(self) -> None:
         """Remove the brokers that gave no sign for too long, and close their connections."""
         for live in self.routes.expire():
-            log.warning("broker expired", broker=live.identity.name, address=live.identity.address)
+            log.warning("broker_expired", broker=live.identity.name, address=live.identity.address)
             if isinstance(live.connection, Connection):
                 live.connection.close()
 
@@ -169,7 +169,7 @@ class NameServer:
                     stream = await listener.accept()
                 except OSError as error:
                     if not short:  # once a shortage of descriptors or memory, not with each attempt
-                        log.warning("cannot accept, pausing", error=str(error), open=len(self.connections))
+                        log.warning("accept_failed", error=str(error), open=len(self.connections))
                     short = True
                     await trio.sleep(ACCEPT_PAUSE_SECONDS)
                 else:
@@ -217,7 +217,7 @@ class NameServer:
             reason = "reset"
         except Exception as error:
             # A fault of ours costs this connection, not the others.
-            log.error("connection failed", peer=peer, error=repr(error))
+            log.error("connection_failed", peer=peer, error=repr(error))
             reason = "failed"
         finally:
             self.connections.discard(connection)
@@ -225,7 +225,7 @@ class NameServer:
             self._buffered -= len(connection.buffer)
             for live in self.routes.remove_connection(connection):
                 log.info("broker left", broker=live.identity.name, address=live.identity.address, reason=reason)
-            log.debug("connection closed", peer=peer, reason=reason)
+            log.debug("connection_closed", peer=peer, reason=reason)
             await trio.aclose_forcefully(stream)
 
     async def _converse(self, connection: Connection) -> str:
@@ -244,7 +244,7 @@ class NameServer:
             buffer += received
             self._buffered += len(received)
             if self._buffered > self.config.buffered_max:
-                log.warning("connection closed for its unfinished frames", peer=connection.peer, buffered=len(buffer))
+                log.warning("unfinished_frames_limit_reached", peer=connection.peer, buffered=len(buffer))
                 return "too much buffered"
             try:
                 frames, taken = cut_frames(buffer, self.config.frame_max)

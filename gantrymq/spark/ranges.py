@@ -86,7 +86,7 @@ def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) 
             f"min offset is {lowest}). Set failOnDataLoss to false to read what is left"
         )
     log.warning(
-        "messages lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=wanted,
+        "messages_lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=wanted,
         min_offset=lowest, lost=count,
     )  # fmt: skip
 

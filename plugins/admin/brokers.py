@@ -62,7 +62,7 @@ class BrokerAdmin:
             try:
                 table.update(call() or {})
             except Exception:  # a plugin's failure costs its part, not the answer
-                log.exception("plugin failed", plugin=info.name, hook="runtime_info")
+                log.exception("plugin_failed", plugin=info.name, hook="runtime_info")
         return request.command.answer(ResponseCode.SUCCESS, body=KVTable(dict(sorted(table.items()))).to_bytes())
 
     def delete_expired(self, request: Request) -> Command:

@@ -113,7 +113,7 @@ class ClientAdmin:
                 if answer.code == ResponseCode.SUCCESS and answer.body:
                     table[member.client_id] = dict(ClientStatus.from_bytes(answer.body).queues)
             except (ConnectError, RemoteFault) as error:
-                log.warning("client_did_not_tell", group=header.group, client_id=member.client_id, error=str(error))
+                log.warning("client_status_failed", group=header.group, client_id=member.client_id, error=str(error))
 
         async with trio.open_nursery() as nursery:
             for member in asked:

@@ -104,7 +104,7 @@ class Postponed:
                     pass  # what it asks for next is known to be unreadable, and answered so at once
                 except OSError as error:
                     # Reading it where it stands finds out what that means for this pull.
-                    log.error("reading ahead failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+                    log.error("read_ahead_failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
                 if pull is not self._fetching:
                     continue  # it was given up meanwhile
                 self._fetching = None

@@ -268,7 +268,7 @@ class PullProcessor:
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")
             return 0
         except OSError as error:
-            log.error("queue cannot be read", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
+            log.error("consume_queue_unreadable", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the queue cannot be read: {error.strerror}")
             return 0
         code = result.code(pull.offset)

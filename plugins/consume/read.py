@@ -137,7 +137,7 @@ def _gather(
             raise _Stop(number) from error  # it may be readable the next time: the consumer does not go on behind it
         except CorruptRange as error:
             # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
-            log.error("record cannot be read, skipped", offset=at, size=size, error=str(error))
+            log.error("record_unreadable", offset=at, size=size, error=str(error))
             return None
         except ValueError:
             wrong(number)
@@ -151,7 +151,7 @@ def _gather(
             windows.mistrust(at, at + size)
         elif queue.suspect(where):
             raise _Stop(number) from QueueDisagrees(f"the queue's entry {where} is being corrected from the log")
-        log.error("record damaged on the disk, skipped", queue_offset=where, offset=at, size=size)
+        log.error("record_damaged", queue_offset=where, offset=at, size=size)
 
     oldest = windows.min_offset
     parts: list[bytes | memoryview]

@@ -71,7 +71,7 @@ class FlowControlPlugin:
             return
         if not self._busy:
             self._busy = True
-            log.warning("messages are refused, acknowledgements are late", waited_s=round(waited, 1))
+            log.warning("acknowledgments_late", waited_s=round(waited, 1))
         reason = (
             f"broker busy, start flow control for a while: the oldest message has waited {waited * 1000:.0f} ms for "
             f"its acknowledgement, {self._limit_s * 1000:.0f} ms are the limit (plugin.flowcontrol.busy_after)"

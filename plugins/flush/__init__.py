@@ -79,7 +79,7 @@ class FlushPlugin:
 
 def _warn(config: FlushConfig) -> None:
     log.warning(
-        "flush by interval: a crash of the machine may lose acknowledged messages",
+        "flush_not_synchronous",
         mode=config.mode,
         window_s=config.interval,
     )

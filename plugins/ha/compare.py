@@ -184,7 +184,7 @@ def plan_cut(broker: Broker, end: int) -> None:
     """Start again, and cut the log at ``end`` before anything else."""
     broker.env.replace(_path(broker), json.dumps({"end": end}).encode())
     log.error(
-        "the log's tail was never the master's, the broker starts again without it",
+        "diverged_tail_found",
         offset=end, bytes=broker.log.end - end, kept=f"{broker.root}/lost+found",
     )  # fmt: skip
     broker.restart()
@@ -197,7 +197,7 @@ def cut_as_planned(broker: Broker) -> None:
         return
     end = int(json.loads(broker.env.read_bytes(path))["end"])
     kept = broker.store.cut(end)
-    log.warning("the tail that was never the master's is cut off and kept aside", offset=end, kept=kept)
+    log.warning("diverged_tail_truncated", offset=end, kept=kept)
     broker.env.unlink(path)
 
 

@@ -46,7 +46,7 @@ class LagWatch:
             seconds, missing = lag_seconds(copy, end, now), end - copy.acknowledged
             if copy not in self._behind and seconds > BEHIND_S:
                 self._behind.add(copy)
-                log.warning("slave behind", peer=copy.address, lag_bytes=missing, lag_seconds=round(seconds, 1))
+                log.warning("slave_behind", peer=copy.address, lag_bytes=missing, lag_seconds=round(seconds, 1))
             elif copy in self._behind and seconds == 0.0:
                 self._behind.discard(copy)
                 log.info("slave level again", peer=copy.address, offset=copy.acknowledged)

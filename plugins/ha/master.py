@@ -121,7 +121,7 @@ class Master:
             reason = str(refusal.exceptions[0]) if refusal is not None else reason
         finally:
             self._copies.remove(copy)
-            log.warning("slave gone", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
+            log.warning("slave_disconnected", peer=copy.address, reason=reason, acknowledged=copy.acknowledged)
 
     async def _talk(self, stream: trio.SocketStream, copy: Copy) -> None:
         async with trio.open_nursery() as nursery:

@@ -35,7 +35,7 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> None:
         )
     if wanted == 0 and master_at:
         raise _refused(f"the master is there, at {master_at}: stop it first, or both would take messages")
-    log.warning("the role changes, the broker starts again", number=broker.broker_id, wanted=wanted)
+    log.warning("role_changed", number=broker.broker_id, wanted=wanted)
     broker.restart()
 
 

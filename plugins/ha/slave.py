@@ -81,7 +81,7 @@ class Slave:
             reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
             if reason != told or self._broker.log.end > before:
-                log.warning("not connected to the master", master=address, reason=reason, offset=self._broker.log.end)
+                log.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
                 told = reason
             await trio.sleep(delay)
 
@@ -225,7 +225,7 @@ class Tail:
                 self._at += taken
         except NoRoom as error:
             if not self._full:
-                log.warning("no room for the master's log, waiting", reason=str(error))
+                log.warning("slave_disk_full", reason=str(error))
             self._full = True
             return False
         finally:

@@ -74,7 +74,7 @@ class Tables:
                     await self._stay(channel, address)
             except (ConnectError, RemoteFault) as error:
                 if str(error) != self._failure:
-                    log.warning("tables not fetched", master=address, reason=str(error))
+                    log.warning("tables_not_fetched", master=address, reason=str(error))
                 self._failure = str(error)
             pause = min(self._interval, max(pause, FIRST_S) * 2)
 

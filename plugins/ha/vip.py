@@ -38,7 +38,7 @@ class VipPort:
         try:
             listeners = await trio.open_tcp_listeners(port, host=self._host)
         except (OSError, OverflowError) as error:
-            log.warning("RocketMQ slaves will not find the topics", port=port, reason=str(error))
+            log.warning("vip_port_not_opened", port=port, reason=str(error))
             return
         await trio.serve_listeners(self._lead, listeners)
 
@@ -54,7 +54,7 @@ class VipPort:
                 nursery.start_soon(_carry, near, far, nursery.cancel_scope)
                 await _carry(far, near, nursery.cancel_scope)
         except* _ENDED as ended:
-            log.debug("connection closed", reason=str(ended.exceptions[0]))
+            log.debug("connection_closed", reason=str(ended.exceptions[0]))
 
 
 async def _carry(source: trio.SocketStream, target: trio.SocketStream, both: trio.CancelScope) -> None:

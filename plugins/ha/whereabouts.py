@@ -29,7 +29,7 @@ class Whereabouts:
     def master_is(self, broker: str, ha: str) -> None:
         """A nameserver says where the master is; empty texts where it does not know."""
         if broker == self._own:
-            log.error("a nameserver takes this slave for its own master", address=broker)
+            log.error("slave_is_its_own_master", address=broker)
             return
         if broker and not self._fixed_broker and broker != self._broker:
             log.info("the master is", address=broker)

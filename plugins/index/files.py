@@ -136,9 +136,9 @@ class IndexFiles:
     def _is_passing(self, error: OSError) -> bool:
         if error.errno not in NO_ROOM and error.errno not in NO_DESCRIPTORS:
             self.failed = True
-            log.error("index stops growing: the disk failed; it goes on after a restart", error=str(error))
+            log.error("index_stopped", error=str(error))
         else:
-            log.warning("index entries stay in memory", reason=str(error), bytes=self.waiting_bytes)
+            log.warning("index_entries_not_written", reason=str(error), bytes=self.waiting_bytes)
         return False
 
     def _write_tails(self) -> None:
@@ -216,7 +216,7 @@ class IndexFiles:
                 for offset in self._readable(file, hashed, begin, end):
                     steps += 1
                     if steps > STEPS_MAX:
-                        log.warning("search given up", topic=topic, steps=STEPS_MAX)
+                        log.warning("index_search_stopped", topic=topic, steps=STEPS_MAX)
                         return
                     if offset >= 0 and offset != before:
                         before = offset

@@ -137,7 +137,7 @@ class Follower:
         self._put_until(target, target, 1)
         found = find_record(commit_log.segments, index.position + 1)
         after = target if found is None else min(found[0], target)
-        log.error("damaged records have no place in the index", start=index.position, end=after)
+        log.error("damaged_records_not_indexed", start=index.position, end=after)
         index.skip_to(after)
 
     def _put_until(self, target: int, enough: int, rows: int) -> bool:

@@ -89,7 +89,7 @@ class IndexFile:
             sound, more_used, offset = rebuild_slots(data, number, offset, slots)
             used += more_used
             if sound < count:
-                log.warning("index file damaged", path=self.path, entry=number + sound, entries=self.header.count)
+                log.warning("index_file_damaged", path=self.path, entry=number + sound, entries=self.header.count)
                 return False
             number += count
         self._slots = slots

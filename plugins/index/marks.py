@@ -80,5 +80,5 @@ def read_marks(env: Env, path: str) -> IndexMarks | None:
     try:
         return decode_marks(env.read_bytes(path)) if env.exists(path) else None
     except (ValueError, OSError) as error:
-        log.warning("index marks unreadable", path=path, error=str(error))
+        log.warning("index_marks_unreadable", path=path, error=str(error))
         return None

@@ -68,7 +68,7 @@ class Trust:
                 break
             kept.append(file)
         for name in names[len(kept) :]:
-            log.warning("index file is built again", path=f"{index.folder}/{name}")
+            log.warning("index_file_rebuilt", path=f"{index.folder}/{name}")
             self._env.unlink(f"{index.folder}/{name}")
         whole = self._vouched and missing is None and len(kept) == len(names)
         index.files = kept

@@ -86,7 +86,7 @@ class MetricsPlugin:
                     call()
                 except Exception:  # a plugin's failure costs its part, not the page
                     failed += 1
-                    log.exception("plugin failed", plugin=info.name, hook="collect_metrics")
+                    log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
             common = {"cluster": broker.cluster, "node_type": "broker", "node_id": broker.name}
             return await trio.to_thread.run_sync(partial(self._finish, metrics, failed, common, expose, accept))
@@ -97,7 +97,7 @@ class MetricsPlugin:
                 work()
             except Exception:
                 failed += 1
-                log.exception("plugin failed", hook="collect_metrics")
+                log.exception("plugin_failed", hook="collect_metrics")
         metrics.cut()
         version = next(info.version for info in self._broker.manager.plugins if info.plugin is self)
         metrics.gauge(

@@ -71,7 +71,7 @@ class Announcement:
             try:
                 part = _checked(call())
             except Exception:  # a plugin's failure costs its part, not the registration
-                log.exception("plugin failed", plugin=info.name, hook="advertise")
+                log.exception("plugin_failed", plugin=info.name, hook="advertise")
                 continue
             doubled = parts.keys() & part.keys()
             if doubled:

@@ -159,7 +159,7 @@ class Link:
             async with open_channel(self.address) as channel:
                 await self._call(channel, self._announcement.unregister())
         except (ConnectError, RemoteFault) as error:
-            log.warning("nameserver_not_told", address=self.address, reason=str(error))
+            log.warning("nameserver_unregister_failed", address=self.address, reason=str(error))
 
     def _failed(self, reason: str) -> None:
         self.registered = False

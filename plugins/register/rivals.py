@@ -80,9 +80,7 @@ class Rivals:
             return True
         broker = self._broker
         if not rival.is_settled and (self._settled or self.run < rival.run):
-            log.warning(
-                "a newcomer has this broker's name and number, and is to end", address=address, broker=broker.name
-            )
+            log.warning("duplicate_broker_found", address=address, broker=broker.name)
             return True
         text = (
             f"{address} is a broker {broker.name!r} with the id {broker.broker_id} already, and answers; this one at "

@@ -66,14 +66,14 @@ class Cleaner:
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
         except OSError as error:
-            log.warning("disk not measured", path=broker.root, error=str(error))
+            log.warning("disk_not_measured", path=broker.root, error=str(error))
             return 0
         self._judge(is_full(usage, rules, bool(self.full)), used_ratio(usage, rules))
         self._reserve.size = min(rules.reserve_file, broker.log.segments.file_bytes // RESERVE_SHARE)
         try:
             await trio.to_thread.run_sync(partial(self._reserve.adapt, usage.free, is_refusing=bool(self.refusal())))
         except OSError as error:
-            log.warning("reserve not changed", path=broker.root, error=str(error))
+            log.warning("reserve_not_changed", path=broker.root, error=str(error))
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
         offset = expired_before(self._files(), now_ms, hour, usage, rules, asked=asked)
@@ -93,7 +93,7 @@ class Cleaner:
         if is_short != self._is_short:
             self._is_short = is_short
             if is_short:
-                log.error("no room for the log's next file, messages are refused")
+                log.error("next_log_file_refused")
             else:
                 log.info("room for the log's next file again, messages are taken")
         if self.full or not is_short:
@@ -105,7 +105,7 @@ class Cleaner:
 
     def _judge(self, full: bool, ratio: float) -> None:
         if full and not self.full:
-            log.error("disk nearly full, messages are refused", used_percent=round(ratio * 100))
+            log.error("disk_full", used_percent=round(ratio * 100))
         elif self.full and not full:
             log.info("disk has room again, messages are taken", used_percent=round(ratio * 100))
         self.full = self._reason(ratio) if full else ""

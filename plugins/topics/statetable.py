@@ -119,7 +119,7 @@ class StateTable(Generic[B]):
         try:
             self.save()
         except OSError as error:
-            log.warning("adopted and not written yet", path=self.path, reason=str(error))
+            log.warning("adopted_state_not_written", path=self.path, reason=str(error))
         return True
 
     def put(self, name: str, entry: B) -> bool:

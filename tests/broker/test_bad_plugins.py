@@ -221,7 +221,7 @@ async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
 
     with structlog.testing.capture_logs() as lines, pytest.RaisesGroup(Bug, flatten_subgroups=True):
         await life()
-    assert [line["service"] for line in lines if line["event"] == "service failed"] == ["bad.work"]
+    assert [line["service"] for line in lines if line["event"] == "service_failed"] == ["bad.work"]
     assert not (tmp_path / "abort").exists()
     await store_works(tmp_path, [b"x"])
 
@@ -240,7 +240,7 @@ async def test_a_processor_that_answers_nonsense_costs_its_request_an_error(
         assert (await call(channel, Command(1234))).code == 1
         assert (await call(channel, Command(1235))).code == 1
         assert (await call(channel, send("T", b"x"))).code == 0
-    assert [line["code"] for line in logged if line["event"] == "processor failed"] == [1234, 1235]
+    assert [line["code"] for line in logged if line["event"] == "processor_failed"] == [1234, 1235]
     logged.clear()
 
 
@@ -270,10 +270,10 @@ async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callabl
         blocking.wait(10)
 
     def watch(logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
-        if event["event"] == "loop blocked":
+        if event["event"] == "loop_blocked":
             told.append(event)
             blocking.set()
-        if event["event"] == "loop turns again":
+        if event["event"] == "loop_resumed":
             seen.set()
         raise structlog.DropEvent
 

@@ -34,7 +34,7 @@ SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
 READER = "10.0.1.9"
 QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
 FAULTS_OF_OURS = {
-    "processor failed", "request failed", "connection failed", "service failed", "persist failed", "stopping failed",
+    "processor_failed", "request_failed", "connection_failed", "service_failed", "persist_failed", "stopping_failed",
     "channel_handler_failed",
 }  # fmt: skip
 """What is logged when code of ours raised what it should not."""
@@ -336,7 +336,7 @@ def test_bytes_flipped_on_the_way_to_the_slave_alter_no_body_and_keep_nobody_wai
             await trio.sleep(30)
             link.mend()
             await pair.load.more(5)
-        refused = [line for line in cluster.log if line["event"] == "not connected to the master"]
+        refused = [line for line in cluster.log if line["event"] == "master_not_connected"]
         assert len(refused) > 1
         await cluster.until(pair.level, HEALED_S, "both logs end at the same byte")
         await pair.load.check(pair.master.address)

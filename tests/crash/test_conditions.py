@@ -166,7 +166,7 @@ def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve
     assert broker.child.terminate() == 0
     assert broker.told() == []
     assert not [line for line in broker.log() if "exception" in line]
-    shortages = [line for line in broker.log() if line["event"] == "cannot accept, pausing"]
+    shortages = [line for line in broker.log() if line["event"] == "accept_failed"]
     assert 1 <= len(shortages) <= 2, "told once, not with each attempt"
 
 

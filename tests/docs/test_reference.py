@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
@@ -131,3 +132,39 @@ def test_every_metric_is_listed_and_no_other() -> None:
     assert listed == metrics_of_the_code()
     missing = {name for row in rows(section("metrics.md", "RocketMQ's metrics that are missing")) for name in row[:1]}
     assert not {name for cell in missing for name in METRIC.findall(cell)} & listed
+
+
+LOGGED = ("kernel", "plugins", "gantrymq/client", "gantrymq/nameserver", "gantrymq/remoting", "gantrymq/spark")
+LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
+
+
+def logged() -> Iterator[tuple[str, str, str]]:
+    """Name, level and file of each event that is logged at warning or above."""
+    for path in [ROOT / "gantrymq" / "sync.py", *(one for folder in LOGGED for one in (ROOT / folder).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+                continue
+            if ast.unparse(node.func.value) in {"log", "self._log"}:
+                event = node.args[0]
+                is_passed_on = (
+                    isinstance(event, ast.Name) and event.id == "failed"
+                )  # client/transactions.py: two literals
+                if not is_passed_on:
+                    assert isinstance(event, ast.Constant), f"{path}:{node.lineno}: an event's name is a literal"
+                    yield event.value, LEVELS[node.func.attr], str(path.relative_to(ROOT))
+
+
+def test_every_event_at_warning_or_above_is_listed_with_meaning_and_action() -> None:
+    levels: dict[str, set[str]] = {}
+    for name, level, _ in logged():
+        levels.setdefault(name, set()).add(level)
+    listed = {row[0].strip("`"): row[1:] for row in rows((REFERENCE / "log-events.md").read_text())}
+    assert set(listed) == set(levels)
+    assert [name for name, row in listed.items() if not all(row)] == []
+    assert {name: set(row[0].split(", ")) for name, row in listed.items()} == levels
+
+
+def test_events_have_names_in_snake_case() -> None:
+    assert [
+        f"{path}: {name}" for name, _, path in logged() if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", name)
+    ] == []

@@ -71,4 +71,4 @@ async def test_who_comes_while_there_are_no_descriptors_is_accepted_later_and_th
             assert peer == near.getsockname()[:2]
     listener.close()
     assert trio.current_time() == pytest.approx(2.0, abs=0.2)
-    assert [entry["event"] for entry in logs] == ["cannot accept a slave, pausing"]
+    assert [(entry["event"], entry["peer"]) for entry in logs] == [("accept_failed", "a slave")]

@@ -282,7 +282,7 @@ def test_a_store_whose_queues_cannot_be_flushed_stops_unclean_but_whole() -> Non
     env.fail_at, env.forever = env.count + 1, True
     with structlog.testing.capture_logs() as logs:
         store.close()
-    assert any(line["event"] == "queues not flushed" for line in logs)
+    assert any(line["event"] == "consume_queues_not_flushed" for line in logs)
     after, report, _ = open_store(disk)
     assert (report.clean, len(read_queue(after))) == (False, 4)
 

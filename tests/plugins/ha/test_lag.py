@@ -34,7 +34,7 @@ def test_a_slave_that_falls_behind_and_comes_back_is_told_of_once_each() -> None
     now[0] += BEHIND_S
     assert looked() == [], "not yet for long enough"
     now[0] += 0.5
-    assert looked() == [("slave behind", "slow:1", 500, BEHIND_S + 0.5)]
+    assert looked() == [("slave_behind", "slow:1", 500, BEHIND_S + 0.5)]
     now[0] += 60
     assert looked() == [], "told once"
     copies.acknowledge(slow, 1500, now[0])
