@@ -20,6 +20,9 @@ WORKERS ?= 2
 # What fails everywhere has one cause, and an hour more does not tell it better.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
 FILE ?=
+# Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
+test check asan: export PYTHONDONTWRITEBYTECODE :=
+test check asan: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .PHONY: help install demo test check foreign fuzz asan lint format bench bench-all bench-delays docs clean
 
@@ -87,7 +90,7 @@ $(GUIDED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantr
 	@echo 'Building the compiled loops with coverage and the address sanitizer (some minutes)'
 	@mkdir -p $(GUIDED)
 	@CC=clang LDSHARED='clang -shared' CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address,fuzzer-no-link' $(BIN)/python \
-		setup.py -q build --build-base build/guided-objects --build-lib $(GUIDED) >build/guided.log 2>&1 || { cat build/guided.log; exit 1; }
+		setup.py -q build --parallel 2 --build-base build/guided-objects --build-lib $(GUIDED) >build/guided.log 2>&1 || { cat build/guided.log; exit 1; }
 	@touch $@
 
 fuzz: $(GUIDED)/.built
@@ -104,8 +107,8 @@ SANITIZED_TESTS := tests/kernel/fast tests/plugins/transaction/test_twins.py tes
 $(SANITIZED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantrymq/*/*/*.py kernel/*.py kernel/*/*.py plugins/*/*.py) | $(VENV)/.test
 	@echo 'Building the compiled loops with sanitizers (some minutes)'
 	@mkdir -p $(SANITIZED)
-	@CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined' $(BIN)/python setup.py -q build --build-base \
-		build/sanitized-objects --build-lib $(SANITIZED) >build/sanitized.log 2>&1 || { cat build/sanitized.log; exit 1; }
+	@CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined' $(BIN)/python setup.py -q build --parallel 2 \
+		--build-base build/sanitized-objects --build-lib $(SANITIZED) >build/sanitized.log 2>&1 || { cat build/sanitized.log; exit 1; }
 	@touch $@
 
 asan: $(SANITIZED)/.built
@@ -113,7 +116,7 @@ asan: $(SANITIZED)/.built
 	LD_PRELOAD="$$($${CC:-gcc} -print-file-name=libasan.so) $$($${CC:-gcc} -print-file-name=libubsan.so)" PYTHONPATH=$(SANITIZED) \
 		PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-2000} \
-		$(BIN)/python -P -m pytest $(SANITIZED_TESTS) --timeout 900 -p no:cacheprovider
+		PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PARALLEL) $(SANITIZED_TESTS) --timeout 900 -p no:cacheprovider
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -166,7 +166,9 @@ BAD_BYTES = {
 
 
 @pytest.mark.parametrize("data", BAD_BYTES.values(), ids=BAD_BYTES.keys())
-async def test_bad_bytes_close_their_connection_and_no_other(connect: Any, data: bytes) -> None:
+async def test_bad_bytes_close_their_connection_and_no_other(
+    autojump_clock: trio.testing.MockClock, connect: Any, data: bytes
+) -> None:
     bad, good = connect(), connect()
     await bad.stream.send_all(data)
     assert await bad.receive() is None
