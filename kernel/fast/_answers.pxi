@@ -14,6 +14,8 @@ cdef enum:
     COMMIT_OFFSET = 1
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
     WINDOWS = 256  # parts of the log that one answer is made from
+    KEPT_WINDOWS = 16  # those that are kept for the next answers, of
+    KEPT_WINDOW_BYTES = 1 << 16  # each at most: the size of a block in kernel.logwindows
     KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
@@ -132,6 +134,8 @@ cdef class PullAnswers:
     cdef Window windows[WINDOWS]
     cdef Py_buffer buffers[WINDOWS]
     cdef int window_count
+    cdef int window_hit
+    cdef object quarantine
     cdef int64_t oldest
 
     def __cinit__(self, desk):
@@ -156,14 +160,34 @@ cdef class PullAnswers:
             self.window_count -= 1
             PyBuffer_Release(&self.buffers[self.window_count])
 
+    cdef void keep_windows(self) noexcept:
+        """Close the windows but for some blocks, which the next pulls are likely to read as well.
+
+        The log's bytes never change while it is open. What may no longer be read is found by :meth:`take_limits`.
+        """
+        cdef int number
+        for number in range(self.window_count - 1, -1, -1):
+            if self.windows[number].length > KEPT_WINDOW_BYTES:
+                PyBuffer_Release(&self.buffers[number])
+                self.window_count -= 1
+                self.windows[number] = self.windows[self.window_count]
+                self.buffers[number] = self.buffers[self.window_count]
+        if self.window_count > KEPT_WINDOWS:
+            self.close_windows()
+
     cdef const uint8_t* bytes_at(self, int64_t at, int64_t size) except? NULL:
         """The log's bytes there; NULL where only the plain road can tell what they are, or wait for them."""
         cdef int number
         cdef int64_t start
         cdef Window* window
+        if self.window_hit < self.window_count:
+            window = &self.windows[self.window_hit]
+            if holds(window.start, window.length, at, size):
+                return window.data + (at - window.start)
         for number in range(self.window_count - 1, -1, -1):
             window = &self.windows[number]
             if holds(window.start, window.length, at, size):
+                self.window_hit = number
                 return window.data + (at - window.start)
         if self.window_count == WINDOWS:
             return NULL  # the windows must stay: runs found so far point into them
@@ -174,6 +198,7 @@ cdef class PullAnswers:
         number = self.window_count
         PyObject_GetBuffer(data, &self.buffers[number], PyBUF_SIMPLE)
         self.window_count += 1
+        self.window_hit = number
         window = &self.windows[number]
         window.start, window.length = start, self.buffers[number].len
         window.data = <const uint8_t*>self.buffers[number].buf
@@ -238,11 +263,18 @@ cdef class PullAnswers:
         return low < self.code_count and self.code_list[low] == code
 
     cdef int take_limits(self) except -1:
-        """Read the limits that are in force now, and have room for as many records as they allow."""
+        """Read the limits that are in force now, and have room for as many records as they allow.
+
+        Damage that was found since is not read through the windows of before.
+        """
         cdef Limits* limits = &self.limits
         cdef int64_t most
         cdef Run* room
         cdef object transfer = self.limits_now.transfer
+        quarantine = self.log.quarantine
+        if quarantine is not self.quarantine:
+            self.close_windows()
+            self.quarantine = quarantine
         limits.disk_end = self.log.end - self.limits_now.memory_bytes
         if transfer is self.transfer:
             return 0
@@ -315,7 +347,7 @@ cdef class PullAnswers:
         return 0
 
     cdef int finish(self) except -1:
-        self.close_windows()
+        self.keep_windows()
         self.send()
         return 0
 

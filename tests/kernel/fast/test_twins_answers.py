@@ -248,6 +248,31 @@ def test_who_is_far_behind_is_sent_elsewhere_on_the_compiled_road_as_well(store:
     assert found == ["70000", "3", "3"] * 2
 
 
+def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_the_first(store: Store) -> None:
+    store.log.quarantine = []
+    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20), Peer(False)
+    others: list[Any] = []
+
+    def other(request: Any) -> int:
+        others.append(request)
+        return 0
+
+    def answer() -> int:
+        (request,), _ = compiled.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "80"})), 1 << 20)
+        run.processor._answers.answer([request], 0, 1 << 40, other)
+        return len(others)
+
+    assert answer() == 0
+    queue = store.queues.get(PULL["topic"], int(PULL["queueId"]))
+    assert queue is not None
+    offset, size, _ = queue.entry(80)
+    store.log.mistrust(offset, offset + size)
+    try:
+        assert answer() == 1
+    finally:
+        store.log.quarantine = []
+
+
 def test_a_usual_pull_never_leaves_the_compiled_road(store: Store) -> None:
     run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
     peers: list[Any] = [Peer(False), Peer(False)]
