@@ -15,6 +15,7 @@ from gantrymq.remoting.bodies import SubscriptionData, SubscriptionGroupConfig, 
 
 if TYPE_CHECKING:
     from gantrymq.kernel.connection import Connection
+    from gantrymq.remoting.epoch import Epoch
     from gantrymq.remoting.headers import SendMessageHeader
 
 
@@ -204,8 +205,22 @@ class Replication(Protocol):
     def ha_address(self) -> str:
         """Where slaves find this broker's log; empty on a slave."""
 
+    @property
+    def epoch(self) -> Epoch:
+        """Of which epoch this broker is the master; of a slave the highest that it knows."""
+
+    @property
+    def fenced(self) -> str:
+        """Why this master may not be one any more, since another was promoted; empty while it may."""
+
     def master_is(self, broker: str, ha: str) -> None:
         """A nameserver says where the master serves clients, and where slaves find its log; empty: it knows none."""
+
+    def learn_epoch(self, epoch: Epoch, source: str) -> None:
+        """``source``, a nameserver or a broker of this name, says that ``epoch`` has begun."""
+
+    def tell_epoch(self, address: str) -> None:
+        """Tell the broker of this name at ``address`` of this master's epoch, soon."""
 
 
 class MessageIndex(Protocol):
@@ -245,6 +260,12 @@ class Statistics(Protocol):
 
 class LiveSettings(Protocol):
     """What administrators may change while the broker runs (plugin ``admin``)."""
+
+    def update(self, body: bytes) -> list[str]:
+        """Put what ``body`` (properties) says in force and keep it, as for an administrator; what has changed.
+
+        ``RemoteFault`` (code 1) for what is not allowed; then nothing has changed.
+        """
 
     def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:
         """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).

@@ -34,15 +34,16 @@ class KVRequests:
 
     async def _put(self, request: Command, connection: object) -> Command:
         header = read_header(headers.PutKVConfigHeader, request.ext)
-        await self._change(self._kv.put, header.namespace, header.key, header.value)
+        await self.change(self._kv.put, header.namespace, header.key, header.value)
         return success(request)
 
     async def _delete(self, request: Command, connection: object) -> Command:
         header = read_header(headers.KVConfigHeader, request.ext)
-        await self._change(self._kv.delete, header.namespace, header.key)
+        await self.change(self._kv.delete, header.namespace, header.key)
         return success(request)
 
-    async def _change(self, change: Callable[..., None], *arguments: str) -> None:
+    async def change(self, change: Callable[..., None], *arguments: str) -> None:
+        """Call ``change(namespace, key, ...)`` on a thread, when no other change is made."""
         async with self._turn:
             await trio.to_thread.run_sync(change, *arguments)
         self._changed()

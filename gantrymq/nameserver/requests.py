@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from gantrymq.nameserver.answers import Handler, success
+from gantrymq.nameserver.epochs import KnownEpochs
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
 from gantrymq.nameserver.kvrequests import KVRequests
 from gantrymq.nameserver.live import BrokerIdentity
@@ -30,6 +31,7 @@ from gantrymq.remoting.bodies import (
 )
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, epoch_in
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.javaproperties import read_properties, write_properties
@@ -86,8 +88,10 @@ class Requests:
         self._settings = dict(settings or {})
         self._cache = cache if cache is not None else RouteCache(bytes_max=0)
         self._complete_at = 0.0
+        kv_requests = KVRequests(kv, self._cache.clear)
+        self._epochs = KnownEpochs(kv, kv_requests.change)
         self.handlers: dict[int, Handler] = {
-            **KVRequests(kv, self._cache.clear).handlers,
+            **kv_requests.handlers,
             RequestCode.REGISTER_BROKER: self._register,
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
@@ -141,6 +145,12 @@ class Requests:
         wrapper, filter_servers = _read_register_body(request, header.compressed)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         lifetime = header.heartbeat_timeout_millis
+        said = epoch_in(request.ext)
+        known = None if said is None else await self._epochs.learn(identity, said)
+        if said is not None and known is not None and not identity.broker_id and known.contradicts(said):
+            if self._routes.unregister(identity):
+                log.warning("deposed_master_refused", **_fields(identity), epoch=str(said), known=str(known))
+            return request.answer(ResponseCode.SUCCESS, ext={EPOCH_FIELD: str(known)})
         new = self._routes.data_version(identity.address) is None
         result = self._routes.register(
             identity,
@@ -159,9 +169,14 @@ class Requests:
             log.warning("duplicate_broker_registered", **_fields(identity), other=result.replaced)
         answer = headers.RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
         order = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
-        if order is None or not self.switches.return_order_topic_config_to_broker:
-            return success(request, answer)
-        return success(request, answer, KVTable(order))
+        response = success(
+            request,
+            answer,
+            None if order is None or not self.switches.return_order_topic_config_to_broker else KVTable(order),
+        )
+        if known is not None:
+            response.ext = {**(response.ext or {}), EPOCH_FIELD: str(known)}
+        return response
 
     async def _unregister(self, request: Command, connection: object) -> Command:
         header = read_header(headers.BrokerHeader, request.ext)

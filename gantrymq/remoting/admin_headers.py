@@ -163,6 +163,15 @@ class MinimumChangedHeader(Header, kw_only=True):
     ha_broker_addr: str | None = None
 
 
+class RoleChangedHeader(Header, kw_only=True):
+    """NOTIFY_BROKER_ROLE_CHANGED (1008); RocketMQ 5's controller tells brokers so who is the master.
+
+    Between brokers of ours the field ``gantryEpoch`` has the epoch: see :mod:`gantrymq.remoting.epoch`.
+    """
+
+    master_address: str | None = None
+
+
 _C = RequestCode
 ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.QUERY_MESSAGE: RequestSpec("broker", QueryMessageHeader, QueryMessageResponse),
@@ -202,5 +211,6 @@ ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_TOPIC_CONFIG: RequestSpec("broker", TopicHeader),
     _C.GET_SUBSCRIPTIONGROUP_CONFIG: RequestSpec("broker", GroupHeader),
     _C.NOTIFY_MIN_BROKER_ID_CHANGE: RequestSpec("broker", MinimumChangedHeader),
+    _C.NOTIFY_BROKER_ROLE_CHANGED: RequestSpec("broker", RoleChangedHeader),
 }
 """The requests that only administrators and tools send, beside :data:`gantrymq.remoting.headers.REQUESTS`."""

@@ -103,6 +103,7 @@ class RequestCode(IntEnum):
     GET_BROKER_MEMBER_GROUP = 901
     BROKER_HEARTBEAT = 904
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
+    NOTIFY_BROKER_ROLE_CHANGED = 1008
 
 
 class ResponseCode(IntEnum):

@@ -44,8 +44,13 @@ def make_broker(
     enable: Sequence[str] = (),
     disable: Sequence[str] = (),
     env: Env | None = None,
+    file: bytes = b"",
+    overrides: bytes = b"",
 ) -> Broker:
-    """A broker that is not running yet: any free port, the default plugins, ``settings`` as ``section.key: value``."""
+    """A broker that is not running yet: any free port, the default plugins, ``settings`` as ``section.key: value``.
+
+    ``file`` and ``overrides``: the bytes of the configuration file, and of the one that changes while it ran are in.
+    """
     given = {
         "broker.data": fspath(data),
         "broker.listen": "127.0.0.1:0",
@@ -53,7 +58,10 @@ def make_broker(
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]
-    read = read_settings(sets=[f"{key}={value}" for key, value in given.items()], enable=enable, disable=without)
+    read = read_settings(
+        "gantrymq.toml", file, sets=[f"{key}={value}" for key, value in given.items()], enable=enable, disable=without,
+        overrides=("overrides.toml", overrides),
+    )  # fmt: skip
     manager = load_plugins(DEFAULT_PLUGINS, read.enable, read.disable)
     config = build_config(read, manager)
     broker_section = attrs.evolve(config.broker, nameservers=list(nameservers))

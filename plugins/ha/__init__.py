@@ -1,17 +1,19 @@
 """Keep copies of the log on slaves, or be one; RocketMQ's brokers may be at the other end.
 
 Slot: none.
-Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_services,
-runtime_info.
+Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_processors,
+register_services, runtime_info.
 Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``; a slave's: ``master``,
 ``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
-Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start.
+Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start;
+``config/ha-epoch.json``, the epochs.
 Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
-``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
-``role`` changes who is who, ``status``, ``lag`` and ``told`` tell of it all. ``docs/howto/cluster.md``.
+``epochs`` knows who was promoted last, ``fencing`` keeps a deposed master from taking messages, ``slave`` takes,
+``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is
+who, ``status``, ``lag`` and ``told`` tell of it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from gantrymq.kernel.services import LiveSettings, Replication, Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
+from gantrymq.plugins.ha.epochs import Epochs
+from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.role import change_number
@@ -35,12 +39,15 @@ from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.told import tell_master, tell_slave
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config import BrokerConfig, Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.processors import Processor
 
 
 class HaPlugin:
@@ -48,6 +55,8 @@ class HaPlugin:
 
     name = "ha"
     _tables: Tables  # of a slave, from register_services on
+    _epochs: Epochs  # both from configure on
+    _roles: RoleChanges
 
     def __init__(self) -> None:
         self.master: Master | None = None
@@ -63,6 +72,24 @@ class HaPlugin:
         """A nameserver has said where the master is."""
         self._whereabouts.master_is(broker, ha)
 
+    @property
+    def epoch(self) -> Epoch:
+        """A master's own; a slave's is the highest that it knows."""
+        return self._epochs.known if self.master is None or self._epochs.own is None else self._epochs.own
+
+    @property
+    def fenced(self) -> str:
+        """Why this master takes nothing any more; empty while it may."""
+        return self._epochs.fenced
+
+    def learn_epoch(self, epoch: Epoch, source: str) -> None:
+        """``source`` says that ``epoch`` has begun."""
+        self._epochs.learn(epoch, source, is_master=self.master is not None)
+
+    def tell_epoch(self, address: str) -> None:
+        """The broker there may have missed that this one was promoted."""
+        self._roles.tell(address)
+
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
         """``[plugin.ha]``."""
@@ -76,6 +103,12 @@ class HaPlugin:
             raise StartError(f"plugin.ha: {broker.address} is this broker itself, it cannot be its own master")
         self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
+        self._epochs = Epochs(broker.env, broker.root)
+        self._roles = RoleChanges(broker, self._epochs)
+        if broker.broker_id:
+            self._epochs.begin_as_slave()
+        else:
+            self._epochs.begin_as_master()
         broker.services.provide(Replication, self)
         if broker.broker_id:
             cut_as_planned(broker)
@@ -84,11 +117,20 @@ class HaPlugin:
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
-        """Of a ``sync_master``."""
+        """Of a master: what it may not confirm; and of a ``sync_master`` what its slaves have."""
         section = self._config
-        if self.master is None or section.role != "sync_master":
+        if self.master is None:
             return []
-        return [CopiedGate(broker.log, self.copies, section.sync_slaves, section.sync_timeout, section.fall_behind_max)]
+        fence = FenceGate(broker, lambda: self.fenced)
+        if section.role != "sync_master":
+            return [fence]
+        copied = CopiedGate(broker.log, self.copies, section.sync_slaves, section.sync_timeout, section.fall_behind_max)
+        return [fence, copied]
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """1008: who is the master is told."""
+        return {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:
@@ -96,23 +138,29 @@ class HaPlugin:
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
+        roles = Service("ha roles", self._roles.run)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)
             return [
                 Service("ha master", self.master.run), Service("ha lag", lag.run),
-                Service("vip port", VipPort(broker).run),
+                Service("vip port", VipPort(broker).run), roles,
             ]  # fmt: skip
-        self.slave = Slave(broker, self._config, self._whereabouts)
+        self.slave = Slave(broker, self._config, self._whereabouts, self._epochs)
         self._tables = Tables(broker, self._whereabouts, self._config.sync_tables)
-        return [Service("ha slave", self.slave.run), Service("ha tables", self._tables.run)]
+        return [Service("ha slave", self.slave.run), Service("ha tables", self._tables.run), roles]
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
-        change_number(broker, changed.id, "" if self.slave is None else self.slave.connected_to)
+        promoted = self._roles.promoted
+        master_at = "" if self.slave is None or promoted is not None else self.slave.connected_to
+        if change_number(broker, changed.id, master_at) and changed.id == 0:
+            self._epochs.begin(promoted or self._epochs.next())
 
-    @hookimpl
+    @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """There will be something to send as soon as this sweep gives way."""
+        """There will be something to send as soon as this sweep gives way; a deposed master takes nothing."""
         if self.master is not None:
+            if self.fenced:
+                refuse_all(batch, self.fenced)
             self.master.grown()
 
     @hookimpl
@@ -125,9 +173,10 @@ class HaPlugin:
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """Role, slaves or master, and how far behind."""
+        epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self.slave is not None:
-            return slave_info(broker, self.slave)
-        return master_info(broker, self.copies, self.ha_address, self._config.role)
+            return epoch | slave_info(broker, self.slave)
+        return epoch | master_info(broker, self.copies, self.ha_address, self._config.role)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

@@ -17,15 +17,19 @@ import trio
 
 from gantrymq.kernel.commitlog import SCAN_ROWS, CorruptRange
 from gantrymq.kernel.salvage import find_record
+from gantrymq.plugins.ha.epochs import FILE
+from gantrymq.plugins.ha.fencing import tell_epoch
 from gantrymq.remoting.admin_headers import ViewMessageHeader
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_KEY, epoch_in
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.plugins.ha.epochs import Epochs
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -60,8 +64,9 @@ class Diverged(Exception):
 class Comparison:
     """Compares the broker's log with its master's, before each connection."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, epochs: Epochs) -> None:
         self._broker = broker
+        self._epochs = epochs
         self._absent_since: float | None = None
 
     async def check(self, address: str) -> None:
@@ -75,6 +80,7 @@ class Comparison:
             raise Unlike("where the master serves clients is not known (plugin.ha.master_broker), to compare records")
         async with open_channel(address) as channel:
             await self._identify(channel)
+            await self._compare_epochs(channel)
             if not self._broker.log.end:
                 return
             places = await self._places(self._broker.log.end)
@@ -108,6 +114,27 @@ class Comparison:
             )
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
+
+    async def _compare_epochs(self, channel: Channel) -> None:
+        """A master whose epoch is over is told so and not followed; of a higher epoch this broker learns.
+
+        RocketMQ's masters have none: who was told of a promotion does not follow one.
+        """
+        answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+        says = KVTable.from_bytes(answer.body or b"{}").table if answer.code == ResponseCode.SUCCESS else {}
+        epoch, known = epoch_in(says, EPOCH_KEY), self._epochs.known
+        if epoch is None and known.number:
+            raise Unlike(
+                f"{channel.address} knows no epochs, and epoch {known} has begun; to follow a RocketMQ broker delete "
+                f"{self._broker.root}/{FILE} before the start"
+            )
+        if epoch is not None and known.outranks(epoch):
+            await tell_epoch(channel.address, known)
+            raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
+        if says.get("haFenced"):
+            raise Unlike(f"{channel.address} is no master any more: {says['haFenced']}")
+        if epoch is not None:
+            self._epochs.learn(epoch, channel.address, is_master=False)
 
     async def _master_end(self, channel: Channel) -> int:
         """Where the master's log ends: it may have a record before that which it does not show yet."""

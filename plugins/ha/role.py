@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 
-def change_number(broker: Broker, wanted: int, master_at: str) -> None:
-    """Start again with the number ``wanted``. ``master_at``: the master that is followed now, empty for none.
+def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
+    """Start again with the number ``wanted``; False when it is that already.
 
+    ``master_at``: the master that is followed now, empty for none.
     :class:`RemoteFault` names what stands against it.
     """
     if wanted == broker.broker_id:
-        return
+        return False
     row = next(row for row in broker.config.explain() if (row.section, row.key) == ("broker", "id"))
     if row.origin in ("environment", "flag"):
         raise _refused(
@@ -37,6 +38,7 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> None:
         raise _refused(f"the master is there, at {master_at}: stop it first, or both would take messages")
     log.warning("role_changed", number=broker.broker_id, wanted=wanted)
     broker.restart()
+    return True
 
 
 def _refused(reason: str) -> RemoteFault:

@@ -18,11 +18,13 @@ from gantrymq.kernel.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
 from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.plugins.ha.config import HaConfig
+    from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.whereabouts import Whereabouts
 
 log = structlog.get_logger("gantrymq.ha")
@@ -43,8 +45,9 @@ _RECORD_EXTRA_BYTES: Final = 256 * 1024
 class Slave:
     """Follows the master for as long as :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, config: HaConfig, whereabouts: Whereabouts) -> None:
+    def __init__(self, broker: Broker, config: HaConfig, whereabouts: Whereabouts, epochs: Epochs) -> None:
         self._broker = broker
+        self._epochs = epochs
         self._config = config
         self._whereabouts = whereabouts
         self._moved = trio.lowlevel.ParkingLot()
@@ -56,7 +59,8 @@ class Slave:
         self.level_at = broker.env.monotonic()
         """When this log last had all that the master was known to have."""
         self._reported = 0
-        self._comparison = Comparison(broker)
+        self._following = epochs.known
+        self._comparison = Comparison(broker, epochs)
 
     def moved(self) -> None:
         """More has passed the gates."""
@@ -124,9 +128,11 @@ class Slave:
 
     async def _talk(self, stream: trio.SocketStream, address: str) -> None:
         broker = self._broker
+        self._following = epoch = self._epochs.known
         while broker.store.dispatched < broker.log.end:
             await self._moved.park()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._leave_deposed, epoch)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
             log.info("following the master", master=address, offset=broker.log.end)
@@ -137,6 +143,16 @@ class Slave:
             finally:
                 tail.commit()
             nursery.cancel_scope.cancel()
+
+    async def _leave_deposed(self, epoch: Epoch) -> None:
+        """Another master was promoted: nothing more is taken from this one, and nothing is confirmed to it."""
+        await self._epochs.wait_raised(epoch)
+        raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
+
+    def _check_epoch(self) -> None:
+        """Others run before :meth:`_leave_deposed` does."""
+        if self._epochs.known.outranks(self._following):
+            raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {self._following}")
 
     async def _receive(self, stream: trio.SocketStream, tail: Tail) -> None:
         """Until the master has closed the connection."""
@@ -152,6 +168,7 @@ class Slave:
                 raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
             if not size:
                 return
+            self._check_epoch()
             self.heard_at = self._broker.env.monotonic()
             for piece in pieces.feed(room[:size]):
                 tail.add(piece.offset, piece.data)
@@ -164,6 +181,7 @@ class Slave:
     async def _report(self, stream: trio.SocketStream) -> None:
         """Say at once how far this log has come when it has moved, else as often as a heartbeat is due."""
         while True:
+            self._check_epoch()
             self._reported = self._broker.store.dispatched
             self.lag_s()
             await stream.send_all(REPORT.pack(self._reported))

@@ -53,6 +53,7 @@ class RegisterPlugin:
         replication = broker.services.find(Replication)
         if replication is not None and broker.broker_id != 0:
             self._registrar.tell_master(replication.master_is)
+        self._rivals.replication = replication
         return [Service("register", self._registrar.run)]
 
     @hookimpl

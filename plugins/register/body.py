@@ -13,15 +13,17 @@ import structlog
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import Replication
 from gantrymq.remoting.address import format_address, parse_address
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies import DataVersion, TopicConfig
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD
 from gantrymq.remoting.fastjson import dumps
 from gantrymq.remoting.headers import BrokerHeader, RegisterBrokerHeader
 from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.remoting.epoch import Epoch
 
 
 log = structlog.get_logger("gantrymq.register")
@@ -37,9 +39,10 @@ class Announcement:
     def register(self) -> Command:
         """The request as of now, with every plugin's part (hook ``advertise``) in it."""
         broker = self._broker
-        body = self._encode(RegisterBrokerBody(**self._collect()))
-        host, port = parse_address(broker.address)
         replication = broker.services.find(Replication)
+        epoch = None if replication is None else replication.epoch
+        body = self._encode(RegisterBrokerBody(**self._collect()), epoch)
+        host, port = parse_address(broker.address)
         header = RegisterBrokerHeader(
             broker_name=broker.name,
             broker_addr=broker.address,
@@ -52,7 +55,10 @@ class Announcement:
             # so one that restarted meanwhile still leads readers to the slave.
             enable_acting_master=False,
         )
-        return Command(RequestCode.REGISTER_BROKER, header.to_ext(), body)
+        ext = header.to_ext()
+        if epoch is not None:
+            ext[EPOCH_FIELD] = str(epoch)
+        return Command(RequestCode.REGISTER_BROKER, ext, body)
 
     def unregister(self) -> Command:
         """The farewell."""
@@ -79,11 +85,14 @@ class Announcement:
             parts.update(part)
         return parts
 
-    def _encode(self, body: RegisterBrokerBody) -> bytes:
+    def _encode(self, body: RegisterBrokerBody, epoch: Epoch | None) -> bytes:
         wrapper = body.topic_config_serialize_wrapper
+        version = wrapper.data_version
+        if epoch is not None and not self._broker.broker_id:  # RocketMQ 5's nameserver lets the higher one stay
+            version = DataVersion(version.counter, version.timestamp, epoch.number)
         return b'{"filterServerList":%s,"topicConfigSerializeWrapper":{"dataVersion":%s,"topicConfigTable":{%s}}}' % (
             dumps(body.filter_server_list),
-            wrapper.data_version.to_bytes(),
+            version.to_bytes(),
             b",".join(self._topic_texts(wrapper.topic_config_table)),
         )
 

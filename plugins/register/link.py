@@ -15,6 +15,7 @@ from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers import RegisterBrokerResponse, read_header
 
@@ -53,6 +54,7 @@ class Link:
         self._delay = FIRST_RETRY_S
         self._seek = FIRST_RETRY_S
         """How soon a slave that knows no master asks again."""
+        self._knows_epochs = False
         self._failure: str | None = None
         """Why it is away, once that was logged."""
 
@@ -77,6 +79,9 @@ class Link:
 
     async def _keep_registered(self) -> None:
         while not self._leaving.is_set():
+            if self._rivals.is_fenced:
+                log.warning("nameserver_left", address=self.address, reason="this broker is fenced")
+                return
             try:
                 async with open_channel(self.address) as channel:
                     await self._serve(channel)
@@ -101,7 +106,9 @@ class Link:
                 log.info("nameserver_unregistered", address=self.address)
                 return
             self._news = trio.Event()
+            await self._check_epoch(channel)
             answer = await self._call(channel, self._announcement.register())
+            self._take_epoch(answer)
             self._take_order(answer)
             pause = self._take_master(answer)
             if not self.registered:
@@ -118,6 +125,24 @@ class Link:
                     self._rivals.settle()
                 if is_lost:
                     break
+
+    async def _check_epoch(self, channel: Channel) -> None:
+        """A nameserver that knows no epochs takes a deposed master's registration: the master looks first itself."""
+        replication = self._rivals.replication
+        if replication is not None and self.registered and not self._knows_epochs:
+            await self._rivals.check(channel, self._timeout)
+
+    def _take_epoch(self, answer: Command) -> None:
+        """A nameserver that knows epochs tells the highest one. :class:`RemoteFault` when this is fenced."""
+        replication = self._rivals.replication
+        epoch = epoch_in(answer.ext)
+        self._knows_epochs = epoch is not None
+        if replication is None:
+            return
+        if epoch is not None:
+            replication.learn_epoch(epoch, f"the nameserver {self.address}")
+        if replication.fenced:
+            raise RemoteFault(ResponseCode.SERVICE_NOT_AVAILABLE, replication.fenced)
 
     async def _nothing_until(self, moment: float, channel: Channel) -> bool:
         """Wait until then; False when there is news before, or the connection has ended."""

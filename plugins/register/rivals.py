@@ -6,10 +6,13 @@ that names both, later it goes on without this nameserver. RocketMQ's nameserver
 
 Two that start at the same instant both find the place free. So a newcomer looks a few times more while it settles: who
 finds the other one there knows by their runs which of them came first. That one takes the place back, the other ends.
+
+Of two masters the one that was promoted later stays, whoever came first: epochs stand above all of this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -21,11 +24,13 @@ from gantrymq.remoting.bodies import ClusterInfo, KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_KEY, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.services import Replication
 
 log = structlog.get_logger("gantrymq.register")
 
@@ -44,6 +49,7 @@ _RUN_BITS: Final = 62
 class _Rival:
     run: str
     is_settled: bool
+    epoch: Epoch | None = None
 
 
 class Rivals:
@@ -52,10 +58,17 @@ class Rivals:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settled = False
+        self.replication: Replication | None = None
+        """Who knows this broker's epoch; whoever was promoted later stays."""
         self.lost = False
         """A rival stays, this broker ends. Its farewell would take the rival from RocketMQ's nameservers, which do not
         look whose address it names."""
         self.run = f"{broker.env.wall_ms():012x}-{broker.env.random_int(1 << _RUN_BITS):x}"
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another broker was promoted: this one stays away from the nameservers."""
+        return self.replication is not None and bool(self.replication.fenced)
 
     def settle(self) -> None:
         """A nameserver has taken this broker, and it was looked often enough: from now on a rival does not end it."""
@@ -79,6 +92,9 @@ class Rivals:
         if rival is None:
             return True
         broker = self._broker
+        own = self.replication.epoch if self.replication is not None else None
+        if own is not None and rival.epoch is not None and own.number != rival.epoch.number:
+            return self._by_epoch(own, rival.epoch, address)
         if not rival.is_settled and (self._settled or self.run < rival.run):
             log.warning("duplicate_broker_found", address=address, broker=broker.name)
             return True
@@ -86,6 +102,22 @@ class Rivals:
             f"{address} is a broker {broker.name!r} with the id {broker.broker_id} already, and answers; this one at "
             f"{broker.address} must have another broker.name or broker.id (a slave of it: an id that is free, above 0)"
         )
+        if not self._settled:
+            self.lost = True
+            raise StartError(text)
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)
+
+    def _by_epoch(self, own: Epoch, rivals: Epoch, address: str) -> bool:
+        """Whoever was promoted later is the master, whoever came first."""
+        assert self.replication is not None
+        if own.outranks(rivals):
+            self.replication.tell_epoch(address)
+            return True
+        text = (
+            f"{address} is the master {self._broker.name!r} of epoch {rivals}, this one at {self._broker.address} was "
+            f"that of epoch {own}: start it as a slave (broker.id above 0)"
+        )
+        self.replication.learn_epoch(rivals, address)
         if not self._settled:
             self.lost = True
             raise StartError(text)
@@ -101,7 +133,15 @@ class Rivals:
             log.debug("nameserver_lists_no_brokers", reason=fault.remark)
             return self._broker.address
         known = table.get(self._broker.name)
+        self._tell_others({} if known is None else known.broker_addrs)
         return "" if known is None else known.broker_addrs.get(self._broker.broker_id, "")
+
+    def _tell_others(self, addresses: Mapping[int, str]) -> None:
+        """A promoted broker tells those that the nameserver has of this name: slaves leave the old master then."""
+        if self.replication is not None and not self._settled and not self._broker.broker_id:
+            for number, address in addresses.items():
+                if number and address != self._broker.address:
+                    self.replication.tell_epoch(address)
 
     async def _find(self, address: str) -> _Rival | None:
         """The other broker of this name and number that answers there. RocketMQ's say nothing of their runs."""
@@ -122,4 +162,4 @@ class Rivals:
         run = told.get(RUN_KEY, "")
         if named != (broker.name, str(broker.broker_id), broker.cluster) or run == self.run:
             return None
-        return _Rival(run, told.get(SETTLED_KEY) != "false")
+        return _Rival(run, told.get(SETTLED_KEY) != "false", epoch_in(told, EPOCH_KEY))

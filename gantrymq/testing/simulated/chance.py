@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import trio
 
 from gantrymq.testing.simulated.env import START_MS
+from gantrymq.testing.simulated.network import process_of
 
 T = TypeVar("T")
 
@@ -39,6 +40,7 @@ def all_from(seed: int) -> Iterator[None]:
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, new)
         stack.enter_context(_same_order(seed))
+        stack.enter_context(_stoppable())
         yield
 
 
@@ -56,6 +58,25 @@ async def _at_once(function: Callable[..., T], *arguments: Any, **_options: Any)
     """In place of a thread: the clock would jump while it works, and no two runs would be the same."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Tasks of a process that is stopped do not run; trio has no switch for that."""
+    runner: Any = trio._core._run.Runner
+    reschedule = runner.reschedule
+
+    def hold(self: Any, task: trio.lowlevel.Task, *arguments: Any) -> None:
+        reschedule(self, task, *arguments)
+        process = process_of(task)
+        if process is not None and process.stopped:
+            process.held.append(self.runq.pop())
+
+    runner.reschedule = hold
+    try:
+        yield
+    finally:
+        runner.reschedule = reschedule
 
 
 @contextmanager

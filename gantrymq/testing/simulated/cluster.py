@@ -61,8 +61,14 @@ class Cluster:
 
     def end(self) -> None:
         """Switch all machines off, for good."""
+        self.resume()
         for machine in self._machines.values():
             machine.vanish()
+
+    def resume(self) -> None:
+        """Let every process go on that is paused."""
+        for machine in self._machines.values():
+            machine.resume()
 
     @asynccontextmanager
     async def client(self, host: str = OBSERVER) -> AsyncIterator[Any]:

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import trio
 
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.settings import OVERRIDES_PATH
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.testing.harness import make_broker
 from gantrymq.testing.simulated.env import SimulatedEnv
 from gantrymq.testing.simulated.network import Network, Process, on
 
 STORE = "store"
+OVERRIDES = f"{STORE}/{OVERRIDES_PATH}"
 NAMESERVER_PORT = 9876
 BROKER_PORT = 10911
 
@@ -76,10 +78,17 @@ class Machine:
             **settings,
         }
 
+        file = f"[broker]\nid = {given.pop('broker.id', 0)}\n".encode()
+        if self.env.exists(OVERRIDES):
+            self.env.unlink(OVERRIDES)  # who says now what it is takes out what was changed before
+
         async def body(status: trio.TaskStatus[None]) -> None:
             again = False
             while True:
-                self.broker = broker = make_broker(STORE, nameservers, settings=given, enable=enable, env=self.env)
+                changed = self.env.read_bytes(OVERRIDES) if self.env.exists(OVERRIDES) else b""
+                self.broker = broker = make_broker(
+                    STORE, nameservers, settings=given, enable=enable, env=self.env, file=file, overrides=changed
+                )
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run, broker)
                     if not again:
@@ -134,6 +143,16 @@ class Machine:
             self._scope.cancel()
         await self._gone.wait()
 
+    def pause(self) -> None:
+        """As SIGSTOP: nothing of it runs, its connections stay open, and what arrives waits."""
+        if self._process is not None:
+            self._process.stop()
+
+    def resume(self) -> None:
+        """As SIGCONT, after :meth:`pause`."""
+        if self._process is not None:
+            self._process.resume()
+
     def kill(self) -> None:
         """As kill -9: what it wrote is there, synced or not; its connections are closed by the system."""
         self._end(self.env.kill())
@@ -156,6 +175,8 @@ class Machine:
     def _end(self, successor: SimulatedEnv) -> None:
         if self._process is not None:
             self._process.alive = False
+            if self._process.stopped:
+                self._process.resume()  # to be taken away
         self.env = successor
         self._scope.cancel()
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -25,10 +25,23 @@ _FIRST_PORT: Final = 30_000
 
 @attrs.define(eq=False)
 class Process:
-    """A program that runs at ``host``, until it is no longer ``alive``."""
+    """A program that runs at ``host``, until it is no longer ``alive``. ``stopped``: as by SIGSTOP."""
 
     host: str
     alive: bool = True
+    stopped: bool = False
+    held: list[Any] = attrs.field(factory=list)
+    """Its tasks that could run since it was stopped."""
+
+    def stop(self) -> None:
+        """Run nothing of it until :meth:`resume`; what its tasks wait for goes on, and their deadlines pass."""
+        self.stopped = True
+
+    def resume(self) -> None:
+        """Go on, as after SIGCONT."""
+        self.stopped = False
+        held, self.held = self.held, []
+        trio.lowlevel.current_task()._runner.runq.extend(held)
 
 
 _running: ContextVar[Process | None] = ContextVar("gantrymq_simulated_process", default=None)
@@ -37,6 +50,11 @@ _running: ContextVar[Process | None] = ContextVar("gantrymq_simulated_process", 
 def running() -> Process:
     """The process that the current task belongs to; the observer's if that was not said."""
     return _running.get() or Process(OBSERVER)
+
+
+def process_of(task: trio.lowlevel.Task) -> Process | None:
+    """The process that ``task`` belongs to, if that was said."""
+    return task.context.get(_running)
 
 
 @contextmanager
@@ -188,7 +206,8 @@ class Network:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
         connection = Connection((process.host, self._next_port()), address, there, back)
         connection.there.told = connection.back.told = self._told
-        self._nursery.start_soon(self._carry, connection)
+        with on(Process(OBSERVER)):  # what is on its way arrives, whether or not this process is stopped meanwhile
+            self._nursery.start_soon(self._carry, connection)
         listener.knock(connection)
         try:
             await self._pass(back)

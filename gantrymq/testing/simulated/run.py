@@ -34,8 +34,12 @@ def simulate(scenario: Callable[[Cluster], Awaitable[R]], seed: int) -> R:
             trio.socket.set_custom_socket_factory(MemorySockets(network))
             cluster = Cluster(network, nursery)
             cluster.log = logged
-            with trio.fail_after(LIMIT_S):
-                result = await scenario(cluster)
+            try:
+                with trio.fail_after(LIMIT_S):
+                    result = await scenario(cluster)
+            except BaseException:
+                cluster.resume()  # nothing ends that is paused
+                raise
             cluster.end()
             nursery.cancel_scope.cancel()
         return result

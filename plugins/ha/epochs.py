@@ -1,0 +1,114 @@
+"""Of which epoch this broker is the master, and the highest that it knows of; kept in ``config/ha-epoch.json``.
+
+A promotion begins an epoch. A master that learns of a higher one, from whomever, is fenced: it takes no message and
+confirms none until its end, for another broker has its place and that one's log is the one that counts. A slave that
+knows a higher epoch than a master has does not follow it. Whatever is learned is on the disk before it is acted upon.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.epoch import FIRST, Epoch, read_epoch
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.ha")
+
+FILE: Final = "config/ha-epoch.json"
+_TOKEN_BITS: Final = 32
+
+
+class Epochs:
+    """The broker's epochs. ``known``: the highest that it was told of. ``own``: of which it is, or was, the master."""
+
+    def __init__(self, env: Env, root: str) -> None:
+        """Reads the file; :class:`StartError` when it cannot be understood."""
+        self._env = env
+        self._path = f"{root}/{FILE}"
+        self.known = FIRST
+        self.own: Epoch | None = None
+        self._is_new = not env.exists(self._path)
+        self._raised = trio.lowlevel.ParkingLot()
+        self.fenced = ""
+        """Why this master takes no messages any more; empty while it may."""
+        if not self._is_new:
+            self._read()
+
+    def begin_as_master(self) -> None:
+        """This broker starts as a master: one that was a slave begins an epoch, which is a promotion.
+
+        :class:`StartError` when another broker was promoted since it was one.
+        """
+        if self._is_new:
+            self._write(FIRST, FIRST)
+        elif self.own is None:
+            self.begin(self.next())
+        elif self.known.contradicts(self.own):
+            raise StartError(
+                f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since: another one "
+                "has its place. Start it as a slave (broker.id above 0); to make it the master again use `gantrymq "
+                "cluster promote` then"
+            )
+
+    def begin_as_slave(self) -> None:
+        """This broker starts as a slave."""
+        if self._is_new or self.own is not None:
+            self._write(self.known, None)
+
+    def next(self, at_least: int = 0) -> Epoch:
+        """An epoch for a promotion: above all that is known."""
+        return Epoch(max(self.known.number + 1, at_least), f"{self._env.random_int(1 << _TOKEN_BITS):08x}")
+
+    def begin(self, epoch: Epoch) -> None:
+        """This broker is the master of ``epoch`` from its next start on, or from now."""
+        log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
+        self._write(epoch, epoch)
+
+    def learn(self, epoch: Epoch, source: str, *, is_master: bool) -> bool:
+        """``source`` knows of ``epoch``; whether that is news. A master whose own is lower is fenced from now on."""
+        mine = self.own if is_master and self.own is not None else None
+        if mine is not None and epoch.contradicts(mine) and not mine.outranks(epoch):
+            self._fence(mine, epoch, source)
+        if not epoch.outranks(self.known):
+            return False
+        self._write(epoch, self.own)
+        log.info("epoch_learned", epoch=str(epoch), source=source)
+        self._raised.unpark_all()
+        return True
+
+    def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
+        if not self.fenced:
+            self.fenced = f"epoch {epoch} has begun, {source} says; this broker was the master of epoch {mine}"
+            log.error(
+                "master_fenced", reason=self.fenced, epoch=str(mine), known=str(epoch), source=source,
+                action="start this broker as a slave, with a broker.id above 0",
+            )  # fmt: skip
+            self._raised.unpark_all()
+
+    async def wait_raised(self, epoch: Epoch) -> None:
+        """Returns when a higher epoch than this is known."""
+        while not self.known.outranks(epoch):
+            await self._raised.park()
+
+    def _read(self) -> None:
+        try:
+            said = json.loads(self._env.read_bytes(self._path))
+            self.known = read_epoch(said["known"])
+            self.own = None if said["own"] is None else read_epoch(said["own"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StartError(
+                f"{self._path} cannot be read: {error!r:.200}. It says of which epoch this broker is the master. "
+                "Restore it, or start with an empty folder as a slave of the present master"
+            ) from None
+
+    def _write(self, known: Epoch, own: Epoch | None) -> None:
+        text = json.dumps({"known": str(known), "own": None if own is None else str(own)})
+        self._env.replace(self._path, text.encode())
+        self.known, self.own, self._is_new = known, own, False

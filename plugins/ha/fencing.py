@@ -1,0 +1,146 @@
+"""What keeps a deposed master from taking and confirming messages, and what tells it that it is one.
+
+``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` tells a broker of an epoch; with its own address as
+``masterAddress`` it makes that broker the master of it. The answer has the epoch that is known, and where its log ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel.services import LiveSettings
+from gantrymq.remoting.admin_headers import RoleChangedHeader
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch, epoch_in
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.batch import AppendBatch
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.processors import Request
+    from gantrymq.plugins.ha.epochs import Epochs
+
+log = structlog.get_logger("gantrymq.ha")
+
+TELL_S: Final = 5.0
+LOG_END_FIELD: Final = "logEnd"
+PENDING_MAX: Final = 64
+
+
+class FenceGate:
+    """What a master that is fenced has not confirmed yet, it does not confirm: not even what is on its disk."""
+
+    late_code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+
+    def __init__(self, broker: Broker, refusal: Callable[[], str]) -> None:
+        self._broker = broker
+        self._refusal = refusal
+
+    @property
+    def watermark(self) -> int:
+        """The log's end; while there is a refusal, where it was before."""
+        return self._broker.store.dispatched if self._refusal() else self._broker.log.end
+
+    @property
+    def timeout_s(self) -> float:
+        """Nobody waits: what is refused is refused at once."""
+        return 0.0
+
+    @property
+    def late_remark(self) -> str:
+        """The refusal."""
+        return self._refusal() or "the broker was not the master for a moment"
+
+
+def refuse_all(batch: AppendBatch, reason: str) -> None:
+    """Take no row of ``batch``."""
+    for row in batch.live:
+        batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+
+
+class RoleChanges:
+    """Answers code 1008, and tells others by it while :meth:`run` runs."""
+
+    def __init__(self, broker: Broker, epochs: Epochs) -> None:
+        self._broker = broker
+        self._epochs = epochs
+        self._send, self._receive = trio.open_memory_channel[tuple[str, Epoch]](PENDING_MAX)
+        self.promoted: Epoch | None = None
+        """The epoch of a promotion that is being carried out."""
+
+    def answer(self, request: Request) -> Command:
+        """Learn of the epoch, or become its master."""
+        command = request.command
+        epoch = epoch_in(command.ext)
+        if epoch is None:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the field {EPOCH_FIELD} is missing, or is no epoch")
+        known = self._epochs.known
+        if known.contradicts(epoch):
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, f"epoch {epoch} cannot begin: epoch {known} is known here; take a higher one"
+            )
+        header = request.header(RoleChangedHeader)
+        is_master = self._broker.broker_id == 0
+        if header.master_address == self._broker.address:
+            self._promote(epoch, is_master)
+        else:
+            self._epochs.learn(epoch, format_peer(request), is_master=is_master)
+        ends = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
+        return command.answer(ResponseCode.SUCCESS, None, ends)
+
+    def _promote(self, epoch: Epoch, is_master: bool) -> None:
+        if is_master and self._epochs.own == epoch:
+            return  # asked twice
+        if is_master and not self._epochs.fenced:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR, f"this broker is the master already, of epoch {self._epochs.own}"
+            )
+        if is_master:
+            self._epochs.begin(epoch)
+            self._broker.restart()
+            return
+        self.promoted = epoch
+        try:
+            self._broker.services.get(LiveSettings).update(b"brokerId=0\n")
+        finally:
+            self.promoted = None
+
+    def tell(self, address: str) -> None:
+        """Tell the broker there of this one's epoch, soon."""
+        if self._epochs.own is not None and self._epochs.own.number:
+            try:
+                self._send.send_nowait((address, self._epochs.own))
+            except trio.WouldBlock:
+                log.debug("epoch_not_told", address=address, reason="too many wait")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for address, epoch in self._receive:
+                nursery.start_soon(self._tell, address, epoch)
+
+    async def _tell(self, address: str, epoch: Epoch) -> None:
+        try:
+            await tell_epoch(address, epoch)
+        except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
+            log.info("epoch_not_told", address=address, epoch=str(epoch), reason=str(error) or "no answer in time")
+
+
+async def tell_epoch(address: str, epoch: Epoch) -> None:
+    """Tell the broker at ``address`` that ``epoch`` has begun. What a call may raise, and ``trio.TooSlowError``."""
+    with trio.fail_after(TELL_S):
+        async with open_channel(address) as channel:
+            answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, {EPOCH_FIELD: str(epoch)}))
+            if answer.code:
+                raise RemoteFault(answer.code, answer.remark or "no remark")
+
+
+def format_peer(request: Request) -> str:
+    """Who asks."""
+    return str(request.connection.address)

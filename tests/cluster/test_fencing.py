@@ -1,0 +1,144 @@
+"""A master hangs, a slave takes its place, and the old master goes on: whatever it does then, no promise is broken.
+
+Simulated time and processes that are stopped and continued; ``tests/crash/test_fencing.py`` does it to real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.requests import send
+from gantrymq.testing.simulated.cluster import SAFE, Cluster
+from gantrymq.testing.simulated.load import QUEUES, TOPIC, Load
+from gantrymq.testing.simulated.network import OBSERVER, Process, on
+from gantrymq.testing.simulated.run import simulate
+from gantrymq.testing.simulated.seeds import seeds
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
+
+NAMES, A, B, C = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12"
+SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
+QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
+ASYNC = {**QUICK, "plugin.ha.role": "async_master"}
+GIVEN_UP_S = 21.0
+"""After so long a slave has cut off a master that says nothing, and lets itself be promoted."""
+
+
+class Trio:
+    """A master at A and slaves at B and C, with the topic, under load."""
+
+    def __init__(self, cluster: Cluster, settings: dict[str, str]) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.load = Load(cluster, SENDERS)
+
+    async def start(self, slaves: int = 2) -> None:
+        """Returns when the slaves follow and the topic is there."""
+        await self.cluster.start_nameserver(NAMES)
+        for number, host in enumerate([A, B, C][: slaves + 1]):
+            await self.cluster.start_broker(host, number, self.settings)
+        await self.cluster.until(lambda: self.slaves_of(A) == slaves, what="the slaves follow")
+        async with self.cluster.client() as client:
+            await client.admin.create_topic(TOPIC, queues=QUEUES)
+        await trio.sleep(15)  # A is settled
+
+    def slaves_of(self, host: str) -> int:
+        broker = self.cluster.machine(host).broker
+        if broker is None or broker.broker_id:
+            return 0
+        ha = next(info.plugin for info in broker.manager.plugins if info.name == "ha")
+        return sum(copy.start >= 0 for copy in ha.copies)
+
+    def log_end(self, host: str) -> int:
+        return self.cluster.machine(host).running_broker.log.end
+
+    async def promote(self, host: str) -> None:
+        """By the request that ``gantrymq cluster promote`` and ``mqadmin updateBrokerConfig`` make."""
+        answer = await ask(host, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
+        assert answer.code == 0, answer.remark
+        await self.cluster.until(lambda: self.is_master(host), what=f"{host} is a master")
+
+    def is_master(self, host: str) -> bool:
+        broker = self.cluster.machine(host).broker
+        return broker is not None and broker.broker_id == 0
+
+    async def route(self) -> str:
+        """Where clients find the master; empty for nowhere."""
+        async with self.cluster.client() as client:
+            brokers = (await client.admin.cluster()).broker_addr_table
+        return brokers["broker-a"].broker_addrs.get(0, "") if "broker-a" in brokers else ""
+
+    def lines(self, event: str) -> list[Any]:
+        return [line for line in self.cluster.log if line["event"] == event]
+
+
+async def ask(host: str, command: Command) -> Command:
+    with on(Process(OBSERVER)):
+        async with open_channel(f"{host}:10911") as channel:
+            return await channel.call(command)
+
+
+@asynccontextmanager
+async def beside(*tasks: Callable[[], Awaitable[Any]]) -> AsyncIterator[None]:
+    """The tasks run while the block does."""
+    async with trio.open_nursery() as nursery:
+        for task in tasks:
+            nursery.start_soon(task)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("more_s", [0.5, 14.0])
+def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, seed: int) -> None:
+    """``more_s``: for how long the promoted one is there alone."""
+
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        async with beside(three.load.run):
+            await three.load.more(5)
+            cluster.machine(A).pause()
+            await trio.sleep(GIVEN_UP_S)
+            await three.promote(B)
+            await trio.sleep(more_s)
+            cluster.machine(A).resume()
+            await trio.sleep(30)
+            await three.load.more(5)
+            assert three.is_master(B)
+            assert await three.route() == f"{B}:10911"
+            assert three.slaves_of(B) == 1
+        await three.load.check(f"{B}:10911")
+        assert three.lines("master_fenced"), "the deposed master says so"
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, ASYNC)
+        await three.start()
+        async with beside(three.load.run):
+            await three.load.more(5)
+            cluster.machine(A).pause()
+            await trio.sleep(GIVEN_UP_S)
+            await three.promote(B)
+            await trio.sleep(cluster.chance.uniform(0, 20))
+            cluster.machine(A).resume()
+            await trio.sleep(40)
+            await three.load.more(5)
+            assert await three.route() == f"{B}:10911"
+            refused = await ask(A, send(TOPIC, b"late"))
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, refused.remark
+        assert len(three.lines("master_fenced")) == 1
+
+    simulate(scenario, seed)
