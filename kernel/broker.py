@@ -240,7 +240,7 @@ class Broker:
         self.requests = RequestTable(
             self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
         )
-        self.sweep.has_waiting = self.requests.waiting.__bool__
+        self.sweep.has_waiting = self.requests.has_waiting
         services = self._registered("register_services", lambda service: isinstance(service, Service))
         self._services = [service for service in services if service.runs_on(self.broker_id)]
 

@@ -104,8 +104,9 @@ def register_processors(broker: Broker) -> dict[int, Processor]:  # type: ignore
 
     When: once. Returns request code to processor: an object with ``handle(requests)`` for hot codes (one call a sweep),
     or a function of one request, plain or async. A code taken twice stops the start and names both plugins. A plain
-    function must be quick; one whose answer takes long or much memory is async, rests by ``broker.pace()``, and is
-    registered as ``Heavy(function)``.
+    function must be quick; one whose work grows with the request's body is a generator function, which yields where it
+    may rest; one whose answer takes long or much memory is async, rests by ``broker.pace()``, and is registered as
+    ``Heavy(function)``.
     First user: produce.
     """
 

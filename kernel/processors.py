@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -81,9 +81,17 @@ def take_each(requests: list[Request], take: Callable[[Request], None]) -> None:
             request.answer(fault.code, fault.remark)
 
 
-Handler = Callable[[Request], Command | None] | Callable[[Request], Awaitable[Command | None]]
+AnswerSteps = Generator[None, None, Command | None]
+Handler = (
+    Callable[[Request], Command | None]
+    | Callable[[Request], AnswerSteps]
+    | Callable[[Request], Awaitable[Command | None]]
+)
 """Answers one request: returns the response (``request.command.answer(...)``) or None when there is none to send.
-``RemoteFault`` becomes a response with its code. An async handler runs as a task of its own."""
+``RemoteFault`` becomes a response with its code. An async handler runs as a task of its own.
+
+A generator function answers in steps: it yields where it may rest, at least once a millisecond. Of requests of more
+than 16 KiB one is answered at a time, of all connections; the further requests of its connection wait for its end."""
 
 
 @attrs.frozen

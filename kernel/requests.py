@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import structlog
 import trio
@@ -14,8 +15,9 @@ from gantrymq.kernel.commitlog import LogPoisoned
 from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.filters import run_steps
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.processors import BatchProcessor, Handler, Heavy, Request
+from gantrymq.kernel.processors import AnswerSteps, BatchProcessor, Handler, Heavy, Request
 from gantrymq.kernel.timeslices import WaitingRequests, size_of
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
@@ -28,6 +30,10 @@ Spawn = Callable[[Callable[[Request], Awaitable[None]], Request], None]
 
 BUSY = "[OVERLOAD]system busy, start flow control for a while"
 """What RocketMQ says when it has no room for one more request (``NettyRemotingAbstract``)."""
+
+
+STEPS_FROM: Final = 16_384
+"""Bytes of a request; a smaller one is answered in one go by a handler that works in steps."""
 
 
 class RequestTable:
@@ -60,6 +66,11 @@ class RequestTable:
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
         self._heavy_codes: set[int] = set()
+        self._in_steps: dict[int, Callable[[Request], AnswerSteps]] = {}
+        self._held: deque[tuple[Request, int]] = deque()
+        """Requests that are answered in steps, one after the other, with what they take in memory."""
+        self._steps: AnswerSteps | None = None
+        """Of the first one, once it has begun."""
         self._left: set[Connection] = set()
         """Connections that have requests left from this call."""
         self._passed_over = False
@@ -74,7 +85,7 @@ class RequestTable:
     @property
     def codes(self) -> list[int]:
         """The codes that are answered, in order."""
-        return sorted({*self._batch, *self._plain, *self._async})
+        return sorted({*self._batch, *self._plain, *self._async, *self._in_steps})
 
     def handle(self, requests: list[Request]) -> None:
         """Answer all of them, or start what will. Requests of one batch processor go to it in one call.
@@ -94,6 +105,12 @@ class RequestTable:
             self._passed_over = is_late and not self._passed_over
             if not self._passed_over:
                 self._take_waiting()
+        if self._held:
+            self._go_on()
+
+    def has_waiting(self) -> bool:
+        """Whether the next turn finds a request here that it may answer."""
+        return bool(self.waiting) or bool(self._held)
 
     def _take(self, requests: list[Request]) -> None:
         """Answer new requests for as long as the turn's time lasts."""
@@ -125,6 +142,13 @@ class RequestTable:
                 self._let_wait(request)
                 left.add(connection)
                 continue
+            if self._is_long(request):
+                if self.waiting.has_room(request):
+                    self._hold(request)
+                    left.add(connection)
+                else:
+                    request.answer(ResponseCode.SYSTEM_BUSY, BUSY)
+                continue
             self._answer_one(request)
             is_late = self._clock() >= until
         self._answer_groups(groups)
@@ -137,7 +161,9 @@ class RequestTable:
             first = waiting.first()
             processor = self._batch.get(first.code)
             if processor is None:
-                if self._may_begin(first):
+                if self._is_long(first):
+                    self._hold(first)
+                elif self._may_begin(first):
                     waiting.take(_none, 1)
                     self._answer_one(first)
                 else:
@@ -145,6 +171,37 @@ class RequestTable:
             else:
                 rows = waiting.take(partial(self._goes_to, processor), self._limits.sweep_rows)
                 self._answer_batch(processor, [row for row in rows if not _is_pointless(row)])
+            if self._clock() >= until:
+                return
+
+    def _is_long(self, request: Request) -> bool:
+        """Whether the request is to be answered in steps, between which others have their turn."""
+        return request.code in self._in_steps and STEPS_FROM < request.size <= self._limits.request_body_bytes
+
+    def _hold(self, request: Request) -> None:
+        self._held.append((request, size_of(request)))
+        self.waiting.hold(request)
+
+    def _go_on(self) -> None:
+        """Answer what is answered in steps, for as long as half of the turn's time lasts."""
+        until = self._clock() + self._limits.turn_budget / 2
+        while self._held:
+            request, size = self._held[0]
+            if not _is_pointless(request):
+                try:
+                    if self._steps is None:
+                        self._steps = self._in_steps[request.code](request)
+                    while True:
+                        next(self._steps)
+                        if self._clock() >= until:
+                            return
+                except StopIteration as done:
+                    _send(request, done.value)
+                except Exception as error:
+                    _answer_failure(request, error)
+            self._steps = None
+            self._held.popleft()
+            self.waiting.release(request.connection, size)
             if self._clock() >= until:
                 return
 
@@ -165,7 +222,7 @@ class RequestTable:
         code = request.code
         if _is_pointless(request):
             return
-        if code not in self._plain and code not in self._async:
+        if code not in self._plain and code not in self._async and code not in self._in_steps:
             request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {code} not supported")
         elif request.size > self._limits.request_body_bytes:
             request.answer(
@@ -175,6 +232,8 @@ class RequestTable:
             )
         elif code in self._plain:
             self._answer_plain(self._plain[code], request)
+        elif code in self._in_steps:
+            self._answer_plain(partial(_all_steps, self._in_steps[code]), request)
         elif not self.waiting.has_room(request):
             request.answer(ResponseCode.SYSTEM_BUSY, BUSY)
         else:
@@ -214,6 +273,8 @@ class RequestTable:
             self._batch[code] = processor
         elif inspect.iscoroutinefunction(processor):
             self._async[code] = _guarded(processor)
+        elif inspect.isgeneratorfunction(processor):
+            self._in_steps[code] = processor
         else:
             self._plain[code] = processor
 
@@ -246,6 +307,10 @@ class RequestTable:
             _send(request, cast("Command | None", handler(request)))
         except Exception as error:
             _answer_failure(request, error)
+
+
+def _all_steps(handler: Callable[[Request], AnswerSteps], request: Request) -> Command | None:
+    return run_steps(handler(request))
 
 
 def _none(_request: Request) -> bool:

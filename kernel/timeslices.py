@@ -34,6 +34,8 @@ class _Peer:
     heavy: int = 0
     is_blocked: bool = False
     """Whether the first request waits for one of the same connection to end."""
+    is_held: bool = False
+    """Whether one is answered in steps, and all others wait for its end."""
 
 
 class WaitingRequests:
@@ -52,7 +54,7 @@ class WaitingRequests:
     def __contains__(self, connection: Connection) -> bool:
         """Whether requests of the connection wait: further ones have to wait behind them."""
         peer = self._peers.get(connection)
-        return peer is not None and bool(peer.queue)
+        return peer is not None and (bool(peer.queue) or peer.is_held)
 
     @property
     def bytes(self) -> int:
@@ -67,7 +69,7 @@ class WaitingRequests:
         """Let the request wait behind all others of its connection, which is not read until they are answered."""
         connection = request.connection
         peer = self._peer(connection)
-        if not peer.queue:
+        if not peer.queue and not peer.is_held:
             connection.pause()
             self._ready.append(connection)
         peer.queue.append(request)
@@ -107,6 +109,32 @@ class WaitingRequests:
         peer.queue.extendleft(reversed(requests))
         self._bytes += sum(map(size_of, requests))
 
+    def hold(self, request: Request) -> None:
+        """The request is about to be answered in steps: what its connection sends next waits for :meth:`release`.
+
+        Nothing of the connection waits, or the request is the :meth:`first` of those that do, and is taken.
+        """
+        connection = request.connection
+        peer = self._peer(connection)
+        if peer.queue:
+            self._ready.popleft()
+            peer.queue.popleft()
+        else:
+            connection.pause()
+            self._bytes += size_of(request)
+        peer.is_held = True
+
+    def release(self, connection: Connection, size: int) -> None:
+        """The request that was held is done with, which was so large."""
+        peer = self._peers[connection]
+        peer.is_held = False
+        self._bytes -= size
+        if peer.queue:
+            self._ready.append(connection)
+        else:
+            connection.resume()
+            self._forget(connection, peer)
+
     # ------------------------------------------------------------------------------------------------------- tasks
 
     def may_begin(self, request: Request, *, heavy: bool) -> bool:
@@ -143,7 +171,7 @@ class WaitingRequests:
         return peer
 
     def _forget(self, connection: Connection, peer: _Peer) -> None:
-        if not peer.queue and not peer.in_flight:
+        if not (peer.queue or peer.in_flight or peer.is_held):
             del self._peers[connection]
 
 

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
+import msgspec
 import structlog
 
-from gantrymq.kernel.processors import Handler, Request
+from gantrymq.kernel.processors import AnswerSteps, Handler, Request
 from gantrymq.kernel.rarewarnings import RareWarnings
 from gantrymq.kernel.services import GroupTable, QueueLocks, TopicTable
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
-from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, TopicConfig
+from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+from gantrymq.remoting.fastjson_types import spells_differently
+from gantrymq.remoting.headers import ConsumerGroupHeader, Int32, UnregisterClientHeader, read_header
 from gantrymq.remoting.lenient_header import known_language
-from gantrymq.remoting.names import retry_topic, validate_group, validate_topic
+from gantrymq.remoting.names import GROUP_MAX_LENGTH, retry_topic, validate_group, validate_topic
 
 CLIENT_ID_MAX_CHARACTERS = 1024
 UNIT_SUBSCRIPTION_FLAG = 2
 """Bit of a topic's system flag: units subscribe to it."""
 
+STEPS_FROM = 65_536
+"""Bytes; a longer heartbeat is decoded consumer group by consumer group."""
+STEP_GROUPS = 64
+"""Producer groups of one step."""
+
 log = structlog.get_logger("gantrymq.clients")
+
+
+class _Frame(msgspec.Struct, rename={"client_id": "clientID", "producer_data_set": "producerDataSet",
+                                     "consumer_data_set": "consumerDataSet", "without_sub": "withoutSub",
+                                     "heartbeat_fingerprint": "heartbeatFingerprint"}):  # fmt: skip
+    """:class:`HeartbeatData` with consumers that are not decoded yet."""
+
+    client_id: str = ""
+    producer_data_set: list[ProducerData] = []
+    consumer_data_set: list[msgspec.Raw] = []
+    heartbeat_fingerprint: Int32 | None = None
+    without_sub: bool | None = None
+
+
+class _ConsumerFrame(msgspec.Struct, rename="camel"):
+    """What tells how many subscriptions :class:`ConsumerData` has."""
+
+    group_name: str = ""
+    subscription_data_set: list[msgspec.Raw] = []
 
 
 class Heartbeats:
@@ -56,7 +82,7 @@ class Heartbeats:
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
         }
 
-    def heartbeat(self, request: Request) -> Command:
+    def heartbeat(self, request: Request) -> AnswerSteps:
         """34. All names are checked before anything is taken. The answer's version (407) tells clients what we can.
 
         A group that may not be created is passed over, as in 5.x; its members learn of it when they pull (code 26).
@@ -64,7 +90,7 @@ class Heartbeats:
         does so all the same keeps what it said before.
         """
         try:
-            return self._take(request)
+            return (yield from self._take(request))
         except RemoteFault as fault:
             # The client repeats it each half minute, and its consumers get nothing meanwhile.
             host = request.connection.peer[0]
@@ -72,42 +98,73 @@ class Heartbeats:
                 log.warning("heartbeat_refused", peer=host, reason=fault.remark)
             raise
 
-    def _take(self, request: Request) -> Command:
+    def _take(self, request: Request) -> AnswerSteps:
         size, limit = len(request.command.body), self._config.max_heartbeat_bytes
         if size > limit:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
                 f"a heartbeat of {size} bytes, {limit} are the limit (plugin.clients.max_heartbeat_bytes)",
             )
-        data = HeartbeatData.from_request(request.command.body)
+        data = yield from self._read(request.command.body)
         _check_client_id(data.client_id)
-        for producer in data.producer_data_set:
+        for number, producer in enumerate(data.producer_data_set, start=1):
             validate_group(producer.group_name)
+            if number % STEP_GROUPS == 0:
+                yield
         for consumer in data.consumer_data_set:
             self._check_consumer(consumer)
-        for consumer in data.consumer_data_set:
-            group = self._groups.find(consumer.group_name)
-            if group is None:
-                continue
-            if group.retry_queue_nums > 0:
-                self._topics.ensure(
-                    TopicConfig(
-                        retry_topic(consumer.group_name),
-                        group.retry_queue_nums,
-                        group.retry_queue_nums,
-                        topic_sys_flag=UNIT_SUBSCRIPTION_FLAG if consumer.unit_mode else 0,
-                    )
-                )
-            self._clients.join_consumers(
-                self._member(request, data),
-                consumer,
-                notify=group.notify_consumer_ids_changed_enable,
-                keep_subscriptions=bool(data.without_sub),
-            )
-        for producer in data.producer_data_set:
-            self._clients.join_producers(self._member(request, data), producer.group_name)
-        self._tell()
+            yield
+        try:
+            for consumer in data.consumer_data_set:
+                self._join(request, data, consumer)
+                yield
+            for number, producer in enumerate(data.producer_data_set, start=1):
+                self._clients.join_producers(self._member(request, data), producer.group_name)
+                if number % STEP_GROUPS == 0:
+                    yield
+        finally:
+            self._tell()
         return request.command.answer(ResponseCode.SUCCESS)
+
+    def _read(self, body: bytes) -> Generator[None, None, HeartbeatData]:
+        """What :class:`HeartbeatData` reads, with a rest after each consumer group where that takes long."""
+        if len(body) > STEPS_FROM and b"$ref" not in body and not spells_differently(body, HeartbeatData):
+            try:
+                frame = msgspec.json.decode(body, type=_Frame)
+                yield
+                consumers = []
+                for raw in frame.consumer_data_set:
+                    if len(raw) > STEPS_FROM:
+                        consumer = msgspec.json.decode(raw, type=_ConsumerFrame)
+                        self._check_count(consumer.group_name, len(consumer.subscription_data_set))
+                        yield
+                    consumers.append(msgspec.json.decode(raw, type=ConsumerData))
+                    yield
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass  # not as Java's client writes it: what reads that decides
+            else:
+                return HeartbeatData(frame.client_id, frame.producer_data_set, consumers, without_sub=frame.without_sub)
+        return HeartbeatData.from_request(body)
+
+    def _join(self, request: Request, data: HeartbeatData, consumer: ConsumerData) -> None:
+        group = self._groups.find(consumer.group_name)
+        if group is None:
+            return
+        if group.retry_queue_nums > 0:
+            self._topics.ensure(
+                TopicConfig(
+                    retry_topic(consumer.group_name),
+                    group.retry_queue_nums,
+                    group.retry_queue_nums,
+                    topic_sys_flag=UNIT_SUBSCRIPTION_FLAG if consumer.unit_mode else 0,
+                )
+            )
+        self._clients.join_consumers(
+            self._member(request, data),
+            consumer,
+            notify=group.notify_consumer_ids_changed_enable,
+            keep_subscriptions=bool(data.without_sub),
+        )
 
     def unregister(self, request: Request) -> Command:
         """35. A group that the client is not in is no error. The queues that it has locked are free at once."""
@@ -135,14 +192,17 @@ class Heartbeats:
         validate_group(consumer.group_name)
         validate_topic(retry_topic(consumer.group_name))
         subscriptions = consumer.subscription_data_set
-        if len(subscriptions) > self._config.max_subscriptions:
-            raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR,
-                f"{len(subscriptions)} subscriptions of group {consumer.group_name}, {self._config.max_subscriptions} "
-                "are the limit (plugin.clients.max_subscriptions)",
-            )
+        self._check_count(consumer.group_name, len(subscriptions))
         for subscription in subscriptions:
             validate_topic(subscription.topic)
+
+    def _check_count(self, group: str, subscriptions: int) -> None:
+        if subscriptions > self._config.max_subscriptions:
+            raise RemoteFault(
+                ResponseCode.SYSTEM_ERROR,
+                f"{subscriptions} subscriptions of group {group[:GROUP_MAX_LENGTH]}, {self._config.max_subscriptions} "
+                "are the limit (plugin.clients.max_subscriptions)",
+            )
 
     def _tell(self) -> None:
         if self._clients.changed:

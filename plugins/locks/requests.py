@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gantrymq.kernel.processors import Handler, Request
-from gantrymq.plugins.locks.table import LockTable
-from gantrymq.remoting.bodies import LockBatchRequestBody, LockBatchResponseBody
+from collections.abc import Generator
+
+from gantrymq.kernel.processors import AnswerSteps, Handler, Request
+from gantrymq.plugins.locks.table import STEP_QUEUES, LockTable
+from gantrymq.remoting import fastjson
+from gantrymq.remoting.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
-from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import validate_group, validate_topic
 
@@ -17,7 +19,7 @@ QUEUES_MAX = 10_000
 
 
 class LockRequests:
-    """Handlers of the two codes."""
+    """Handlers of the two codes, which answer in steps: a client may have thousands of queues."""
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
@@ -26,33 +28,65 @@ class LockRequests:
         """Request code to handler."""
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
-    def lock(self, request: Request) -> Command:
+    def lock(self, request: Request) -> AnswerSteps:
         """41: answers which of the queues the client has from now on."""
-        body = _body(request)
-        given = self._table.lock(body.consumer_group, body.mq_set, body.client_id, request.connection.id)
-        answer = LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
+        body = yield from _body(request)
+        given = yield from self._table.lock_in_steps(
+            body.consumer_group, body.mq_set, body.client_id, request.connection.id
+        )
+        answer = yield from _encode(given)
         return request.command.answer(ResponseCode.SUCCESS, body=answer)
 
-    def unlock(self, request: Request) -> Command:
+    def unlock(self, request: Request) -> AnswerSteps:
         """42: what the client does not have is no error."""
-        body = _body(request)
-        self._table.unlock(body.consumer_group, body.mq_set, body.client_id)
+        body = yield from _body(request)
+        yield from self._table.unlock_in_steps(body.consumer_group, body.mq_set, body.client_id)
         return request.command.answer(ResponseCode.SUCCESS)
 
 
-def _body(request: Request) -> LockBatchRequestBody:
+def _body(request: Request) -> Generator[None, None, LockBatchRequestBody]:
     body = LockBatchRequestBody.from_request(request.command.body)
+    yield
     if not body.consumer_group or not body.client_id:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, "the body names no consumerGroup or no clientId")
     if len(body.mq_set) > QUEUES_MAX:
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{len(body.mq_set)} queues, at most {QUEUES_MAX} in one request")
     validate_group(body.consumer_group)
-    for topic in {queue.topic for queue in body.mq_set}:
-        validate_topic(topic)
-    for name in {queue.broker_name for queue in body.mq_set} | {body.client_id}:
-        if len(name) > NAME_MAX_CHARACTERS:
-            raise RemoteFault(
-                ResponseCode.SYSTEM_ERROR,
-                f"a client id or broker name of {len(name)} characters, {NAME_MAX_CHARACTERS} are the limit",
-            )
+    _check_length(body.client_id)
+    topics: set[str] = set()
+    brokers: set[str] = set()
+    for number, queue in enumerate(body.mq_set, start=1):
+        if queue.topic not in topics:
+            validate_topic(queue.topic)
+            topics.add(queue.topic)
+        if queue.broker_name not in brokers:
+            _check_length(queue.broker_name)
+            brokers.add(queue.broker_name)
+        if number % STEP_QUEUES == 0:
+            yield
     return body
+
+
+def _check_length(name: str) -> None:
+    if len(name) > NAME_MAX_CHARACTERS:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR,
+            f"a client id or broker name of {len(name)} characters, {NAME_MAX_CHARACTERS} are the limit",
+        )
+
+
+def _encode(given: set[MessageQueue]) -> Generator[None, None, bytes]:
+    """The body of the answer, as :class:`LockBatchResponseBody` writes it; many queues in any order."""
+    if len(given) <= STEP_QUEUES:
+        return LockBatchResponseBody(lock_ok_mq_set=given).to_bytes()
+    brokers: dict[str, str] = {}
+    parts: list[str] = []
+    for number, queue in enumerate(given, start=1):
+        broker = brokers.get(queue.broker_name)
+        if broker is None:
+            broker = brokers[queue.broker_name] = fastjson.dumps(queue.broker_name).decode()
+        # A topic's name was checked: it has nothing that JSON would escape.
+        parts.append(f'{{"brokerName":{broker},"queueId":{queue.queue_id},"topic":"{queue.topic}"}}')
+        if number % STEP_QUEUES == 0:
+            yield
+    return f'{{"lockOKMQSet":[{",".join(parts)}]}}'.encode()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 
 import attrs
 import structlog
 
+from gantrymq.kernel.filters import run_steps
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.remoting.bodies import MessageQueue
 from gantrymq.remoting.names import GROUP_MAX_LENGTH
@@ -18,6 +20,8 @@ FAREWELLS_MAX = 10_000
 
 NAMED_ONCE = 16
 """Queues that one event of the log names."""
+STEP_QUEUES = 128
+"""Queues of one step: some hundred microseconds."""
 LOCK_BYTES = 512
 """What a lock is taken to need in memory beside its names."""
 FULL_FOR_S = 1.0
@@ -64,14 +68,43 @@ class LockTable:
 
         A queue is free when nobody took it, or not for so long, or when its owner's connection ended so long ago.
         """
+        return run_steps(self.lock_in_steps(group, queues, client_id, connection_id))
+
+    def lock_in_steps(
+        self, group: str, queues: Iterable[MessageQueue], client_id: str, connection_id: int
+    ) -> Generator[None, None, set[MessageQueue]]:
+        """As :meth:`lock`; it rests after each :data:`STEP_QUEUES` queues, and others may use the table."""
         given: set[MessageQueue] = set()
         if self._has_left(group, client_id, connection_id):
             return given
+        new: list[MessageQueue] = []
+        before: set[str] = set()
+        try:
+            for some in _parts(queues):
+                given |= self._lock_some(group, some, client_id, connection_id, new, before)
+                yield
+        finally:
+            if new:
+                log.info(
+                    "queues_locked", group=group, client=client_id, count=len(new), queues=_named(new),
+                    before=sorted(before)[:NAMED_ONCE],
+                )  # fmt: skip
+        return given
+
+    def _lock_some(
+        self,
+        group: str,
+        queues: Sequence[MessageQueue],
+        client_id: str,
+        connection_id: int,
+        new: list[MessageQueue],
+        before: set[str],
+    ) -> set[MessageQueue]:
+        """See :meth:`lock`; adds the queues that it did not have to ``new``, and who had them to ``before``."""
+        given: set[MessageQueue] = set()
         now = self._clock()
         is_full = False
         gone: dict[tuple[str, str], bool] = {}
-        new: list[MessageQueue] = []
-        before: set[str] = set()
         for queue in queues:
             lock = self._locks.get((group, queue))
             if lock is not None and lock.client_id == client_id:
@@ -94,23 +127,28 @@ class LockTable:
             given.add(queue)
         if given:
             self._own((group, client_id), given, connection_id)
-        if new:
-            log.info(
-                "queues_locked", group=group, client=client_id, count=len(new), queues=_named(new),
-                before=sorted(before)[:NAMED_ONCE],
-            )  # fmt: skip
         return given
 
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
         """Free those of the queues that ``client_id`` has."""
+        run_steps(self.unlock_in_steps(group, queues, client_id))
+
+    def unlock_in_steps(
+        self, group: str, queues: Iterable[MessageQueue], client_id: str
+    ) -> Generator[None, None, None]:
+        """As :meth:`unlock`; it rests after each :data:`STEP_QUEUES` queues, and others may use the table."""
         freed: list[MessageQueue] = []
-        for queue in queues:
-            lock = self._locks.get((group, queue))
-            if lock is not None and lock.client_id == client_id:
-                self._remove(group, queue)
-                freed.append(queue)
-        if freed:
-            log.info("queues_unlocked", group=group, client=client_id, count=len(freed), queues=_named(freed))
+        try:
+            for some in _parts(queues):
+                for queue in some:
+                    lock = self._locks.get((group, queue))
+                    if lock is not None and lock.client_id == client_id:
+                        self._remove(group, queue)
+                        freed.append(queue)
+                yield
+        finally:
+            if freed:
+                log.info("queues_unlocked", group=group, client=client_id, count=len(freed), queues=_named(freed))
 
     def member_left(self, group: str, client_id: str, connection_id: int) -> None:
         """The client unregistered from the group over this connection: its queues are free at once.
@@ -209,3 +247,9 @@ def _cost(group: str, queue: MessageQueue, client_id: str) -> int:
 def _named(queues: list[MessageQueue]) -> list[str]:
     """Some of the queues for the log: a request may have thousands."""
     return [f"{queue.topic}:{queue.queue_id}" for queue in queues[:NAMED_ONCE]]
+
+
+def _parts(queues: Iterable[MessageQueue]) -> Iterator[list[MessageQueue]]:
+    left = iter(queues)
+    while some := list(islice(left, STEP_QUEUES)):
+        yield some

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq.kernel.requests import RequestTable
 from gantrymq.kernel.timeslices import Pace
 from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
@@ -20,7 +21,14 @@ from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.consume import subscriptions
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.filter.sql92 import compile_sql92
-from gantrymq.remoting.bodies import CheckClientConfig, SubscriptionData
+from gantrymq.remoting.bodies import (
+    CheckClientConfig,
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    MessageQueue,
+    SubscriptionData,
+)
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread
@@ -316,6 +324,61 @@ async def test_a_pull_looks_at_fewer_messages_when_each_is_much_work(tmp_path: P
             reached.append(int((answer.ext or {})["nextBeginOffset"]))
     assert reached[0] == 20
     assert 1 <= reached[1] < 5
+
+
+def lock_request(code: int, client: int) -> Command:
+    queues = {MessageQueue(f"topic-{client}-{number}", "broker-a", number) for number in range(10_000)}
+    return Command(code, body=LockBatchRequestBody(f"g{client}", f"c{client}", queues).to_bytes())
+
+
+def large_heartbeat(client: int) -> Command:
+    groups = [
+        ConsumerData(
+            f"g{client}-{group}",
+            subscription_data_set=[SubscriptionData(f"topic-{group}-{number}", "*") for number in range(1000)],
+        )
+        for group in range(25)
+    ]
+    return Command(RequestCode.HEART_BEAT, body=HeartbeatData(f"c{client}", [], groups).to_bytes())
+
+
+LARGE = {
+    "41": lambda client: lock_request(RequestCode.LOCK_BATCH_MQ, client),
+    "42": lambda client: lock_request(RequestCode.UNLOCK_BATCH_MQ, client),
+    "34": large_heartbeat,
+}
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_request_is_answered_in_many_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Processor time, and each turn's part of it: see above."""
+    turns: list[float] = []
+    handle = RequestTable.handle
+
+    def timed(self: RequestTable, requests: list[Any]) -> None:
+        before = time.thread_time()
+        handle(self, requests)
+        turns.append(time.thread_time() - before)
+
+    requests = [LARGE[kind](client) for client in range(6)]
+    with cluster_in_thread(tmp_path) as cluster:
+        peers = [RawPeer(cluster.address, timeout=60) for _ in requests]
+        if kind == "42":
+            for client, peer in enumerate(peers):
+                peer.ask(lock_request(RequestCode.LOCK_BATCH_MQ, client))
+        monkeypatch.setattr(RequestTable, "handle", timed)
+        for peer, request in zip(peers, requests, strict=True):
+            peer.send(request)
+        for peer in peers:
+            answers: list[Command] = []
+            while not answers:
+                answers = [command for command in peer.receive() if command.is_response]
+            [answer] = answers
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            peer.sock.close()
+        wait_for(lambda: cluster.broker.requests.waiting.bytes == 0)
+    assert max(turns) < sum(turns) / 12, "a third or less of one request"
 
 
 def slow_down(monkeypatch: pytest.MonkeyPatch) -> list[int]:

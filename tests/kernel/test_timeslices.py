@@ -11,13 +11,15 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config import LimitsSection
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.processors import Heavy, Request
+from gantrymq.kernel.processors import AnswerSteps, Heavy, Request
 from gantrymq.kernel.requests import RequestTable
 from gantrymq.kernel.timeslices import Pace
 from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 
-SLOW, QUICK, SEND, ASYNC, HEAVY = 100, 101, 10, 200, 201
+SLOW, QUICK, SEND, ASYNC, HEAVY, STEPS = 100, 101, 10, 200, 201, 300
+LARGE = bytes(20_000)
 
 
 class Connection:
@@ -44,6 +46,7 @@ class Bench:
     def __init__(self, **limits: Any) -> None:
         self.now = 0.0
         self.done: list[tuple[str, int]] = []
+        self.begun: list[str] = []
         self.spawned: list[tuple[Callable[[Request], Awaitable[None]], Request]] = []
         self.taken_at_once = 1000
         self.awake = 0
@@ -58,7 +61,8 @@ class Bench:
             @hookimpl
             def register_processors(self) -> dict[int, Any]:
                 return {
-                    SLOW: bench.slow, QUICK: bench.quick, SEND: bench, ASYNC: bench.task, HEAVY: Heavy(bench.task)
+                    SLOW: bench.slow, QUICK: bench.quick, SEND: bench, ASYNC: bench.task, HEAVY: Heavy(bench.task),
+                    STEPS: bench.steps,
                 }  # fmt: skip
 
         def wake() -> None:
@@ -77,6 +81,17 @@ class Bench:
 
     def quick(self, request: Request) -> None:
         self.note(request)
+
+    def steps(self, request: Request) -> AnswerSteps:
+        """30 steps of 10 ms."""
+        self.begun.append(request.connection.name)  # type: ignore[attr-defined]
+        if request.command.body.endswith(b"?"):
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, "bad")
+        for _ in range(30):
+            self.now += 0.01
+            yield
+        self.note(request)
+        return request.command.answer(ResponseCode.SUCCESS)
 
     def handle(self, requests: list[Request]) -> int:
         for request in requests[: self.taken_at_once]:
@@ -115,6 +130,68 @@ def test_what_is_left_of_a_turn_waits_and_connections_take_turns() -> None:
         bench.table.handle([])
     assert bench.done[6:] == [("a", 4), ("a", 5)]
     assert not a.is_paused
+    assert bench.table.waiting.bytes == 0
+
+
+def test_a_large_request_is_answered_in_steps_one_at_a_time_and_its_connection_waits_for_it() -> None:
+    bench, a, b, c = Bench(), Connection("a"), Connection("b"), Connection("c")
+    bench.table.handle(
+        [
+            ask(a, STEPS, 0, body=LARGE),
+            ask(a, QUICK, 1),
+            ask(b, STEPS, 0, body=LARGE),
+            ask(a, SEND, 2),
+            ask(c, QUICK, 0),
+        ]
+    )
+    assert bench.done == [("c", 0)]
+    assert a.is_paused
+    assert b.is_paused
+    turns = 0
+    while bench.table.has_waiting():
+        assert len(bench.begun) <= 1 + (("a", 0) in bench.done), "others begin when it is done"
+        begun = bench.now
+        bench.table.handle([ask(c, QUICK, 1 + turns)])
+        assert bench.now - begun < 0.2
+        assert ("c", 1 + turns) in bench.done, "it does not wait"
+        turns += 1
+    assert turns >= 6, "of 75 ms each"
+    assert [row for row in bench.done if row[0] == "a"] == [("a", 0), ("a", 1), ("a", 2)]
+    assert bench.begun == ["a", "b"]
+    assert a.codes == b.codes == [ResponseCode.SUCCESS]
+    assert not a.is_paused
+    assert bench.table.waiting.bytes == 0
+
+
+def test_a_request_in_steps_waits_behind_others_of_its_connection() -> None:
+    bench, a = Bench(), Connection("a")
+    codes = [SLOW, SLOW, SLOW, STEPS, STEPS, QUICK, SEND, STEPS]
+    bench.table.handle([ask(a, code, number, body=LARGE) for number, code in enumerate(codes)])
+    while bench.table.has_waiting():
+        bench.table.handle([])
+    assert bench.done == [("a", number) for number in range(len(codes))]
+    assert bench.table.waiting.bytes == 0
+
+
+def test_a_small_request_is_not_divided() -> None:
+    bench, a = Bench(), Connection("a")
+    bench.table.handle([ask(a, STEPS, 0), ask(a, STEPS, 1, body=b"?")])
+    assert bench.done == [("a", 0)]
+    bench.table.handle([])
+    assert a.codes == [ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]
+
+
+def test_a_request_in_steps_that_fails_or_whose_connection_ends_makes_way_for_the_next_one() -> None:
+    bench, a, b, c = Bench(), Connection("a"), Connection("b"), Connection("c")
+    bench.table.handle(
+        [ask(a, STEPS, 0, body=LARGE), ask(b, STEPS, 0, body=LARGE + b"?"), ask(c, STEPS, 0, body=LARGE)]
+    )
+    a.closed = True
+    while bench.table.has_waiting():
+        bench.table.handle([])
+    assert bench.begun == ["a", "b", "c"]
+    assert bench.done == [("c", 0)]
+    assert (a.codes, b.codes, c.codes) == ([], [ResponseCode.SYSTEM_ERROR], [ResponseCode.SUCCESS])
     assert bench.table.waiting.bytes == 0
 
 

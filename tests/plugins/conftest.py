@@ -63,6 +63,12 @@ class FakeConnection:
     def close(self, reason: str) -> None:
         self.closed = True
 
+    def pause(self) -> None:
+        """Nothing is read of it anyway."""
+
+    def resume(self) -> None:
+        """As :meth:`pause`."""
+
 
 @attrs.define
 class FakeQueue:
@@ -157,6 +163,8 @@ class FakeBroker:
         fields = None if ext is None else {key: str(value) for key, value in ext.items()}
         command = Command(code, fields, body, opaque=5, flag=ONEWAY_FLAG if oneway else 0)
         self.requests.handle([Request(peer, command)])
+        while self.requests.has_waiting():
+            self.requests.handle([])
         answers = peer.sent[before:]
         assert len(answers) <= 1
         assert all(answer.opaque == 5 and answer.is_response for answer in answers)
