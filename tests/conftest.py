@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -16,9 +17,11 @@ settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 """A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
 
+TESTS = Path(__file__).parent
 FOREIGN_MARKERS = ("interop", "spark", "crash")
-ONCE_FOLDERS = ("benchmarks", "docs")
-"""Their tests run programs of ours as a whole, and would only take as long again in plain mode."""
+TWIN_FOLDERS = ("broker", "client", "crash", "fuzz", "hostile", "kernel", "plugins")
+"""What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
+twins. Of the other folders only what has the marker ``twins`` does."""
 
 
 DISK_GIB = 20
@@ -37,9 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks whole folders and what is tried again; lets several workers begin with the files that take minutes."""
+    """Marks what runs once and what is tried again; lets several workers begin with the files that take minutes."""
     for item in items:
-        if item.path.parent.name in ONCE_FOLDERS:
+        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if folder not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
             item.add_marker("once")
         if item.get_closest_marker("interop") and not item.get_closest_marker("flaky"):
             # Foreign clients have races of their own. Who fails once is named in the summary; three times is a failure.

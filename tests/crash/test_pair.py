@@ -49,7 +49,7 @@ PATIENCE = {
     "plugin.ha.sync_tables": "500ms",
 }
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

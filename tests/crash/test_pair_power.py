@@ -48,7 +48,7 @@ SETTINGS = {
     "store.queue_file_units": "1000",
 }
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(120 + 60 * ROUNDS)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(120 + 60 * ROUNDS)]
 
 
 @attrs.define

@@ -107,6 +107,7 @@ def test_java_s_broker_still_stores_what_we_would(
         (GOLDEN / "store.json").write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=1) + b"\n")
 
 
+@pytest.mark.twins
 def test_what_java_s_broker_stored_is_what_we_would():
     golden = msgspec.json.decode((GOLDEN / "store.json").read_bytes(), type=StoredFiles)
     stored = list(read_records(bytes.fromhex(golden.log)))
@@ -230,6 +231,7 @@ def test_a_registration_is_read_and_written_as_by_java(order: dict[str, Any], go
         assert golden.startswith(ours) if order["compressed"] else golden == ours
 
 
+@pytest.mark.twins
 @pytest.mark.parametrize(("order", "golden"), cases("records", "record"))
 def test_a_record_is_read_and_written_as_by_java(order: dict[str, Any], golden: bytes):
     record, end = records.decode(golden)
@@ -249,6 +251,7 @@ def test_a_record_is_read_and_written_as_by_java(order: dict[str, Any], golden: 
     assert records.encode(record) == golden
 
 
+@pytest.mark.twins
 @pytest.mark.parametrize(("order", "golden"), cases("records", "batch"))
 def test_a_batch_is_split_as_java_put_it_together(order: dict[str, Any], golden: bytes):
     got = [
@@ -260,6 +263,7 @@ def test_a_batch_is_split_as_java_put_it_together(order: dict[str, Any], golden:
         assert properties.rstrip(b"\x02") == encode_properties(message["properties"]).encode()
 
 
+@pytest.mark.twins
 @pytest.mark.parametrize(("order", "golden"), cases("records", "hash"))
 def test_the_tag_code_is_java_s_string_hash(order: dict[str, Any], golden: bytes):
     assert java_hash(order["text"]).to_bytes(4, "big", signed=True) == golden

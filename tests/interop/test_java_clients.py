@@ -21,7 +21,7 @@ from gantrymq.testing.content import content
 from gantrymq.testing.foreign import ask
 from gantrymq.testing.processes import ChildFailed
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
 
 Names = Callable[[str], str]
 EACH = 2500

@@ -25,6 +25,8 @@ TOPIC = "CrossingTest"
 EACH = 300
 """Messages of each of three kinds of producer; then MORE are appended by the other broker."""
 MORE = 60
+ENDS = ["stopped", pytest.param("killed", marks=pytest.mark.twins)]
+"""The same bytes are written either way; after a kill the other broker recovers them."""
 SMALL_FILE_BYTES = 128 * 1024
 """Small enough that the messages fill several log files."""
 SMALL_EXTENSION = 4096
@@ -102,7 +104,7 @@ def check_all(client: ForeignClient, running: Running, topic: str, group: str, s
     }
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("how", ENDS)
 def test_our_store_opens_in_java(java4_client: ForeignClient, brokers: Brokers, homes: Homes, how: str):
     store, topic, count = homes("store"), f"{TOPIC}-ours-{how}", 3 * EACH
     with brokers.ours(store) as first:
@@ -117,7 +119,7 @@ def test_our_store_opens_in_java(java4_client: ForeignClient, brokers: Brokers, 
         check_all(java4_client, third, topic, "back", sent, count + MORE)
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("how", ENDS)
 def test_java_s_store_opens_in_ours(java4_client: ForeignClient, brokers: Brokers, homes: Homes, how: str):
     store, topic, count = homes("store"), f"{TOPIC}-java-{how}", 3 * EACH
     with brokers.theirs(store) as first:
