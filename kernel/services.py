@@ -219,6 +219,17 @@ class Replication(Protocol):
     def learn_epoch(self, epoch: Epoch, source: str) -> None:
         """``source``, a nameserver or a broker of this name, says that ``epoch`` has begun."""
 
+    @property
+    def beat(self) -> float:
+        """How often the nameservers are to be asked for the epoch, in seconds."""
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether this broker has heard from anybody lately who would know of a promotion."""
+
+    def nameserver_answered(self, asked_at: float) -> None:
+        """A nameserver has answered what was asked at this time of the monotonic clock; it knows of no other master."""
+
     def tell_epoch(self, address: str) -> None:
         """Tell the broker of this name at ``address`` of this master's epoch, soon."""
 

@@ -195,9 +195,16 @@ class Requests:
         header = read_header(headers.BrokerHeader, request.ext)
         known = self._routes.data_version(header.broker_addr)
         changed = known is None or known != DataVersion.from_request(request.body)
-        if not changed:
+        identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
+        said = epoch_in(request.ext)
+        highest = None if said is None else await self._epochs.learn(identity, said)
+        is_deposed = said is not None and highest is not None and not identity.broker_id and highest.contradicts(said)
+        if not (changed or is_deposed):
             self._routes.renew(header.broker_addr)
-        return success(request, headers.DataVersionResponse(changed=changed), known)
+        response = success(request, headers.DataVersionResponse(changed=changed), known)
+        if highest is not None:
+            response.ext = {**(response.ext or {}), EPOCH_FIELD: str(highest)}
+        return response
 
     async def _heartbeat(self, request: Command, connection: object) -> Command:
         self._routes.renew(read_header(headers.BrokerHeartbeatHeader, request.ext).broker_addr)

@@ -4,16 +4,17 @@ Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_processors,
 register_services, runtime_info.
 Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
-``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``; a slave's: ``master``,
+``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``, ``lease``, ``refuse_without_lease``;
+a slave's: ``master``,
 ``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
 Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start;
 ``config/ha-epoch.json``, the epochs.
 Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
-``epochs`` knows who was promoted last, ``fencing`` keeps a deposed master from taking messages, ``slave`` takes,
-``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is
-who, ``status``, ``lag`` and ``told`` tell of it all. ``docs/howto/cluster.md``.
+``epochs`` knows who was promoted last, ``lease`` who was heard, ``fencing`` keeps a deposed master from messages,
+``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
+``role`` changes who is who, ``status``, ``lag`` and ``metrics`` report it all. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gantrymq.plugins.ha.copies import CopiedGate, Copies
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
+from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.role import change_number
 from gantrymq.plugins.ha.slave import Slave
@@ -57,6 +59,7 @@ class HaPlugin:
     _tables: Tables  # of a slave, from register_services on
     _epochs: Epochs  # both from configure on
     _roles: RoleChanges
+    _lease: Lease
 
     def __init__(self) -> None:
         self.master: Master | None = None
@@ -82,6 +85,26 @@ class HaPlugin:
         """Why this master takes nothing any more; empty while it may."""
         return self._epochs.fenced
 
+    @property
+    def refusal(self) -> str:
+        """Why this master takes no messages now; empty while it does."""
+        return self._epochs.fenced or (self._lease.refusal if self._config.refuse_without_lease else "")
+
+    @property
+    def beat(self) -> float:
+        """A third of the lease."""
+        return self._lease.beat
+
+    @property
+    def has_lease(self) -> bool:
+        """Of a master: whether it has heard from a nameserver or a slave lately."""
+        return not self._lease.refusal
+
+    def nameserver_answered(self, asked_at: float) -> None:
+        """It knows of no other master."""
+        if self.master is not None and not self._epochs.fenced:
+            self._lease.nameserver_answered(asked_at)
+
     def learn_epoch(self, epoch: Epoch, source: str) -> None:
         """``source`` says that ``epoch`` has begun."""
         self._epochs.learn(epoch, source, is_master=self.master is not None)
@@ -105,6 +128,11 @@ class HaPlugin:
         self.copies = Copies(broker.wake)
         self._epochs = Epochs(broker.env, broker.root)
         self._roles = RoleChanges(broker, self._epochs)
+        self._lease = Lease(
+            broker.env,
+            max(section.lease, 2 * section.heartbeat),
+            has_nameservers=not broker.broker_id and bool(config.broker.nameservers),
+        )
         if broker.broker_id:
             self._epochs.begin_as_slave()
         else:
@@ -113,7 +141,7 @@ class HaPlugin:
         if broker.broker_id:
             cut_as_planned(broker)
         if broker.broker_id == 0:
-            self.master = Master(broker, section, self.copies)
+            self.master = Master(broker, section, self.copies, self._lease, self._epochs)
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
@@ -121,10 +149,13 @@ class HaPlugin:
         section = self._config
         if self.master is None:
             return []
-        fence = FenceGate(broker, lambda: self.fenced)
+        fence = FenceGate(broker, lambda: self.refusal)
         if section.role != "sync_master":
             return [fence]
-        copied = CopiedGate(broker.log, self.copies, section.sync_slaves, section.sync_timeout, section.fall_behind_max)
+        copied = CopiedGate(
+            broker.log, self.copies, section.sync_slaves, section.sync_timeout, section.fall_behind_max,
+            lambda: self.has_lease,
+        )  # fmt: skip
         return [fence, copied]
 
     @hookimpl
@@ -159,8 +190,9 @@ class HaPlugin:
     def before_append(self, batch: AppendBatch) -> None:
         """There will be something to send as soon as this sweep gives way; a deposed master takes nothing."""
         if self.master is not None:
-            if self.fenced:
-                refuse_all(batch, self.fenced)
+            reason = self.refusal
+            if reason:
+                refuse_all(batch, reason)
             self.master.grown()
 
     @hookimpl
@@ -176,6 +208,7 @@ class HaPlugin:
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self.slave is not None:
             return epoch | slave_info(broker, self.slave)
+        epoch["haLease"] = str(self.has_lease).lower()
         return epoch | master_info(broker, self.copies, self.ha_address, self._config.role)
 
     @hookimpl

@@ -39,6 +39,10 @@ class HaConfig:
     """How long either side is silent at most (``haSendHeartbeatInterval``)."""
     housekeeping: float = duration("20s", minimum="20ms", maximum="10m")
     """Who is silent for longer is cut off (``haHousekeepingInterval``)."""
+    lease: float = duration("10s", minimum="1s", maximum="10m")
+    """A master that hears from no nameserver and no slave for so long confirms nothing (``sync_master``)."""
+    refuse_without_lease: bool = True
+    """A master's: without the lease, take no messages at all."""
     full_copy: bool = False
     """A master's: send all of the log to a slave that has nothing; RocketMQ begins with the last file."""
     peers: list[str] = attrs.field(factory=list, validator=_check_peers)

@@ -104,7 +104,17 @@ class Copies:
 class CopiedGate:
     """What ``count`` slaves have may be acknowledged. Without slaves nobody waits: SLAVE_NOT_AVAILABLE."""
 
-    def __init__(self, log: CommitLog, copies: Copies, count: int, timeout_s: float, fall_behind_max: int) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        copies: Copies,
+        count: int,
+        timeout_s: float,
+        fall_behind_max: int,
+        has_lease: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``has_lease``: whether this broker may believe that it is the master; else nothing is confirmed."""
+        self._has_lease = has_lease
         self._log = log
         self._copies = copies
         self._count = count
@@ -116,13 +126,13 @@ class CopiedGate:
 
     @property
     def _available(self) -> bool:
-        return self._copies.near(self._log.end, self._fall_behind_max) >= self._count
+        return self._has_lease() and self._copies.near(self._log.end, self._fall_behind_max) >= self._count
 
     @property
     def watermark(self) -> int:
         """The offset that enough slaves have, or that was given up."""
         proven = self._copies.proven(self._count)
-        if proven > self._watermark:
+        if proven > self._watermark and self._has_lease():
             self._watermark = proven
         return self._watermark
 

@@ -26,6 +26,8 @@ from gantrymq.remoting.peers import LOOPBACK, PeerRule
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.listening import Listener
+    from gantrymq.plugins.ha.epochs import Epochs
+    from gantrymq.plugins.ha.lease import Lease
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -50,8 +52,10 @@ _RECEIVE_BYTES: Final = 4096
 class Master:
     """Listens on ``address`` from the beginning, and serves slaves while :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, config: HaConfig, copies: Copies) -> None:
+    def __init__(self, broker: Broker, config: HaConfig, copies: Copies, lease: Lease, epochs: Epochs) -> None:
         self._broker = broker
+        self._lease = lease
+        self._epochs = epochs
         self._config = config
         self._copies = copies
         self._grown = trio.lowlevel.ParkingLot()
@@ -133,6 +137,10 @@ class Master:
                     raise BadFrame(f"nothing was heard for {self._config.housekeeping:g} s")
                 if not data:
                     break
+                if self._epochs.fenced:
+                    raise BadFrame(self._epochs.fenced)
+                if not self._lease.slave_reported(copy.since):
+                    raise BadFrame("the lease has run out since it connected")
                 for offset in reports.feed(data):
                     if copy.start < 0:
                         copy.start = copy.sent = self._start_for(offset)

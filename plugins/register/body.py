@@ -35,6 +35,8 @@ class Announcement:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._texts: dict[str, tuple[TopicConfig, bytes]] = {}
+        self._version = DataVersion()
+        """As it was registered last."""
 
     def register(self) -> Command:
         """The request as of now, with every plugin's part (hook ``advertise``) in it."""
@@ -60,16 +62,26 @@ class Announcement:
             ext[EPOCH_FIELD] = str(epoch)
         return Command(RequestCode.REGISTER_BROKER, ext, body)
 
+    def query(self) -> Command:
+        """Whether the nameserver knows this broker, as it registered last (322); small, and a sign of life."""
+        ext = self._header().to_ext()
+        replication = self._broker.services.find(Replication)
+        if replication is not None:
+            ext[EPOCH_FIELD] = str(replication.epoch)
+        return Command(RequestCode.QUERY_DATA_VERSION, ext, self._version.to_bytes())
+
     def unregister(self) -> Command:
         """The farewell."""
+        return Command(RequestCode.UNREGISTER_BROKER, self._header().to_ext())
+
+    def _header(self) -> BrokerHeader:
         broker = self._broker
-        header = BrokerHeader(
+        return BrokerHeader(
             broker_name=broker.name,
             broker_addr=broker.address,
             cluster_name=broker.cluster,
             broker_id=broker.broker_id,
         )
-        return Command(RequestCode.UNREGISTER_BROKER, header.to_ext())
 
     def _collect(self) -> dict[str, Any]:
         parts: dict[str, Any] = {}
@@ -90,6 +102,7 @@ class Announcement:
         version = wrapper.data_version
         if epoch is not None and not self._broker.broker_id:  # RocketMQ 5's nameserver lets the higher one stay
             version = DataVersion(version.counter, version.timestamp, epoch.number)
+        self._version = version
         return b'{"filterServerList":%s,"topicConfigSerializeWrapper":{"dataVersion":%s,"topicConfigTable":{%s}}}' % (
             dumps(body.filter_server_list),
             version.to_bytes(),

@@ -107,8 +107,9 @@ class Link:
                 return
             self._news = trio.Event()
             await self._check_epoch(channel)
+            asked_at = self._rivals.monotonic()
             answer = await self._call(channel, self._announcement.register())
-            self._take_epoch(answer)
+            self._take_epoch(answer, asked_at)
             self._take_order(answer)
             pause = self._take_master(answer)
             if not self.registered:
@@ -118,7 +119,7 @@ class Link:
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
-            while await self._nothing_until(min(until, look_at), channel) and trio.current_time() < until:
+            while await self._beat_until(min(until, look_at), channel) and trio.current_time() < until:
                 is_lost = await self._rivals.check(channel, self._timeout)
                 look_at = trio.current_time() + looks.popleft() if looks else inf
                 if look_at == inf:
@@ -132,7 +133,23 @@ class Link:
         if replication is not None and self.registered and not self._knows_epochs:
             await self._rivals.check(channel, self._timeout)
 
-    def _take_epoch(self, answer: Command) -> None:
+    async def _beat_until(self, moment: float, channel: Channel) -> bool:
+        """As :meth:`_nothing_until`; meanwhile ask often for a higher epoch: a master's lease needs the answers."""
+        replication = self._rivals.replication
+        beat = inf if replication is None else replication.beat
+        while await self._nothing_until(min(moment, trio.current_time() + beat), channel):
+            if trio.current_time() >= moment:
+                return True
+            if replication is not None and not self._knows_epochs and not replication.has_lease:
+                await self._rivals.check(channel, self._timeout)
+            asked_at = self._rivals.monotonic()
+            answer = await channel.call(self._announcement.query(), self._timeout)
+            self._take_epoch(answer, asked_at)
+            if self._knows_epochs and (answer.ext or {}).get("changed") == "true":
+                self.poke()
+        return False
+
+    def _take_epoch(self, answer: Command, asked_at: float) -> None:
         """A nameserver that knows epochs tells the highest one. :class:`RemoteFault` when this is fenced."""
         replication = self._rivals.replication
         epoch = epoch_in(answer.ext)
@@ -140,7 +157,10 @@ class Link:
         if replication is None:
             return
         if epoch is not None:
+            if epoch.outranks(replication.epoch):
+                self.poke()  # the answer to the next registration says where the new master is
             replication.learn_epoch(epoch, f"the nameserver {self.address}")
+        replication.nameserver_answered(asked_at)
         if replication.fenced:
             raise RemoteFault(ResponseCode.SERVICE_NOT_AVAILABLE, replication.fenced)
 

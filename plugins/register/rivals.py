@@ -65,6 +65,10 @@ class Rivals:
         look whose address it names."""
         self.run = f"{broker.env.wall_ms():012x}-{broker.env.random_int(1 << _RUN_BITS):x}"
 
+    def monotonic(self) -> float:
+        """The time, in seconds; 0 where nobody asks for it."""
+        return 0.0 if self.replication is None else self._broker.env.monotonic()
+
     @property
     def is_fenced(self) -> bool:
         """Whether another broker was promoted: this one stays away from the nameservers."""

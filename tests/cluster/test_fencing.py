@@ -108,6 +108,7 @@ def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, see
             await three.load.more(5)
             cluster.machine(A).pause()
             await trio.sleep(GIVEN_UP_S)
+            end = three.log_end(A)
             await three.promote(B)
             await trio.sleep(more_s)
             cluster.machine(A).resume()
@@ -116,13 +117,14 @@ def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, see
             assert three.is_master(B)
             assert await three.route() == f"{B}:10911"
             assert three.slaves_of(B) == 1
+            assert three.log_end(A) == end, "the deposed master took messages"
         await three.load.check(f"{B}:10911")
         assert three.lines("master_fenced"), "the deposed master says so"
 
     simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", seeds(1))
+@pytest.mark.parametrize("seed", seeds(2))
 def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, ASYNC)
@@ -133,12 +135,71 @@ def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> Non
             await trio.sleep(GIVEN_UP_S)
             await three.promote(B)
             await trio.sleep(cluster.chance.uniform(0, 20))
+            end = three.log_end(A)
             cluster.machine(A).resume()
             await trio.sleep(40)
             await three.load.more(5)
             assert await three.route() == f"{B}:10911"
+            assert three.log_end(A) == end, "the deposed master took messages"
             refused = await ask(A, send(TOPIC, b"late"))
             assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, refused.remark
         assert len(three.lines("master_fenced")) == 1
 
     simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("settings", [QUICK, ASYNC], ids=["sync", "async"])
+def test_a_master_that_was_paused_for_longer_than_its_lease_takes_nothing_before_it_was_told_that_it_may(
+    settings: dict[str, str],
+) -> None:
+    """Nobody was promoted: it asks the nameserver first, and goes on. Cut off from everybody it does not."""
+
+    async def scenario(cluster: Cluster) -> None:
+        two = Trio(cluster, settings)
+        await two.start(slaves=1)
+        async with beside(two.load.run):
+            await two.load.more(5)
+            cluster.machine(A).pause()
+            await trio.sleep(15)
+            cluster.machine(A).resume()
+            await trio.sleep(1)
+            assert [line["event"] for line in cluster.log if "lease" in line["event"]] == [
+                "lease_expired",
+                "lease_renewed",
+            ]
+            await two.load.more(5)
+
+            for link in cluster.network.between(A, [NAMES, B]):
+                link.clog()
+            await trio.sleep(11)
+            end, before = two.log_end(A), dict(two.load.acknowledged)
+            await trio.sleep(20)
+            assert (two.log_end(A), two.load.acknowledged) == (end, before)
+            refused = await ask(A, send(TOPIC, b"late"))
+            assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+            assert "longer than its lease of 10 s (plugin.ha.lease)" in str(refused.remark)
+            cluster.network.heal()
+            await two.load.more(5)
+        await two.load.check(f"{A}:10911")
+
+    simulate(scenario, 5)
+
+
+def test_without_the_refusal_a_master_without_a_lease_takes_messages_and_confirms_none() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        two = Trio(cluster, {**QUICK, "plugin.ha.refuse_without_lease": "false", "plugin.ha.lease": "12s"})
+        await two.start(slaves=1)
+        async with beside(two.load.run):
+            await two.load.more(5)
+            for link in cluster.network.between(A, [NAMES, B]):
+                link.clog()
+            await trio.sleep(14)
+            end, before = two.log_end(A), dict(two.load.acknowledged)
+            await trio.sleep(20)
+            assert two.log_end(A) > end
+            assert two.load.acknowledged == before
+            cluster.network.heal()
+            await two.load.more(5)
+        await two.load.check(f"{A}:10911")
+
+    simulate(scenario, 6)

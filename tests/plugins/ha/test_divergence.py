@@ -11,6 +11,7 @@ import trio
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets, Replication
 from gantrymq.plugins.ha import compare
+from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.testing.harness import run_broker
 
 pytestmark = pytest.mark.trio
@@ -23,6 +24,7 @@ async def diverge(pair: Any, *tail: bytes) -> tuple[bytes, int]:
         async with pair.slave(master) as slave:
             await pair.until(lambda: slave.store.dispatched == master.log.end)
             common = slave.log.end
+    (pair.root / "slave" / FILE).unlink()  # else it is promoted here, and the other one is fenced
     async with pair.master(home="slave") as promoted:
         if tail:
             await pair.send(promoted, *tail)

@@ -1,0 +1,98 @@
+"""A lease by itself: what renews it, and when it has run out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gantrymq.plugins.ha.lease import Lease
+
+
+class Clocks:
+    """Both clocks of a machine."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.wall = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.wall * 1000)
+
+    def go(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall += seconds
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+def lease_of(clocks: Any, *, nameservers: bool = True) -> Lease:
+    return Lease(clocks, 10.0, has_nameservers=nameservers)
+
+
+def test_it_begins_with_the_first_nameservers_answer_and_lasts_from_the_question(clocks: Clocks) -> None:
+    lease = lease_of(clocks)
+    assert "plugin.ha.lease" in lease.refusal
+    asked_at = clocks.now
+    clocks.go(4)
+    lease.nameserver_answered(asked_at)
+    assert lease.refusal == ""
+    clocks.go(5.9)
+    assert lease.refusal == ""
+    clocks.go(0.2)
+    assert lease.refusal
+
+
+def test_an_answer_that_waited_through_a_pause_renews_nothing(clocks: Clocks) -> None:
+    lease = lease_of(clocks)
+    lease.nameserver_answered(clocks.now)
+    asked_at = clocks.now
+    clocks.go(14)
+    lease.nameserver_answered(asked_at)
+    assert lease.refusal
+    lease.nameserver_answered(clocks.now)
+    assert not lease.refusal
+
+
+def test_a_slave_keeps_it_and_cannot_bring_it_back_where_there_are_nameservers(clocks: Clocks) -> None:
+    lease = lease_of(clocks)
+    lease.nameserver_answered(clocks.now)
+    connected_at = clocks.now
+    for _ in range(5):
+        clocks.go(6)
+        assert lease.slave_reported(connected_at)
+        assert not lease.refusal
+    clocks.go(11)
+    assert lease.slave_reported(connected_at)
+    assert lease.slave_reported(clocks.now)
+    assert lease.refusal
+
+
+def test_without_nameservers_it_begins_with_a_slave_and_a_new_connection_brings_it_back(clocks: Clocks) -> None:
+    lease = lease_of(clocks, nameservers=False)
+    clocks.go(1000)
+    assert not lease.refusal, "nobody was ever there who could be promoted"
+    connected_at = clocks.now
+    assert lease.slave_reported(connected_at)
+    clocks.go(11)
+    assert not lease.slave_reported(connected_at), "it may have been said before the pause"
+    assert lease.refusal
+    clocks.go(1)
+    assert lease.slave_reported(clocks.now)
+    assert not lease.refusal
+
+
+def test_a_machine_that_was_suspended_is_noticed_by_its_wall_clock(clocks: Clocks) -> None:
+    lease = lease_of(clocks)
+    lease.nameserver_answered(clocks.now)
+    clocks.wall += 3600
+    assert lease.refusal
+    clocks.wall -= 7200
+    lease.nameserver_answered(clocks.now)
+    assert not lease.refusal
