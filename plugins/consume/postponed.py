@@ -14,6 +14,7 @@ from gantrymq.kernel.commitlog import UnreadableRange
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
+    from gantrymq.kernel.connection import Connection
 
 log = structlog.get_logger("gantrymq.consume")
 
@@ -23,8 +24,51 @@ POSTPONED_MAX: Final = 10_000
 """A peer may ask faster than it is answered; with so many waiting, each further one is read where it stands."""
 
 
+class _Ready:
+    """Pulls that may run, connection by connection: one that sent many holds up its own only."""
+
+    def __init__(self) -> None:
+        self._turns: deque[Connection] = deque()
+        self._pulls: dict[Connection, deque[tuple[Pull, float]]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, pull: Pull, since: float) -> None:
+        """Let the pull run behind all others of its connection."""
+        connection = pull.request.connection
+        queue = self._pulls.get(connection)
+        if queue is None:
+            queue = self._pulls[connection] = deque()
+            self._turns.append(connection)
+        queue.append((pull, since))
+        self._count += 1
+
+    def take(self) -> tuple[Pull, float]:
+        """The first pull of the connection whose turn it is."""
+        connection = self._turns.popleft()
+        queue = self._pulls[connection]
+        taken = queue.popleft()
+        if queue:
+            self._turns.append(connection)
+        else:
+            del self._pulls[connection]
+        self._count -= 1
+        return taken
+
+    def take_all(self) -> list[Pull]:
+        """All pulls; none is left."""
+        pulls = [pull for queue in self._pulls.values() for pull, _ in queue]
+        self._turns.clear()
+        self._pulls.clear()
+        self._count = 0
+        return pulls
+
+
 class Postponed:
-    """Pulls that run again: when what they want came from the disk, or when the others had their turn.
+    """Pulls that run again: when what they want came from the disk, or when the others had their turn. Connections take
+    turns.
 
     ``again(pull, wait)`` answers one and returns its bytes; with ``wait`` it reads from the disk, come what may.
     ``give_up(pull)`` answers one that is not read any more: its client asks again, here or elsewhere.
@@ -40,7 +84,7 @@ class Postponed:
         self._again = again
         self._give_up = give_up
         self._waited = waited
-        self._ready: deque[tuple[Pull, float]] = deque()
+        self._ready = _Ready()
         self._absent: deque[tuple[Pull, float, Callable[[], object]]] = deque()
         self._fetching: Pull | None = None
         self._stopped = False
@@ -68,8 +112,7 @@ class Postponed:
         """Give up all that wait, and let none wait any more: nobody shall wait for a disk to stop."""
         self._stopped = True
         fetching, self._fetching = self._fetching, None
-        left = [*(one[0] for one in self._ready), *(one[0] for one in self._absent)]
-        self._ready.clear()
+        left = [*self._ready.take_all(), *(one[0] for one in self._absent)]
         self._absent.clear()
         for pull in [fetching, *left] if fetching is not None else left:
             if not pull.request.connection.closed:
@@ -88,7 +131,7 @@ class Postponed:
             while self._ready:
                 room = TURN_BYTES
                 while self._ready and room > 0:
-                    room -= self._answer(*self._ready.popleft(), wait=False)
+                    room -= self._answer(*self._ready.take(), wait=False)
                 await trio.lowlevel.checkpoint()
 
     async def _run_absent(self) -> None:
@@ -114,7 +157,7 @@ class Postponed:
                     self._put_ready(*self._absent.popleft()[:2])
 
     def _put_ready(self, pull: Pull, since: float) -> None:
-        self._ready.append((pull, since))
+        self._ready.put(pull, since)
         self._some_ready.set()
 
     def _answer(self, pull: Pull, since: float, *, wait: bool) -> int:

@@ -8,7 +8,8 @@ at the place in the log is not read, far less believed, before the strategy has 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.store import Store
     from gantrymq.plugins.transaction.plain import Ending
 
+TURN_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of half messages that are read, and written again, in one turn; a single one may have more."""
 _PLACE = struct.Struct(">4xI20xq")
 """Magic and log offset of a record."""
 
@@ -44,21 +47,26 @@ class EndTransactions:
         self.rollbacks = 0
         """And "roll back"."""
 
-    def handle(self, requests: list[Request]) -> None:
+    def handle(self, requests: list[Request]) -> list[Request]:
         """End each transaction; a bad request is answered at once and harms no other.
 
-        One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ.
+        One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ. A request of
+        some bytes stands for a message of megabytes: what is beyond :data:`TURN_BYTES` is returned, and comes again.
         """
+        left: list[Request] = []
         if self._is_slave:
             for request in requests:
                 _refuse_at_slave(request)
-            return
+            return left
         endings = read_endings(requests, _refuse)
         if endings:
             endings, others = self._strategy.split_named(endings)
             for ending in others:
                 _refuse(ending.request, self._why_not_named(ending))
         if endings:
+            count = self._count_for_turn([ending.commit_log_offset for ending in endings])
+            left = [ending.request for ending in endings[count:]]
+            endings = endings[:count]
             records = look_at(self._store.log, [ending.commit_log_offset for ending in endings])
             endings = match_records(endings, records, self._strategy.is_prepared, _refuse)
         if endings:
@@ -66,6 +74,19 @@ class EndTransactions:
             self.commits += commits
             self.rollbacks += len(endings) - commits
             self._strategy.end(endings)
+        return left
+
+    def _count_for_turn(self, offsets: list[int]) -> int:
+        """How many of the half messages at these places are read in one turn, one at least."""
+        if max(offsets) - min(offsets) <= TURN_BYTES and len(set(offsets)) == len(offsets):
+            return len(offsets)  # they lie in so few bytes
+        size = 0
+        for count, offset in enumerate(offsets, start=1):
+            with suppress(OutOfLog, CorruptRange, OSError):
+                size += int.from_bytes(self._store.log.view(offset, 4), "big")
+            if size >= TURN_BYTES:
+                return count
+        return len(offsets)
 
     def _why_not_named(self, ending: Ending) -> RemoteFault:
         """RocketMQ's text for a place in the log without a record, or another one than the queue offset names."""

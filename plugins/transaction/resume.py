@@ -7,7 +7,7 @@ message of its log, one that has ended too, which is then delivered twice; here 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -16,6 +16,7 @@ from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.reading import find_named
 from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
+from gantrymq.plugins.transaction.endings import TURN_BYTES
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 NOT_FOUND = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
 NOT_PUT = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."
 
+REQUEST_BYTES: Final = 4096
+"""What the time for a request without a message counts for."""
+
 _OWN: dict[bytes, bytes | None] = {b"REAL_TOPIC": None, b"REAL_QID": None, CHECK_TIMES: None, FIRST_OFFSET: None}
 
 log = structlog.get_logger("gantrymq.transaction")
@@ -45,12 +49,21 @@ class ResumeHalves:
         self._append = append
         self._is_slave = is_slave
 
-    def handle(self, requests: list[Request]) -> None:
-        """One batch for all requests; each is answered when its message is safe."""
+    def handle(self, requests: list[Request]) -> int:
+        """One batch for all requests; each is answered when its message is safe.
+
+        What is beyond :data:`TURN_BYTES` comes again.
+        """
         batch = AppendBatch(done=_answer, traits=Trait.PREPARED)
-        take_each(requests, partial(self._add, batch))
+        taken = size = 0
+        while taken < len(requests) and size < TURN_BYTES:
+            before = len(batch)
+            take_each(requests[taken : taken + 1], partial(self._add, batch))
+            size += REQUEST_BYTES + sum(len(body) for body in batch.bodies[before:])
+            taken += 1
         if len(batch):
             self._append(batch)
+        return taken
 
     def _add(self, batch: AppendBatch, request: Request) -> None:
         header = request.header(ResumeCheckHeader)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.consume import subscriptions
+from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.remoting.bodies import (
@@ -309,6 +311,42 @@ def test_the_check_of_a_long_expression_rests(tmp_path: Path, monkeypatch: pytes
             body = CheckClientConfig("c", "g", SubscriptionData("T", text, expression_type="SQL92")).to_bytes()
             assert peer.ask(Command(RequestCode.CHECK_CLIENT_CONFIG, body=body)).code == code
     assert rests > 100
+
+
+@pytest.mark.trio
+async def test_postponed_pulls_of_one_connection_hold_up_no_other_one() -> None:
+    answered: list[tuple[int, int]] = []
+
+    class Peer:
+        closed = False
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    def pull_of(peer: Peer, offset: int) -> Any:
+        return SimpleNamespace(request=SimpleNamespace(connection=peer), offset=offset)
+
+    def answer(given: Any, wait: bool) -> int:
+        answered.append((given.request.connection.number, given.offset))
+        return TURN_BYTES  # each takes a whole turn
+
+    postponed = Postponed(answer, lambda given: None)
+    attacker, other, late = Peer(0), Peer(1), Peer(2)
+    for offset in range(50):
+        postponed.until_next_turn(pull_of(attacker, offset))
+    for offset in range(3):
+        postponed.until_next_turn(pull_of(other, offset))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(postponed.run)
+        while len(answered) < 20:
+            await trio.lowlevel.checkpoint()
+        postponed.until_next_turn(pull_of(late, 0))
+        while len(postponed):
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert answered[:6] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert answered.index((2, 0)) <= 22
+    assert [offset for number, offset in answered if number == 0] == list(range(50))
 
 
 @pytest.mark.trio
