@@ -9,6 +9,10 @@ from pathlib import Path
 import rich_click as click
 
 from gantrymq.cli.group import COMMANDS, cli
+from gantrymq.kernel import properties_file
+from gantrymq.kernel.config import build_config, read_settings, show
+from gantrymq.kernel.manager import load_plugins
+from gantrymq.plugins import DEFAULT_PLUGINS
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the code. -->\n"
@@ -75,7 +79,35 @@ def cli_page() -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-PAGES = {"cli.md": cli_page}
+CONFIGURATION = """\
+# Configuration keys
+
+Every key of the kernel and of the shipped plugins, with its default and the key of RocketMQ's `broker.conf` that
+sets it directly.
+[Configure](../howto/configure.md) explains where a value comes from, its units, and what each key of a default plugin
+means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`.
+`gantrymq print-config` prints the values that are in force.
+"""
+OPTIONAL_PLUGINS = ("ha", "metrics")
+
+
+def configuration_page() -> str:
+    """``configuration.md``: every key with its default and RocketMQ's name."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for theirs, (section, key, _) in properties_file._KEYS.items():
+        names.setdefault((section, key), []).append(theirs)
+    manager = load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS])
+    out, section = [NOTE, CONFIGURATION], ""
+    for row in build_config(read_settings(environ={}), manager).explain():
+        if row.section != section:
+            section = row.section
+            out += ["", f"## `[{section}]`\n", "| key | default | RocketMQ |", "|---|---|---|"]
+        theirs = ", ".join(f"`{name}`" for name in sorted(names.get((section, row.key), ())))
+        out.append(f"| `{section}.{row.key}` | `{cell(show(row.value))}` | {theirs} |")
+    return "\n".join(out).rstrip() + "\n"
+
+
+PAGES = {"cli.md": cli_page, "configuration.md": configuration_page}
 
 
 def main() -> None:

@@ -59,6 +59,16 @@ def test_the_generated_pages_are_those_of_the_code(monkeypatch: pytest.MonkeyPat
         assert (REFERENCE / name).read_text() == make(), f"{name} is old: run `python docs/generate.py`"
 
 
+def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:
+    for section, page in (("plugin.ha", "cluster.md"), ("plugin.metrics", "metrics.md")):
+        keys = re.findall(rf"^\| `{section}\.(\w+)` \|", (REFERENCE / "configuration.md").read_text(), re.MULTILINE)
+        text = (ROOT / "docs" / "howto" / page).read_text()
+        assert keys
+        assert [
+            key for key in keys if not re.search(rf"`(?:{section}\.|\.)?{key}`|^{key} = ", text, re.MULTILINE)
+        ] == []
+
+
 def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
