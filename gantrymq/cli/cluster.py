@@ -20,7 +20,19 @@ PROMOTED_S: Final = 30.0
 """How long a slave may take to be back as a master."""
 PROMOTED_POLL_S: Final = 0.2
 UNREACHABLE: Final = "unreachable"
-COLUMNS: Final = ("cluster", "broker", "id", "role", "address", "ha_address", "offset", "lag_bytes", "lag_seconds")
+FENCED: Final = "fenced"
+COLUMNS: Final = (
+    "cluster",
+    "broker",
+    "id",
+    "role",
+    "address",
+    "ha_address",
+    "offset",
+    "lag_bytes",
+    "lag_seconds",
+    "epoch",
+)
 
 
 @click.group()
@@ -36,10 +48,11 @@ def status(as_json: bool, nameserver: str) -> None:
 
     `offset` is where the broker's commit log ends, in bytes. `lag_seconds` is how long a slave has been behind
     its master; RocketMQ's brokers do not report it. A broker that does not answer is `unreachable`.
+    A master that is `fenced` takes no messages: another one was promoted (`epoch`).
     """
     rows = with_client(nameserver, broker_rows)
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        click.echo(json.dumps([{column: row[column] for column in COLUMNS} for row in rows], indent=2))
         return
     from gantrymq.cli.tables import print_table
 
@@ -49,51 +62,37 @@ def status(as_json: bool, nameserver: str) -> None:
 @cluster.command()
 @click.argument("name")
 @click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
+@click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @nameserver_option
-def promote(name: str, number: int | None, nameserver: str) -> None:
+def promote(name: str, number: int | None, accept_loss: bool, nameserver: str) -> None:
     """Promote a slave of the broker NAME to master, when the master is gone.
 
     The slave starts again as a master, in its process, and its log goes on behind what it has. Refused while the master
     answers: stop it first. Then it may come back as a slave (broker.id above 0).
+
+    A new epoch begins: all slaves are told of it first and confirm nothing more to the old master, which is fenced if
+    it goes on. Refused where a slave does not answer, or where another slave has more than the one with this id.
     """
-    address = with_client(nameserver, partial(_promote, name, number))
+    address = with_client(nameserver, partial(_promote, name, number, accept_loss))
     click.echo(f"{name}: {address} is the master")
 
 
-async def _promote(name: str, number: int | None, client: Client) -> str:
+async def _promote(name: str, number: int | None, accept_loss: bool, client: Client) -> str:
     """The new master's address, once the nameserver returns it to clients."""
     import trio
 
-    rows = [row for row in await broker_rows(client) if row["broker"] == name]
-    reached = [row for row in rows if row["role"] != UNREACHABLE]
-    for row in reached:
-        if row["id"] == 0:
-            raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
-    slaves = [row for row in reached if number in (None, row["id"])]
-    if not slaves:
-        which = "slave" if number is None else f"slave with the id {number}"
-        raise CommandFailed(f"{name} has no {which} that answers")
-    chosen = max(slaves, key=lambda row: row["offset"] or 0)
-    await _order(chosen["address"])
+    from gantrymq.cli import promotion
+
+    brokers = partial(broker_rows, client)
+    promoted = await promotion.promote(name, brokers, number=number, accept_loss=accept_loss)
     with trio.move_on_after(PROMOTED_S):
         while True:
-            for row in await broker_rows(client):
-                if (row["broker"], row["id"]) == (name, 0) and row["role"] != UNREACHABLE:
-                    return str(row["address"])
+            for row in await brokers():
+                place = row["broker"], row["id"], row["address"]
+                if place == (name, 0, promoted.address) and row["role"] != UNREACHABLE:
+                    return promoted.address
             await trio.sleep(PROMOTED_POLL_S)
-    raise CommandFailed(f"{chosen['address']} has not come back as a master in {PROMOTED_S:g} s: see its log")
-
-
-async def _order(address: str) -> None:
-    """Tell the broker that its number is 0 from now on."""
-    from gantrymq.remoting.channel import open_channel
-    from gantrymq.remoting.codes import RequestCode
-    from gantrymq.remoting.command import Command
-
-    async with open_channel(address) as channel:
-        answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
-    if answer.code:
-        raise CommandFailed(f"{address} refuses: {answer.remark}")
+    raise CommandFailed(f"{promoted.address} has not come back as a master in {PROMOTED_S:g} s: see its log")
 
 
 async def broker_rows(client: Client) -> list[dict[str, Any]]:
@@ -106,7 +105,14 @@ async def broker_rows(client: Client) -> list[dict[str, Any]]:
         for name, data in info.broker_addr_table.items():
             for broker_id, address in data.broker_addrs.items():
                 row = found[name, broker_id] = dict.fromkeys(COLUMNS)
-                row |= {"cluster": data.cluster, "broker": name, "id": broker_id, "address": address}
+                row |= {
+                    "epoch": None,
+                    "not_promotable": "",
+                    "cluster": data.cluster,
+                    "broker": name,
+                    "id": broker_id,
+                    "address": address,
+                }
                 nursery.start_soon(_ask, row, address)
     for (name, broker_id), row in found.items():
         master = found.get((name, 0))
@@ -134,3 +140,7 @@ async def _ask(row: dict[str, Any], address: str) -> None:
     row["offset"] = int(table["commitLogMaxOffset"]) if "commitLogMaxOffset" in table else None
     row["ha_address"] = table.get("haServerAddr") or table.get("haMasterAddress") or None
     row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None
+    row["epoch"] = table.get("haEpoch")
+    row["not_promotable"] = table.get("haNotPromotable", "")
+    if table.get("haFenced"):
+        row["role"] = FENCED

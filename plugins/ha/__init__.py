@@ -34,7 +34,7 @@ from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
-from gantrymq.plugins.ha.role import change_number
+from gantrymq.plugins.ha.role import change_number, fixed_number
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
@@ -207,7 +207,7 @@ class HaPlugin:
         """Role, slaves or master, and how far behind."""
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self.slave is not None:
-            return epoch | slave_info(broker, self.slave)
+            return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
         epoch["haLease"] = str(self.has_lease).lower()
         return epoch | master_info(broker, self.copies, self.ha_address, self._config.role)
 

@@ -28,17 +28,25 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
     """
     if wanted == broker.broker_id:
         return False
-    row = next(row for row in broker.config.explain() if (row.section, row.key) == ("broker", "id"))
-    if row.origin in ("environment", "flag"):
-        raise _refused(
-            f"broker.id is set by {row.origin} {row.source}, which stands over what is changed here: change it there "
-            "and start the broker again"
-        )
+    reason = fixed_number(broker)
+    if reason:
+        raise _refused(reason)
     if wanted == 0 and master_at:
         raise _refused(f"the master is there, at {master_at}: stop it first, or both would take messages")
     log.warning("role_changed", number=broker.broker_id, wanted=wanted)
     broker.restart()
     return True
+
+
+def fixed_number(broker: Broker) -> str:
+    """Why the broker's number cannot be changed while it runs; empty where it can."""
+    row = next(row for row in broker.config.explain() if (row.section, row.key) == ("broker", "id"))
+    if row.origin not in ("environment", "flag"):
+        return ""
+    return (
+        f"broker.id is set by {row.origin} {row.source}, which stands over what is changed here: change it there "
+        "and start the broker again"
+    )
 
 
 def _refused(reason: str) -> RemoteFault:

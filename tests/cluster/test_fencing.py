@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
+from gantrymq.cli import promotion
+from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.failures import CommandFailed
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -65,6 +69,12 @@ class Trio:
         answer = await ask(host, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
         assert answer.code == 0, answer.remark
         await self.cluster.until(lambda: self.is_master(host), what=f"{host} is a master")
+
+    async def promote_by_command(self, **options: Any) -> str:
+        """As ``gantrymq cluster promote``; the new master's host."""
+        async with self.cluster.client() as client:
+            promoted = await promotion.promote("broker-a", partial(broker_rows, client), **options)
+        return promoted.address.partition(":")[0]
 
     def is_master(self, host: str) -> bool:
         broker = self.cluster.machine(host).broker
@@ -203,3 +213,94 @@ def test_without_the_refusal_a_master_without_a_lease_takes_messages_and_confirm
         await two.load.check(f"{A}:10911")
 
     simulate(scenario, 6)
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_a_promotion_within_the_lease_fences_every_slave_before_it_chooses(seed: int) -> None:
+    """The old master hangs for a few seconds only: it still has its lease, and its slaves are still connected."""
+
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        async with beside(three.load.run):
+            await three.load.more(5)
+            if seed % 2:
+                for link in cluster.network.between(A, B):
+                    link.clog()  # C has more than B
+                await three.load.more(5)
+            cluster.machine(A).pause()
+            new = await three.promote_by_command()
+            assert new == (C if seed % 2 else B)
+            other = B if seed % 2 else C
+            cluster.network.heal()
+            for link in [*cluster.network.between(NAMES, [A, other]), *cluster.network.between(new, [A, other])]:
+                link.clog()  # nobody but the command tells the old master and the other slave
+            cluster.machine(A).resume()
+            await trio.sleep(8)
+            cluster.network.heal()
+            await cluster.until(lambda: three.is_master(new), what="the promoted one is a master")
+            await three.load.more(5)
+            assert await three.route() == f"{new}:10911"
+        await three.load.check(f"{new}:10911")
+        assert three.lines("master_fenced")
+
+    simulate(scenario, seed)
+
+
+def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        async with beside(three.load.run):
+            with pytest.raises(CommandFailed, match=r"has a master at 10\.0\.0\.10:10911 that answers"):
+                await three.promote_by_command()
+            for link in cluster.network.between(A, B):
+                link.clog()
+            await three.load.more(5)
+            cluster.machine(A).pause()
+            cluster.machine(C).pause()
+            with pytest.raises(CommandFailed, match=r"slaves that cannot be asked, 10\.0\.0\.12:10911"):
+                await three.promote_by_command()
+            cluster.machine(C).resume()
+            with pytest.raises(CommandFailed, match=r"what lies between would be lost\. Promote that one"):
+                await three.promote_by_command(number=1)
+            assert await three.promote_by_command() == C
+            await cluster.until(lambda: three.is_master(C), what="C is a master")
+            cluster.network.heal()
+            await three.load.more(5)
+        await three.load.check(f"{C}:10911")
+
+    simulate(scenario, 3)
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        outcomes: list[str] = []
+
+        async def attempt(number: int) -> None:
+            try:
+                outcomes.append(await three.promote_by_command(number=number))
+            except CommandFailed as failure:
+                outcomes.append(str(failure))
+
+        async with beside(three.load.run):
+            await three.load.more(5)
+            cluster.machine(A).pause()
+            for link in cluster.network.between(OBSERVER, [B, C]):
+                link.delay_s = 0.0, 0.05
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(attempt, 1)
+                nursery.start_soon(attempt, 2)
+            masters = [outcome for outcome in outcomes if outcome in (B, C)]
+            assert len(masters) <= 1, outcomes
+            if not masters:
+                masters.append(await three.promote_by_command())
+            cluster.machine(A).resume()
+            await cluster.until(lambda: three.is_master(masters[0]), what="one is a master")
+            await three.load.more(5)
+        await three.load.check(f"{masters[0]}:10911")
+
+    simulate(scenario, seed)

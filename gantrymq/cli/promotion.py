@@ -1,0 +1,119 @@
+"""Promote a slave so that nothing is lost that any slave has confirmed: fence all of them first, then choose.
+
+From when a slave is told of the new epoch it confirms nothing more to the old master, and its log ends where it says.
+So the one that has most has everything that was acknowledged, whatever the old master does meanwhile. Two that promote
+at the same time choose different tokens: of one number each slave takes the first only.
+
+``epoch_at_least`` is for who chooses by a lock: its revision is an epoch that grows by itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, Epoch, epoch_in
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+TELL_S: Final = 5.0
+"""How long a slave may take to keep an epoch on its disk."""
+TOKEN_BYTES: Final = 4
+FENCED: Final = "fenced"
+UNREACHABLE: Final = "unreachable"
+ACCEPT_LOSS: Final = "--accept-loss promotes all the same"
+
+Row = dict[str, Any]
+"""A broker as ``gantrymq cluster status`` has it, with ``epoch`` (a text, None for brokers that know none) and
+``not_promotable`` (why its number cannot change, or empty)."""
+
+
+@attrs.frozen
+class Promoted:
+    """Who is the master now, and of which epoch; None for a broker that knows no epochs."""
+
+    address: str
+    epoch: Epoch | None
+
+
+async def promote(
+    name: str,
+    brokers: Callable[[], Awaitable[Sequence[Row]]],
+    *,
+    number: int | None = None,
+    accept_loss: bool = False,
+    epoch_at_least: int = 0,
+) -> Promoted:
+    """Order a slave of the broker ``name`` to be its master; ``brokers`` returns those of all names, as they are.
+
+    ``number``: which slave; else the one that has most. :class:`CommandFailed` while a master answers, and where
+    something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
+    """
+    rows = [row for row in await brokers() if row["broker"] == name]
+    for row in rows:
+        if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED):
+            raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
+    slaves = [row for row in rows if row["id"] and row["role"] != UNREACHABLE]
+    if not any(number in (None, row["id"]) for row in slaves):
+        which = "slave" if number is None else f"slave with the id {number}"
+        raise CommandFailed(f"{name} has no {which} that answers")
+    if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
+        chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
+        await _call(chosen["address"], Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
+        return Promoted(chosen["address"], None)
+    lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
+    if lost and not accept_loss:
+        raise CommandFailed(
+            f"{name} has slaves that cannot be asked, {', '.join(lost)}: they may have confirmed messages that the "
+            f"others lack. Start or stop them (a nameserver forgets a broker that is gone after 120 s); {ACCEPT_LOSS}"
+        )
+    slaves = [row for row in slaves if row["epoch"] is not None]
+    _check_promotable([row for row in slaves if number in (None, row["id"])])
+    known = [epoch_in(row, "epoch") or FIRST for row in rows]
+    epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
+    ends = {row["address"]: await _tell(row["address"], epoch) for row in slaves}
+    wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
+    address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
+    if ends[address] < max(ends.values()) and not accept_loss:
+        best = max(ends, key=lambda each: ends[each])
+        raise CommandFailed(
+            f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: what lies between would be "
+            f"lost. Promote that one; {ACCEPT_LOSS}"
+        )
+    await _tell(address, epoch, master=True)
+    return Promoted(address, epoch)
+
+
+def _check_promotable(wanted: Sequence[Row]) -> None:
+    """Before anybody is fenced: somebody can be promoted."""
+    if all(row["not_promotable"] for row in wanted):
+        raise CommandFailed(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
+
+
+async def _tell(address: str, epoch: Epoch, *, master: bool = False) -> int:
+    """Tell the broker of the epoch, or that it is its master; where its log ends."""
+    ext = {EPOCH_FIELD: str(epoch)} | ({"masterAddress": address} if master else {})
+    answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext))
+    try:
+        return int((answer.ext or {})["logEnd"])
+    except (KeyError, ValueError):
+        raise CommandFailed(f"{address} does not say where its log ends") from None
+
+
+async def _call(address: str, command: Command) -> Command:
+    try:
+        with trio.fail_after(TELL_S):
+            async with open_channel(address) as channel:
+                answer = await channel.call(command)
+    except (ConnectError, RemoteFault, trio.TooSlowError) as error:
+        raise CommandFailed(f"{address}: {error or f'no answer in {TELL_S:g} s'}; promote again") from None
+    if answer.code:
+        raise CommandFailed(f"{address} refuses: {answer.remark}")
+    return answer
