@@ -98,7 +98,7 @@ class TransactionResult:
 
 
 class Delivery(Protocol):
-    """Where acknowledgements go: the consumer's side of one queue."""
+    """Where acknowledgments go: the consumer's side of one queue."""
 
     @property
     def dropped(self) -> bool:

@@ -175,7 +175,7 @@ class TransactionalProducer:
 class Consumer:
     """:class:`gantrymq.Consumer` as a plain iterator.
 
-    Acknowledgements take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
+    Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
     """
 
     def __init__(self, loop: Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:

@@ -1,4 +1,4 @@
-"""Logs: a line an event, coloured words for a human in a terminal, JSON otherwise; always on stderr."""
+"""Logs: a line an event, colored words for a human in a terminal, JSON otherwise; always on stderr."""
 
 from __future__ import annotations
 

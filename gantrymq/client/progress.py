@@ -14,7 +14,7 @@ OUTSTANDING_MAX_SPAN: Final = 2000
 
 
 class Progress:
-    """The messages of one queue between pull and acknowledgement.
+    """The messages of one queue between pull and acknowledgment.
 
     Offsets are pulled in ascending order and acknowledged in any. ``position`` is the offset to pull next.
     """

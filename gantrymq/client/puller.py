@@ -108,12 +108,12 @@ class Puller(Generic[R]):
         )  # fmt: skip
 
     def drop(self) -> None:
-        """The queue is another member's now: stop, and ignore acknowledgements from now on."""
+        """The queue is another member's now: stop, and ignore acknowledgments from now on."""
         self.dropped = True
         self._scope.cancel()
 
     def close(self) -> None:
-        """The consumer's block has ended: an acknowledgement is an error from now on."""
+        """The consumer's block has ended: an acknowledgment is an error from now on."""
         self._closed = True
         self._scope.cancel()
 

@@ -16,7 +16,7 @@ from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, Frame, join_fram
 from gantrymq.remoting.lenient_header import LANGUAGES, read_lenient
 
 VERSION: Final = 407
-"""What we announce: the ordinal of RocketMQ 4.9.7, whose behaviour we answer for (``MQVersion``)."""
+"""What we announce: the ordinal of RocketMQ 4.9.7, whose behavior we answer for (``MQVersion``)."""
 LANGUAGE: Final = "PYTHON"
 FIELDS_MAX: Final = 256
 LONG_HEADER_BYTES: Final = 64 * 1024

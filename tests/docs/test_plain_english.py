@@ -70,6 +70,7 @@ OLD_PHRASES = (
     r"\bhas not asked to be told\b",
     r"\bis told from\b",
     r"\b[Ww]ho (?:does|can connect|said|says|asks|connects)\b",
+    r"(?<!_)(?:[Bb]ehaviour|[Aa]cknowledgement|[Cc]olour|[Ll]icence|[Ss]erialise)",  # American spelling
 )
 
 
