@@ -96,6 +96,10 @@ class GroupMember(Protocol):
 class ConsumerGroups(Protocol):
     """The live consumers (plugin ``clients``)."""
 
+    @property
+    def changes(self) -> int:
+        """How often subscriptions changed, or members left: as long as it stays, nothing did."""
+
     def groups(self) -> list[str]:
         """The groups that have a member here."""
 

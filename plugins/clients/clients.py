@@ -38,6 +38,7 @@ class Clients:
         self.producers = Roster(Group, config.max_groups)
         self._producer_ids = ProducerIds()
         self.changed: dict[str, None] = {}
+        self.changes = 0
         self._env = env
         self._config = config
         self._opaque = 0
@@ -111,10 +112,11 @@ class Clients:
             self._forget(connection.id, data.group_name)
             raise
         group.notify = notify
-        differed = group.differs
+        differed, wanted = group.differs, group.subscriptions
         if group.update(member, data, keep_subscriptions):
             log.info("consumer_group_changed", group=group.name, members=len(group.members), client_id=client_id)
             self.changed[group.name] = None
+        self.changes += group.subscriptions is not wanted
         if group.differs and not differed:
             log.warning(
                 "group_subscriptions_differ",
@@ -182,6 +184,7 @@ class Clients:
         self._kept_bytes -= self._kept.pop((connection_id, name), 0)
 
     def _left(self, name: str) -> None:
+        self.changes += 1
         group = self.consumers.groups.get(name)
         log.info("consumer_group_changed", group=name, members=len(group.members) if group else 0)
         if group is not None:

@@ -3,7 +3,7 @@
 A tag is compared by the hash in the consume queue entry; for SQL92 each record is read.
 
 Slot: none.
-Hooks: config_section, configure, register_filters, register_processors, persist.
+Hooks: config_section, configure, register_filters, register_processors, register_services, stopping, persist.
 Config ``[plugin.filter]``: ``sql92`` (true; RocketMQ's ``enablePropertyFilter``, which is off there).
 Files: ``config/consumerFilter.json``, every ``broker.persist_interval`` if it changed (``.bak``: the one before).
 Answers for RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and for
@@ -12,13 +12,16 @@ the request CHECK_CLIENT_CONFIG (46).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import attrs
+import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.filters import compile_steps, run_steps
-from gantrymq.kernel.services import ConsumerGroups
+from gantrymq.kernel.services import ConsumerGroups, Service
 from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
 from gantrymq.plugins.filter.consumers import ConsumerFilters
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config import Config
     from gantrymq.kernel.filters import FilterCompiler, FilterSteps, MessageFilter
     from gantrymq.kernel.processors import Processor
+
+LOOK_EVERY_S: Final = 60.0
+"""How often entries are looked at although no subscription changed: those of groups that left long ago go."""
 
 
 @attrs.frozen
@@ -44,6 +50,12 @@ class FilterPlugin:
 
     name = "filter"
 
+    def __init__(self) -> None:
+        self._seen: int | None = None
+        self._look_at = 0.0
+        self._ready: dict[str, bytes] | None = None
+        self._is_stopping = False
+
     @hookimpl
     def config_section(self) -> tuple[str, type[FilterConfig]]:
         return "filter", FilterConfig
@@ -54,11 +66,11 @@ class FilterPlugin:
         folder = f"{broker.root}/config"
         broker.env.mkdirs(folder)
 
-        def check(expression_type: str, expression: str) -> None:
+        def check(expression_type: str, expression: str) -> object:
             compile_expression = broker.filters.get(expression_type)
             if compile_expression is None:
                 raise RemoteFault(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"no filter of type {expression_type}")
-            run_steps(compile_steps(compile_expression, expression))
+            return compile_steps(compile_expression, expression)
 
         self._consumers = ConsumerFilters(broker.env, f"{folder}/consumerFilter.json", check)
 
@@ -71,15 +83,46 @@ class FilterPlugin:
         return {RequestCode.CHECK_CLIENT_CONFIG: check_client(broker.filters, broker.pace)}
 
     @hookimpl
+    def register_services(self, broker: Broker) -> list[Service]:
+        """One follows who subscribes by more than tags."""
+        return [Service("filter.consumers", partial(self._follow, broker))]
+
+    @hookimpl
+    def stopping(self) -> None:
+        """Nobody waits any more for what takes long."""
+        self._is_stopping = True
+
+    @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
         """The file, if anybody who filters by more than tags came, changed or left."""
+        if self._is_stopping:
+            run_steps(self._update(broker))
+        ready, self._ready = self._ready, None
+        return ready
+
+    async def _follow(self, broker: Broker) -> None:
+        while True:
+            await trio.sleep(broker.config.broker.persist_interval)
+            groups = broker.services.find(ConsumerGroups)
+            if groups is None or not self._is_due(groups, broker.env.monotonic()):
+                continue
+            pace = broker.pace()
+            for _ in self._update(broker):
+                await pace.rest()
+
+    def _is_due(self, groups: ConsumerGroups, now: float) -> bool:
+        """Whether subscriptions changed, or expressions are left to be read, or entries may be old enough to go."""
+        return groups.changes != self._seen or self._consumers.is_behind or now >= self._look_at
+
+    def _update(self, broker: Broker) -> Generator[None, None, None]:
         groups = broker.services.find(ConsumerGroups)
         if groups is None:
-            return None
-        self._consumers.update(
-            (group, wish) for group in groups.groups() for wish in groups.subscriptions_of(group).values()
-        )
-        return self._consumers.changes()
+            return
+        self._seen = groups.changes
+        self._look_at = broker.env.monotonic() + LOOK_EVERY_S
+        live = ((group, wish) for group in groups.groups() for wish in groups.subscriptions_of(group).values())
+        yield from self._consumers.update_in_steps(live)
+        self._ready = (yield from self._consumers.changes_in_steps()) or self._ready
 
 
 def _compile_sql92(expression: str) -> MessageFilter | FilterSteps:

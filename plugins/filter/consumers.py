@@ -8,13 +8,15 @@ in which fastjson writes them, by name.
 # ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import structlog
 
+from gantrymq.kernel.filters import run_steps
 from gantrymq.kernel.statefile import load_state
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.body import Body
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import Int32, Int64
@@ -36,7 +38,9 @@ DIED_BEFORE_MS: Final = 30_000
 ENTRIES_MAX: Final = 10_000
 """Groups with names of chance must not fill the memory: beyond, the dead ones go, the longest dead first."""
 CHECKED_AT_ONCE: Final = 16_384
-"""Characters of new expressions that one update reads, and the rest of the last one: others wait meanwhile."""
+"""Characters of new expressions that one update reads, and the rest of the last one: it takes processor time."""
+STEP_ENTRIES: Final = 16
+"""Entries of one step: some hundred microseconds."""
 
 
 def bloom_positions(text: str) -> list[int]:
@@ -93,14 +97,15 @@ class ConsumerFilters:
     def __init__(self, env: Env, path: str, check: Callable[[str, str], object]) -> None:
         """``check`` takes an expression type and an expression, and raises ``RemoteFault`` for what it cannot read.
 
-        :class:`StartError` for unreadable files.
+        What takes long to check it returns as a generator, which yields where it may rest. :class:`StartError` for
+        unreadable files.
         """
         self.path = path
         self._env = env
         self._check = check
         self._entries: dict[tuple[str, str], ConsumerFilterData] = {}
         self._refused: set[tuple[str, str, str, str]] = set()
-        self._unchecked = 0
+        self._unchecked = CHECKED_AT_ONCE
         self._changed = False
         stored = load_state(env, path, ConsumerFilterFile.from_bytes)
         if stored is not None:
@@ -110,23 +115,37 @@ class ConsumerFilters:
         """The entry of the group for ``topic``. Not to be changed."""
         return self._entries.get((topic, group))
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last update left expressions to the next one."""
+        return self._unchecked <= 0
+
     def update(self, live: Iterable[tuple[str, SubscriptionData]]) -> None:
         """``live`` are all subscriptions of groups that are here. Who is not among them any more is dead from now."""
+        run_steps(self.update_in_steps(live))
+
+    def update_in_steps(self, live: Iterable[tuple[str, SubscriptionData]]) -> Generator[None, None, None]:
+        """As :meth:`update`, with rests; one at a time."""
         now = self._env.wall_ms()
-        wanted = {
-            (wish.topic, group): wish
-            for group, wish in live
-            if wish.expression_type not in ("", "TAG") and wish.sub_string
-        }
+        wanted: dict[tuple[str, str], SubscriptionData] = {}
+        for number, (group, wish) in enumerate(live):
+            if wish.expression_type not in ("", "TAG") and wish.sub_string:
+                wanted[wish.topic, group] = wish
+            if number % STEP_ENTRIES == 0:
+                yield
         refused, self._refused = self._refused, set()
         self._unchecked = CHECKED_AT_ONCE
-        for key, wish in wanted.items():
-            self._register(key, wish, now, refused)
-        for key, entry in list(self._entries.items()):
+        for number, (key, wish) in enumerate(wanted.items()):
+            yield from self._register(key, wish, now, refused)
+            if number % STEP_ENTRIES == 0:
+                yield
+        for number, (key, entry) in enumerate(list(self._entries.items())):
             if key not in wanted and not entry.dead:
                 self._bury(entry, now)
             if entry.dead and now - entry.dead_time >= KEPT_MS:
                 self._remove(key)
+            if number % STEP_ENTRIES == 0:
+                yield
         if len(self._entries) > ENTRIES_MAX:
             dead = sorted((entry.dead_time, key) for key, entry in self._entries.items() if entry.dead)
             for _, key in dead[: len(self._entries) - ENTRIES_MAX]:
@@ -134,17 +153,29 @@ class ConsumerFilters:
 
     def changes(self) -> dict[str, bytes] | None:
         """The file by its path if anything changed since the last call, else None."""
+        return run_steps(self.changes_in_steps())
+
+    def changes_in_steps(self) -> Generator[None, None, dict[str, bytes] | None]:
+        """As :meth:`changes`, with rests, between which the table does not change."""
         if not self._changed:
             return None
+        topics: dict[str, list[bytes]] = {}
+        for number, ((topic, group), entry) in enumerate(self._entries.items()):
+            topics.setdefault(topic, []).append(fastjson.dumps(group) + b":" + entry.to_bytes())
+            if number % STEP_ENTRIES == 0:
+                yield
+        parts: list[bytes] = []
+        for number, (topic, groups) in enumerate(topics.items()):
+            name = fastjson.dumps(topic)
+            parts.append(name + b':{"groupFilterData":{' + b",".join(groups) + b'},"topic":' + name + b"}")
+            if number % STEP_ENTRIES == 0:
+                yield
         self._changed = False
-        topics: dict[str, FilterDataByTopic] = {}
-        for (topic, group), entry in self._entries.items():
-            topics.setdefault(topic, FilterDataByTopic({}, topic)).group_filter_data[group] = entry
-        return {self.path: ConsumerFilterFile(topics).to_bytes()}
+        return {self.path: b'{"filterDataByTopic":{' + b",".join(parts) + b"}}"}
 
     def _register(
         self, key: tuple[str, str], wish: SubscriptionData, now: int, refused: set[tuple[str, str, str, str]]
-    ) -> None:
+    ) -> Generator[None, None, None]:
         entry = self._entries.get(key)
         said = (wish.expression_type, wish.sub_string)
         if entry is not None and (wish.sub_version <= entry.client_version or said == _said(entry)):
@@ -156,7 +187,8 @@ class ConsumerFilters:
             if self._unchecked <= 0:
                 return  # the next update goes on
             self._unchecked -= len(wish.sub_string)
-        if (*key, *said) in refused or not self._is_readable(*said):
+        is_refused = (*key, *said) in refused
+        if is_refused or not (yield from self._is_readable(*said)):
             # The client is told when it pulls; what it wanted before it does not want any more.
             self._refused.add((*key, *said))
             if entry is not None:
@@ -169,9 +201,11 @@ class ConsumerFilters:
         )
         self._changed = True
 
-    def _is_readable(self, expression_type: str, expression: str) -> bool:
+    def _is_readable(self, expression_type: str, expression: str) -> Generator[None, None, bool]:
         try:
-            self._check(expression_type, expression)
+            steps = self._check(expression_type, expression)
+            if isinstance(steps, Generator):
+                yield from steps
         except RemoteFault:
             return False
         return True

@@ -128,10 +128,11 @@ async def test_a_heartbeat_in_pieces_with_a_broken_body_costs_nothing(tmp_path: 
 async def test_a_subscription_by_sql_is_in_the_file_behind_the_stop(tmp_path: Path) -> None:
     wish = SubscriptionData("orders", "price > 3", sub_version=7, expression_type="SQL92")
     with trio.fail_after(20):
-        async with run_cluster(tmp_path) as cluster, open_channel(cluster.address) as channel:
+        settings = {"broker.persist_interval": "50ms"}
+        async with run_cluster(tmp_path, settings=settings) as cluster, open_channel(cluster.address) as channel:
             assert (await beat(channel, "a@1", wish)).code == 0
-            cluster.broker.collect_state()
-            cluster.broker.write_state()
+            while not (tmp_path / "config/consumerFilter.json").exists():  # noqa: ASYNC110 - a file has no event
+                await trio.sleep(0.01)
     text = (tmp_path / "config/consumerFilter.json").read_text()
     assert '"consumerGroup":"shop"' in text
     assert '"expression":"price > 3","expressionType":"SQL92","topic":"orders"' in text

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.filter import consumers
 from gantrymq.plugins.filter.consumers import ConsumerFilters, bloom_positions
-from gantrymq.remoting.bodies import SubscriptionData
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.harness import broker_and_channel
 
 PATH = "/config/consumerFilter.json"
 BORN = 1795262795780
@@ -181,3 +185,51 @@ def test_one_update_reads_some_new_expressions_and_the_next_ones_read_the_others
     assert counts == [3, 6, 9, 11, 11, 11]
     assert all(filters.get("shop", f"T{number}") is not None for number in range(10))
     assert filters.get("shop", "odd") is None
+
+
+def test_a_large_table_is_followed_and_written_in_steps(filters: ConsumerFilters) -> None:
+    live = [wish(topic=f"T{number}") for number in range(900)]
+    steps = filters.update_in_steps(live)
+    assert sum(1 for _ in steps) > 50
+    assert filters.get("shop", "T899") is not None
+    assert sum(1 for _ in filters.changes_in_steps()) > 50
+    assert filters.changes() is None
+
+
+@pytest.mark.trio
+async def test_the_table_is_not_looked_at_as_long_as_no_subscription_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Persisting used to go through all subscriptions of all groups each time, in one go."""
+    updates = 0
+    update = ConsumerFilters.update_in_steps
+
+    def counted(self: ConsumerFilters, live: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        return update(self, live)
+
+    monkeypatch.setattr(ConsumerFilters, "update_in_steps", counted)
+    path = tmp_path / "config/consumerFilter.json"
+    async with broker_and_channel(tmp_path, broker__persist_interval="20ms") as (_, channel):
+
+        async def subscribe(expression: str, version: int) -> None:
+            given = SubscriptionData("orders", expression, expression_type="SQL92", sub_version=version)
+            data = HeartbeatData("c", [], [ConsumerData("shop", subscription_data_set=[given])])
+            assert (await channel.call(Command(RequestCode.HEART_BEAT, body=data.to_bytes()))).code == 0
+
+        async def written(expression: str) -> None:
+            with trio.fail_after(20):
+                while not path.exists() or expression not in path.read_text():  # noqa: ASYNC110 - a file has no event
+                    await trio.sleep(0.01)
+
+        long = "a = 1 OR " * 1800 + "a = 2"
+        for version, expression in enumerate(("a = 1", "a = 2", long), start=1):
+            await subscribe(expression, version)
+            await written(f'"expression":"{expression}"')
+            before = updates
+            for _ in range(5):
+                await subscribe(expression, version)
+                await trio.sleep(0.05)
+            assert updates - before <= 1
+    assert updates <= 9
