@@ -29,7 +29,7 @@ async def echo(stream: trio.SocketStream) -> None:
 
 async def reach(port: int) -> trio.SocketStream:
     """A connection, as soon as somebody listens."""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while True:
             try:
                 return await trio.open_tcp_stream("127.0.0.1", port)
@@ -46,7 +46,7 @@ async def test_what_is_said_there_is_answered_by_the_broker() -> None:
         for word in (b"topics", b"again"):
             async with await reach(port - 2) as stream:
                 await stream.send_all(word)
-                with trio.fail_after(5):
+                with trio.fail_after(30):
                     assert await stream.receive_some(100) == word.upper()
         nursery.cancel_scope.cancel()
 

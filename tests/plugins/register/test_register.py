@@ -429,11 +429,11 @@ async def test_of_three_real_ones_the_living_know_what_the_others_miss(make_brok
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, hang, [listener])
         hanging = f"127.0.0.1:{listener.socket.getsockname()[1]}"
-        broker = make(make_broker, "127.0.0.1:1", hanging, alive)
+        broker = make(make_broker, "127.0.0.1:1", hanging, alive, **{"plugin.register.timeout": "60s"})
         async with running(broker):
             for topic in ("first", "second"):
                 broker.services.get(TopicTable).for_send(topic, "TBW102", 4)
-                with trio.fail_after(2.0):
+                with trio.fail_after(30):
                     while not await known(topic):  # noqa: ASYNC110 - nobody tells
                         await trio.sleep(0.01)
         nursery.cancel_scope.cancel()

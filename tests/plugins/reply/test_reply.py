@@ -107,7 +107,7 @@ def connection_of(broker: Broker, client_id: str) -> Connection | None:
 
 
 async def wait_for(condition: Any) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while not condition():  # noqa: ASYNC110 - conditions of the tests, on the broker's own loop
             await trio.sleep(0.001)
 
