@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ASKED_MAX = 64
 """How many requests of ours one peer may owe an answer to."""
 
+JOINED_BYTES = 256 * 1024
+"""Answers of one connection are joined for one send, but for larger ones."""
+
 
 @attrs.define(eq=False)
 class _Asked:
@@ -88,6 +91,24 @@ class Connection:
         if len(data) > self.largest_answer:
             self.largest_answer = len(data)
         self._sweep.touch(self, len(data))
+
+    def write(self) -> None:
+        """Send as much of what waits as the socket takes; :class:`OSError` when it is broken."""
+        outbound = self.outbound
+        while outbound:
+            # A large answer goes alone: joining it anew with each attempt would copy it as often.
+            is_alone = len(outbound) == 1 or len(outbound[0]) > JOINED_BYTES
+            data = outbound[0] if is_alone else b"".join(outbound)
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            self.outbound_bytes -= sent
+            rest = [_behind(data, sent)] if sent < len(data) else []
+            outbound[:] = [*rest, *outbound[1:]] if is_alone else rest
+            if rest:
+                return
+        self.largest_answer = 0
 
     async def ask(self, command: Command, timeout_s: float) -> Command:
         """Send ``command`` as a request of ours and wait for the peer's answer, whatever its code.
@@ -168,6 +189,15 @@ class Connection:
     def close(self, reason: str) -> None:
         """Drop the connection; the reason goes to the log."""
         self._sweep.drop(self, reason)
+
+
+def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
+    """What of ``data`` is not sent yet. Copied each time it would take quadratic time, never it would keep all of a
+    large answer in memory for its last byte: so once half of it is sent."""
+    rest = memoryview(data)[sent:]
+    whole = rest.obj
+    assert isinstance(whole, bytes)
+    return rest if 2 * len(rest) >= len(whole) else rest.tobytes()
 
 
 def encode_host(host: str, port: int) -> bytes:

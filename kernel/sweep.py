@@ -38,8 +38,6 @@ STAY_S = 0.0015
 LINGER_S = 0.001
 """Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
 lingers where the next ones come: at most these two together pass until the other tasks run."""
-JOINED_BYTES = 256 * 1024
-"""Answers of one connection are joined for one send, but for larger ones."""
 SPINS = 200
 """How often it looks without waiting before it lingers, after a turn of one request: some 100 microseconds. Who sends
 one message at a time is answered sooner than this thread could be woken for the next."""
@@ -375,42 +373,21 @@ class Sweep:
                 self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
-        outbound = connection.outbound
-        while outbound and not connection.closed:
-            # A large answer goes alone: joining it anew with each attempt would copy it as often.
-            is_alone = len(outbound) == 1 or len(outbound[0]) > JOINED_BYTES
-            data = outbound[0] if is_alone else b"".join(outbound)
-            try:
-                sent = connection.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                self.drop(connection, str(error))
-                return
-            self._unsent -= sent
-            connection.outbound_bytes -= sent
-            rest = [_behind(data, sent)] if sent < len(data) else []
-            outbound[:] = [*rest, *outbound[1:]] if is_alone else rest
-            if rest:
-                break
         if connection.closed:
             return
-        if not outbound:
-            connection.largest_answer = 0
-        elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
-            log.warning("slow_reader_closed", peer=connection.address)
+        before = connection.outbound_bytes
+        try:
+            connection.write()
+        except OSError as error:
+            self._unsent -= before - connection.outbound_bytes
+            self.drop(connection, str(error))
+            return
+        self._unsent -= before - connection.outbound_bytes
+        if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+            log.warning("peer does not read, connection closed", peer=connection.address)
             self.drop(connection, "the peer does not read its answers")
             return
-        wants = bool(outbound)
+        wants = bool(connection.outbound)
         if wants != connection.wants_write:
             connection.wants_write = wants
             self.watch(connection)
-
-
-def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
-    """What of ``data`` is not sent yet. Copied each time it would take quadratic time, never it would keep all of a
-    large answer in memory for its last byte: so once half of it is sent."""
-    rest = memoryview(data)[sent:]
-    whole = rest.obj
-    assert isinstance(whole, bytes)
-    return rest if 2 * len(rest) >= len(whole) else rest.tobytes()
