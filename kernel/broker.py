@@ -7,7 +7,7 @@ first, then the services, then the tables are written and the store is closed.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,8 @@ class Broker:
         self._on_dispatch = manager.on_batches("dispatch")
         self.restarting = False
         """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
+        self.before_listening: list[Callable[[], Awaitable[None]]] = []
+        """What plugins add in ``configure`` is awaited, one after the other, before the broker listens."""
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -219,14 +221,32 @@ class Broker:
                 services.start_soon(partial(_run_service, service))
             async with trio.open_nursery() as handlers:
                 self._handlers = handlers
-                self.sweep.listen()
+                await self._make_ready()
+                if self._stop.is_set():
+                    self.sweep.stop_listening()
+                else:
+                    self.sweep.listen()
                 handlers.start_soon(self.sweep.run, self._is_full)
-                self.manager.by_plugin("started", broker=self)
+                if not self._stop.is_set():
+                    self.manager.by_plugin("started", broker=self)
                 task_status.started(self)
                 await self._stop.wait()
                 await self._drain()
                 handlers.cancel_scope.cancel()
             services.cancel_scope.cancel()
+
+    async def _make_ready(self) -> None:
+        """Returns when nothing stands against serving, or when the broker is to stop."""
+        for wait in self.before_listening:
+            async with trio.open_nursery() as nursery:
+
+                async def until_stopped(scope: trio.CancelScope = nursery.cancel_scope) -> None:
+                    await self._stop.wait()
+                    scope.cancel()
+
+                nursery.start_soon(until_stopped)
+                await wait()
+                nursery.cancel_scope.cancel()
 
     def _register(self) -> None:
         self._strategy = self._make_strategy()

@@ -65,7 +65,7 @@ class Sweep:
         self.waker = env.waker()
         self._epoll.register(self.waker.fileno(), select.EPOLLIN)
         self._listener: Listener | None = None
-        self._accepting = self._short = False
+        self._listening = self._accepting = self._short = False
         self._admission = Admission(limits, self.drop)
         self._connections: dict[int, Connection] = {}
         self._dirty: dict[Connection, None] = {}
@@ -102,7 +102,7 @@ class Sweep:
             raise RuntimeError("bind first")
         self._listener.listen(1024)
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._accepting = True
+        self._listening = self._accepting = True
 
     def stop_listening(self) -> None:
         """Take no new connection; those that are open go on."""
@@ -281,7 +281,7 @@ class Sweep:
                 self.drop(connection, "no frame came")
         if not self._unchecked:
             self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
-        if self._listener is not None and not self._accepting:
+        if self._listener is not None and self._listening and not self._accepting:
             self._epoll.register(self._listener.fileno(), select.EPOLLIN)
             self._accepting = True
 

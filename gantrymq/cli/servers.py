@@ -115,10 +115,11 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
     settle_collector()
     # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
     registration = broker.services.find(Registration)
-    if registration is not None:
-        await registration.wait_first(REGISTRATION_SECONDS)
-    for line in banner(broker, server):
-        say(line)
+    if not broker.restarting:  # else it has served nobody
+        if registration is not None:
+            await registration.wait_first(REGISTRATION_SECONDS)
+        for line in banner(broker, server):
+            say(line)
     async with trio.open_nursery() as either:
 
         async def ended() -> None:

@@ -172,6 +172,21 @@ class RoleChangedHeader(Header, kw_only=True):
     master_address: str | None = None
 
 
+class CompareLogHeader(Header, kw_only=True):
+    """COMPARE_LOG (47001): the bytes that a slave's log has at this offset, by their number and their SHA-256 (hex)."""
+
+    offset: Int64
+    size: Int32
+    digest: str
+
+
+class CompareLogResponse(Header, kw_only=True):
+    """Answer to 47001: what the master's log has there (``LogMatch``), and where it ends."""
+
+    match: str
+    log_end: Int64
+
+
 _C = RequestCode
 ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.QUERY_MESSAGE: RequestSpec("broker", QueryMessageHeader, QueryMessageResponse),
@@ -212,5 +227,6 @@ ADMIN_REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_SUBSCRIPTIONGROUP_CONFIG: RequestSpec("broker", GroupHeader),
     _C.NOTIFY_MIN_BROKER_ID_CHANGE: RequestSpec("broker", MinimumChangedHeader),
     _C.NOTIFY_BROKER_ROLE_CHANGED: RequestSpec("broker", RoleChangedHeader),
+    _C.COMPARE_LOG: RequestSpec("broker", CompareLogHeader, CompareLogResponse),
 }
 """The requests that only administrators and tools send, beside :data:`gantrymq.remoting.headers.REQUESTS`."""

@@ -104,6 +104,8 @@ class RequestCode(IntEnum):
     BROKER_HEARTBEAT = 904
     NOTIFY_MIN_BROKER_ID_CHANGE = 905
     NOTIFY_BROKER_ROLE_CHANGED = 1008
+    COMPARE_LOG = 47001
+    """GantryMQ's own: RocketMQ's brokers answer that they do not know it."""
 
 
 class ResponseCode(IntEnum):

@@ -11,10 +11,11 @@ Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was nev
 ``config/ha-epoch.json``, the epochs.
 Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
-``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` looks whether a slave may go on,
-``epochs`` knows who was promoted last, ``lease`` who was heard, ``fencing`` keeps a deposed master from messages,
-``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where that is, ``vip`` is for RocketMQ's slaves,
-``role`` changes who is who, ``status``, ``lag`` and ``metrics`` report it all. ``docs/howto/cluster.md``.
+``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
+``matches`` answers it, ``find`` looks for its master, ``epochs`` knows who was promoted last, ``lease`` who was heard,
+``fencing`` keeps a deposed master from messages, ``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where
+that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who, ``status``, ``lag`` and ``metrics`` report it.
+``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.processors import Heavy
 from gantrymq.kernel.services import LiveSettings, Replication, Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
@@ -34,6 +36,7 @@ from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
+from gantrymq.plugins.ha.matches import MatchRequests
 from gantrymq.plugins.ha.role import change_number, fixed_number
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
@@ -43,6 +46,7 @@ from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
+from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
@@ -140,8 +144,14 @@ class HaPlugin:
         broker.services.provide(Replication, self)
         if broker.broker_id:
             cut_as_planned(broker)
+            broker.before_listening.append(self._settle)
         if broker.broker_id == 0:
             self.master = Master(broker, section, self.copies, self._lease, self._epochs)
+
+    async def _settle(self) -> None:
+        """Readers are served when the log is known to be the master's, or when there is no master to ask."""
+        if self.slave is not None:
+            await self.slave.settle()
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
@@ -160,8 +170,12 @@ class HaPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """1008: who is the master is told."""
-        return {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
+        """1008: who is the master is told; 47001: a slave compares its log with this one."""
+        found: dict[int, Processor] = {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
+        if self.master is not None:
+            peers = PeerRule(self._config.peers or LOOPBACK)
+            found[RequestCode.COMPARE_LOG] = Heavy(MatchRequests(broker, peers).answer)
+        return found
 
     @hookimpl
     def register_services(self, broker: Broker) -> list[Service]:

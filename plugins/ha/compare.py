@@ -3,13 +3,14 @@
 The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the master must be
 one of this name and cluster, and the last record the same on both sides. Where it is not, the last one that is the same
 is looked for; what lies behind it was never the master's and goes to ``lost+found/`` with the next start, for which the
-broker asks at once. Asked with GET_BROKER_CONFIG (26), GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
+broker asks at once. Asked with GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); a RocketMQ master, which does not know
+that, with GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -19,12 +20,15 @@ from gantrymq.kernel.commitlog import SCAN_ROWS, CorruptRange
 from gantrymq.kernel.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import tell_epoch
-from gantrymq.remoting.admin_headers import ViewMessageHeader
+from gantrymq.plugins.ha.matches import LogMatch
+from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse, ViewMessageHeader
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_KEY, epoch_in
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
@@ -34,15 +38,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 ABSENT_S: Final = 30.0
-"""How long the master must not have a record of the slave's before that counts: it may be about to show it."""
-
-
-class Verdict(Enum):
-    """What the master has where this log has a record."""
-
-    SAME = "same"
-    OTHER = "other"
-    ABSENT = "absent"
+"""How long a RocketMQ master must not have a record of the slave's before that counts: it may be about to show it."""
 
 
 class Unlike(Exception):
@@ -68,6 +64,8 @@ class Comparison:
         self._broker = broker
         self._epochs = epochs
         self._absent_since: float | None = None
+        self._master_compares = True
+        """Whether it knows COMPARE_LOG; a RocketMQ master is asked for its records."""
 
     async def check(self, address: str) -> None:
         """Returns when the log's last record is the master's as well, or when there is none.
@@ -81,22 +79,27 @@ class Comparison:
         async with open_channel(address) as channel:
             await self._identify(channel)
             await self._compare_epochs(channel)
+            self._master_compares = True
             if not self._broker.log.end:
                 return
             places = await self._places(self._broker.log.end)
             if not places:
                 return
-            verdict = await self._ask(channel, places[-1])
-            if verdict is Verdict.SAME:
+            match = await self._ask(channel, places[-1])
+            if match is LogMatch.SAME:
                 self._absent_since = None
                 return
-            now = self._broker.env.monotonic()
-            if self._absent_since is None:
-                self._absent_since = now
-            waits = verdict is Verdict.ABSENT and now - self._absent_since < ABSENT_S
-            if waits and await self._master_end(channel) > places[-1]:
-                raise Unlike(f"the master does not show the record at {places[-1]}, which is the last one here")
+            if match is LogMatch.ABSENT and not self._master_compares:
+                await self._wait_for_record(channel, places[-1])
             raise Diverged(await self._common_end(channel))
+
+    async def _wait_for_record(self, channel: Channel, offset: int) -> None:
+        """:class:`Unlike` while a RocketMQ master may be about to show the record at ``offset``."""
+        now = self._broker.env.monotonic()
+        if self._absent_since is None:
+            self._absent_since = now
+        if now - self._absent_since < ABSENT_S and await self._master_end(channel) > offset:
+            raise Unlike(f"the master does not show the record at {offset}, which is the last one here")
 
     async def _identify(self, channel: Channel) -> None:
         """Who the master says it is; one that does not tell is believed."""
@@ -148,11 +151,11 @@ class Comparison:
         """The offset behind the last record that both have. :class:`Stranger` when there is none."""
         end = self._broker.log.end
         while places := await self._places(end):
-            if await self._ask(channel, places[0]) is Verdict.SAME:
+            if await self._ask(channel, places[0]) is LogMatch.SAME:
                 low, high = 0, len(places)
                 while high - low > 1:
                     middle = (low + high) // 2
-                    if await self._ask(channel, places[middle]) is Verdict.SAME:
+                    if await self._ask(channel, places[middle]) is LogMatch.SAME:
                         low = middle
                     else:
                         high = middle
@@ -200,11 +203,27 @@ class Comparison:
         commit_log = self._broker.log
         return bytes(commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big")))
 
-    async def _ask(self, channel: Channel, offset: int) -> Verdict:
+    async def _ask(self, channel: Channel, offset: int) -> LogMatch:
+        """What the master has there. :class:`Unlike` when that cannot be known now."""
+        record = await trio.to_thread.run_sync(self._record, offset)
+        if self._master_compares:
+            header = CompareLogHeader(offset=offset, size=len(record), digest=hashlib.sha256(record).hexdigest())
+            answer = await channel.call(Command(RequestCode.COMPARE_LOG, header.to_ext()))
+            if answer.code == ResponseCode.SUCCESS:
+                match = LogMatch(read_header(CompareLogResponse, answer.ext).match)
+                if match is LogMatch.UNKNOWN:
+                    raise Unlike(
+                        f"the master cannot read its log at {offset}, to compare it with this one: its log says why. "
+                        "If this does not pass, promote a slave that has all, or empty this broker's folder"
+                    )
+                return match
+            if answer.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise RemoteFault(answer.code, answer.remark or "no remark")
+            self._master_compares = False
         answer = await channel.call(Command(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageHeader(offset=offset).to_ext()))
         if answer.code != ResponseCode.SUCCESS or not answer.body:
-            return Verdict.ABSENT
-        return Verdict.SAME if bytes(answer.body) == self._record(offset) else Verdict.OTHER
+            return LogMatch.ABSENT
+        return LogMatch.SAME if bytes(answer.body) == record else LogMatch.OTHER
 
 
 def plan_cut(broker: Broker, end: int) -> None:

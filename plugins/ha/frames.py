@@ -14,6 +14,8 @@ REPORT: Final = struct.Struct(">q")
 HEADER: Final = struct.Struct(">qi")
 CHUNK_MAX_BYTES: Final = 4 * 1024 * 1024 - HEADER.size
 """The most that a RocketMQ slave takes at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""
+RECORD_EXTRA_BYTES: Final = 256 * 1024
+"""What a record may have beside its body, or a blank at the end of a file behind the largest record."""
 
 
 class BadFrame(Exception):

@@ -16,7 +16,8 @@ from gantrymq.kernel.env import NoRoom
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
-from gantrymq.plugins.ha.frames import REPORT, BadFrame, Pieces
+from gantrymq.plugins.ha.find import find_master
+from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
@@ -33,13 +34,13 @@ FIRST_RETRY_S: Final = 0.25
 LAST_RETRY_S: Final = 5.0
 CONNECT_S: Final = 5.0
 ROOM_PAUSE_S: Final = 1.0
+SETTLE_S: Final = 5.0
+"""How long a start waits for a master that answers and cannot be compared with, or does not answer."""
 _RECEIVE_BYTES: Final = 512 * 1024
 """The most that is taken at once: as much as stays in a processor's cache while it is checked and written."""
 _UNCOMMITTED_BYTES: Final = 4 * 1024 * 1024
 _MORE_S: Final = 0.001
 """Where a receive was filled more is there: so much is flushed, dispatched and reported together, unless it is late."""
-_RECORD_EXTRA_BYTES: Final = 256 * 1024
-"""What a record may have beside its body, or a blank at the end of a file behind the largest record."""
 
 
 class Slave:
@@ -61,6 +62,7 @@ class Slave:
         self._reported = 0
         self._following = epochs.known
         self._comparison = Comparison(broker, epochs)
+        self._settled = trio.Event()
 
     def moved(self) -> None:
         """More has passed the gates."""
@@ -75,8 +77,44 @@ class Slave:
                 self.level_at = now
         return now - self.level_at
 
+    async def settle(self) -> None:
+        """Returns when the log was compared with the master's, before anybody reads it here.
+
+        What is not the master's is cut off by another start. Without a master that answers, the readers of a lost
+        master need this broker: then nothing is compared. :class:`StartError` for a store of somebody else.
+        """
+        try:
+            if self._broker.log.end:
+                await self._settle(self._broker)
+        finally:
+            self._settled.set()
+
+    async def _settle(self, broker: Broker) -> None:
+        reason = "no nameserver knows a master"
+        with trio.move_on_after(SETTLE_S) as patience:
+            while address := self._whereabouts.broker or await find_master(broker):
+                try:
+                    await self._comparison.check(address)
+                except Diverged as diverged:
+                    plan_cut(broker, diverged.end)
+                    return
+                except Stranger as stranger:
+                    raise StartError(str(stranger)) from None
+                except ConnectError as error:
+                    reason = str(error)
+                    break
+                except (Unlike, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
+                    reason = str(error)
+                    await trio.sleep(FIRST_RETRY_S)
+                else:
+                    return
+        if patience.cancelled_caught:
+            reason = f"not compared in {SETTLE_S:g} s: {reason}"
+        log.warning("serving_without_comparison", reason=reason, offset=broker.log.end)
+
     async def run(self) -> None:
         """Until cancelled; comes back to the master whenever it is lost."""
+        await self._settled.wait()
         delay = FIRST_RETRY_S
         told = ""
         while True:
@@ -195,7 +233,7 @@ class Tail:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._limit = broker.config.store.max_message_bytes + _RECORD_EXTRA_BYTES
+        self._limit = broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES
         self._room = memoryview(bytearray(self._limit + _RECEIVE_BYTES))
         self._size = 0
         self._at = broker.log.end

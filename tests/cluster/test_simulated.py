@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -21,8 +21,13 @@ import trio
 from gantrymq import Message
 from gantrymq.kernel.broker import Broker
 from gantrymq.plugins.ha import HaPlugin
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.testing.requests import pull, send
 from gantrymq.testing.simulated.cluster import HA_PORT, SAFE, Cluster
 from gantrymq.testing.simulated.load import PAUSE_S, QUEUES, TOPIC, Load
+from gantrymq.testing.simulated.network import Process, on
 from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import seeds
 from gantrymq.testing.simulated.weather import Weather
@@ -40,6 +45,8 @@ FAULTS_OF_OURS = {
 """What is logged when code of ours raised what it should not."""
 HEALED_S = 60.0
 """In so long everything works again without anybody's help."""
+RETURNED_S = 10.0
+"""In so long a lost master that comes back as a slave has what its place needs to be promised messages again."""
 REPORT = struct.Struct(">q")
 BODY_SIZE_AT = 84
 """In a record of RocketMQ's with IPv4 addresses."""
@@ -264,6 +271,45 @@ def test_a_slave_that_is_cut_off_is_promised_nothing_of_and_catches_up_by_itself
             assert pair.load.statuses["SLAVE_NOT_AVAILABLE"] > statuses.get("SLAVE_NOT_AVAILABLE", 0) + 20
             cluster.network.heal()
             await pair.load.more(10, HEALED_S)
+        await pair.check()
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(4))
+def test_a_lost_master_that_returns_shows_nobody_its_tail_and_follows_a_busy_master_at_once(seed: int) -> None:
+    """Its log ends before that of the new master, which has other records where its tail lies."""
+
+    async def scenario(cluster: Cluster) -> None:
+        pair = Pair(cluster)
+        await pair.start()
+        async with beside(pair.load.run):
+            await pair.load.more(5)
+        await pair.level_again()
+        await pair.slave.stop()
+        with on(Process(READER)):
+            async with open_channel(pair.master.address) as channel:
+                for number in range(20):
+                    assert (await channel.call(send("Tail", b"%d" % number))).code == ResponseCode.SLAVE_NOT_AVAILABLE
+        tail_end = pair.master.running_broker.log.end
+        pair.master.kill()
+        await cluster.start_broker(SLAVE, 0, QUICK)
+        shown: list[bytes] = []
+
+        async def probe() -> None:
+            while True:
+                with suppress(ConnectError, RemoteFault), on(Process(READER)):
+                    async with open_channel(pair.master.address) as channel:
+                        shown.append((await channel.call(pull("Tail"))).body)
+                await trio.sleep(0.02)
+
+        async with beside(pair.load.run, probe):
+            await cluster.until(lambda: pair.slave.running_broker.log.end > tail_end + 1000)
+            await cluster.start_broker(MASTER, 1, QUICK)
+            await pair.load.more(5, RETURNED_S)
+        assert shown
+        assert not any(shown)
+        pair.master, pair.slave = pair.slave, pair.master
         await pair.check()
 
     simulate(scenario, seed)

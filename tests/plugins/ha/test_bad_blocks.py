@@ -63,7 +63,7 @@ async def test_row_16_a_slave_gets_what_lies_before_a_block_that_the_master_cann
                 (line,) = [entry for entry in logs if entry["event"] == "slave_stopped"]
                 assert line["offset"] == BAD[0]
                 assert "promote" in line["reason"]
-                assert not [entry for entry in logs if entry["event"] == "slave gone"]
+                assert not [entry for entry in logs if entry["event"] == "slave_disconnected"]
                 env.bad.clear()
                 await pair.until(lambda: slave.store.dispatched == master.log.end)
                 assert pair.bytes_of(slave) == pair.bytes_of(master)

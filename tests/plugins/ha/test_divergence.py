@@ -10,9 +10,16 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import ConsumerOffsets, Replication
-from gantrymq.plugins.ha import compare
 from gantrymq.plugins.ha.epochs import FILE
+from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError
+from gantrymq.remoting.headers import read_header
+from gantrymq.testing.badblocks import BadBlocksEnv
 from gantrymq.testing.harness import run_broker
+from gantrymq.testing.requests import send
 
 pytestmark = pytest.mark.trio
 
@@ -32,11 +39,7 @@ async def diverge(pair: Any, *tail: bytes) -> tuple[bytes, int]:
 
 
 @pytest.mark.parametrize("masters", [[], [b"other"], [b"other"] * 50], ids=["shorter", "other", "longer"])
-async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(
-    pair: Any, masters: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if masters:
-        monkeypatch.setattr(compare, "ABSENT_S", 0.5)  # without, the master's log ends before: that is certain at once
+async def test_a_tail_that_was_never_the_masters_is_cut_off_and_kept(pair: Any, masters: list[bytes]) -> None:
     log, common = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
         if masters:
@@ -65,6 +68,91 @@ async def test_a_group_that_had_consumed_the_cut_tail_goes_on_at_the_new_end(pai
             await pair.until(lambda: slave.restarting)
         async with pair.slave(master) as slave:
             assert slave.services.get(ConsumerOffsets).query("shop", "T", 0) == common
+
+
+async def test_nobody_is_served_before_the_log_is_known_to_be_the_masters(pair: Any) -> None:
+    """While the master goes on taking messages."""
+    _, common = await diverge(pair, *[b"mine"] * 20)
+    async with pair.master() as master:
+        await pair.send(master, *[b"other"] * 50)
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                assert slave.restarting
+                with pytest.raises(ConnectError):
+                    async with open_channel(slave.address):
+                        pass
+            async with pair.slave(master) as slave:
+                assert slave.log.end == common
+        events = [entry["event"] for entry in logs]
+        assert "serving_without_comparison" not in events
+
+
+async def test_without_a_master_readers_are_served_as_they_are(pair: Any) -> None:
+    log, _ = await diverge(pair, *[b"mine"] * 20)
+    async with pair.master() as master:
+        gone = master.address
+    with structlog.testing.capture_logs() as logs:
+        async with pair.slave("127.0.0.1:1", master_broker=gone) as slave, open_channel(slave.address) as channel:
+            assert not slave.restarting
+            assert slave.log.end == len(log)
+            assert (await channel.call(Command(RequestCode.GET_BROKER_CONFIG))).code == 0
+    (line,) = [entry for entry in logs if entry["event"] == "serving_without_comparison"]
+    assert gone in line["reason"]
+
+
+async def test_a_slave_whose_last_record_is_a_half_message_goes_on_at_once(pair: Any) -> None:
+    """The master has it and does not show it."""
+    async with pair.master() as master:
+        await pair.send(master, b"before")
+        async with open_channel(master.address) as channel:
+            half = send("T", b"half", properties="TRAN_MSG\x01true\x02PGROUP\x01producers\x02")
+            half.ext = {**(half.ext or {}), "f": "4"}
+            assert (await channel.call(half)).code == 0
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+            end = slave.log.end
+        await pair.send(master, b"after")
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end > end, timeout=5)
+
+
+async def test_what_the_master_cannot_read_is_no_reason_to_cut_it_off_here(pair: Any) -> None:
+    """The slave may have the only copy."""
+    env = BadBlocksEnv()
+    async with pair.master(env=env) as master:
+        await pair.send(master, *[b"%d" % number * 2000 for number in range(10)])
+        async with pair.slave(master) as slave:
+            await pair.until(lambda: slave.store.dispatched == master.log.end)
+        end = master.log.end
+        await pair.send(master, b"after")
+        env.spoil(f"commitlog/{0:020d}", end - 500, end)
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                assert not slave.restarting
+                assert slave.log.end == end
+                assert any("cannot read its log" in str(entry.get("reason")) for entry in logs)
+                env.bad.clear()
+                await pair.until(lambda: slave.store.dispatched == master.log.end, timeout=20)
+                assert not slave.restarting
+
+
+async def test_who_may_not_be_a_slave_learns_nothing_of_the_log(pair: Any) -> None:
+    async with pair.master(peers="10.1.2.3") as master, open_channel(master.address) as channel:
+        header = CompareLogHeader(offset=0, size=100, digest="")
+        answer = await channel.call(Command(RequestCode.COMPARE_LOG, header.to_ext()))
+        assert answer.code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 0), (0, -1), (0, 1 << 30), (-1, 10), (1 << 62, 10)])
+async def test_numbers_that_no_slave_sends_are_refused_or_absent(pair: Any, offset: int, size: int) -> None:
+    async with pair.master() as master, open_channel(master.address) as channel:
+        await pair.send(master, b"mine")
+        header = CompareLogHeader(offset=offset, size=size, digest="x")
+        answer = await channel.call(Command(RequestCode.COMPARE_LOG, header.to_ext()))
+        if answer.code == 0:
+            assert read_header(CompareLogResponse, answer.ext).match == "absent"
+        else:
+            assert "no record has" in str(answer.remark)
 
 
 async def test_a_store_of_another_cluster_is_refused_and_left_alone(pair: Any) -> None:

@@ -1,0 +1,70 @@
+"""The master's answer to a slave that asks whether both logs have the same bytes at an offset: COMPARE_LOG (47001).
+
+By VIEW_MESSAGE_BY_ID a slave would not learn of what the master has and does not show: records that are not confirmed
+yet, half messages, those of deleted topics, and what its disk cannot read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import trio
+
+from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES
+from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.processors import Request
+    from gantrymq.remoting.command import Command
+    from gantrymq.remoting.peers import PeerRule
+
+
+class LogMatch(Enum):
+    """What the master's log has where a slave's log has a record."""
+
+    SAME = "same"
+    OTHER = "other"
+    ABSENT = "absent"
+    """It ends before, begins behind, or has the end of a file in between."""
+    UNKNOWN = "unknown"
+    """It has something that cannot be read, now at least."""
+
+
+class MatchRequests:
+    """Answers slaves; ``peers`` are those that may be one."""
+
+    def __init__(self, broker: Broker, peers: PeerRule) -> None:
+        self._broker = broker
+        self._peers = peers
+
+    async def answer(self, request: Request) -> Command:
+        """47001. Code 16 to who may not be a slave, code 1 for sizes that no record has."""
+        host = request.connection.peer[0]
+        if not self._peers.admits(host):
+            raise RemoteFault(ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is no slave")
+        header = request.header(CompareLogHeader)
+        if not 0 < header.size <= self._broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"no record has {header.size} bytes")
+        match = await trio.to_thread.run_sync(self._look, header)
+        ext = CompareLogResponse(match=match.value, log_end=self._broker.log.end).to_ext()
+        return request.command.answer(ResponseCode.SUCCESS, None, ext)
+
+    def _look(self, header: CompareLogHeader) -> LogMatch:
+        commit_log = self._broker.log
+        end = header.offset + header.size
+        segment = commit_log.segments.at(header.offset)
+        if header.offset < commit_log.min_offset or segment is None or end > min(segment.end, commit_log.end):
+            return LogMatch.ABSENT
+        try:
+            data = commit_log.view(header.offset, header.size)
+        except CorruptRange:
+            return LogMatch.UNKNOWN
+        except OutOfLog:  # not written yet, or just deleted
+            return LogMatch.UNKNOWN
+        return LogMatch.SAME if hashlib.sha256(data).hexdigest() == header.digest else LogMatch.OTHER
