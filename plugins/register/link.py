@@ -114,7 +114,7 @@ class Link:
             pause = self._take_master(answer)
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
-            self.registered = True
+            self.registered = self._rivals.has_registered = True
             self._failure = None
             self._delay = FIRST_RETRY_S
             self.tried.set()

@@ -58,6 +58,8 @@ class Rivals:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._settled = False
+        self.has_registered = False
+        """A nameserver has taken this broker in this run: clients may know it, so being fenced does not end it."""
         self.replication: Replication | None = None
         """Who knows this broker's epoch; whoever was promoted later stays."""
         self.lost = False
@@ -122,7 +124,7 @@ class Rivals:
             f"that of epoch {own}: start it as a slave (broker.id above 0)"
         )
         self.replication.learn_epoch(rivals, address)
-        if not self._settled:
+        if not self.has_registered:
             self.lost = True
             raise StartError(text)
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)

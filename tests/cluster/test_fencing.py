@@ -16,6 +16,7 @@ import trio
 from gantrymq.cli import promotion
 from gantrymq.cli.cluster import broker_rows
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.nameserver import requests, routes
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -304,3 +305,33 @@ def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
         await three.load.check(f"{masters[0]}:10911")
 
     simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("release", [4, 5])
+def test_with_a_rocketmq_nameserver_the_deposed_master_leaves_the_route_and_takes_nothing(
+    release: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows no epochs; that of 4.x takes whoever came last, that of 5.x compares state versions while both live."""
+    monkeypatch.setattr(requests, "epoch_in", lambda _fields: None)
+    if release == 4:
+        monkeypatch.setattr(routes, "_state", lambda _version: 0)
+
+    async def scenario(cluster: Cluster) -> None:
+        three = Trio(cluster, QUICK)
+        await three.start()
+        async with beside(three.load.run):
+            await three.load.more(5)
+            cluster.machine(A).pause()
+            end = three.log_end(A)
+            assert await three.promote_by_command() == B
+            await cluster.until(lambda: three.is_master(B), what="B is a master")
+            await trio.sleep(cluster.chance.uniform(10, 40))
+            cluster.machine(A).resume()
+            await trio.sleep(70)
+            await three.load.more(5)
+            assert await three.route() == f"{B}:10911"
+            assert three.log_end(A) == end, "the deposed master took messages"
+        await three.load.check(f"{B}:10911")
+        assert three.lines("master_fenced")
+
+    simulate(scenario, release)

@@ -1,0 +1,122 @@
+"""Real processes: a master is stopped, its slave is promoted, the master goes on with what waits in its sockets.
+
+Seen failing with a lease of ten minutes: the old master stored what had waited, and as `async_master` acknowledged it.
+"""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import gantrymq
+from gantrymq import SendStatus
+from gantrymq.cli import promotion
+from gantrymq.cli.cluster import broker_rows
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.foreign import ask
+from gantrymq.testing.hapair import NAME, HaPair, read_all
+from gantrymq.testing.ledger import Ledger
+from gantrymq.testing.processes import wait_for
+from gantrymq.testing.requests import send
+
+TOPIC, QUEUES, MESSAGES, WAITING = "LedgerTopic", 4, 100, 20
+SETTINGS = {
+    "plugin.ha.heartbeat": "200ms",
+    "plugin.ha.housekeeping": "2s",
+    "plugin.ha.sync_timeout": "1s",
+    "plugin.ha.sync_tables": "500ms",
+    "plugin.ha.lease": "2s",
+}
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+async def produce(nameserver: str, ledger: Ledger, count: int) -> None:
+    """Until so many were acknowledged; what fails was promised to nobody."""
+    async with gantrymq.connect(nameserver) as client, client.producer("ledger", timeout=2.0) as producer:
+        left = count
+        with trio.fail_after(60):
+            while left:
+                body = ledger.next_body(0)
+                try:
+                    result = await producer.send(TOPIC, body)
+                except gantrymq.GantryError:
+                    await trio.sleep(0.1)
+                    continue
+                if result.status is SendStatus.OK:
+                    ledger.acknowledge(body, result.queue.queue_id, result.queue_offset)
+                    left -= 1
+
+
+async def create_topic(nameserver: str) -> None:
+    async with gantrymq.connect(nameserver) as client:
+        await client.admin.create_topic(TOPIC, queues=QUEUES)
+
+
+async def master_of(client: Any) -> str:
+    """Where clients find the master; empty for nowhere."""
+    found = (await client.admin.cluster()).broker_addr_table.get(NAME)
+    return "" if found is None else str(found.broker_addrs.get(0, ""))
+
+
+def is_follower(pair: HaPair) -> bool:
+    """Whether the slave follows, has the topic and all of the log."""
+    topics = str(ask(pair.addresses[1], Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body)
+    return "haSlave_0" in pair.runtime(0) and TOPIC in topics and pair.level()
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+def test_row_5_a_master_that_was_stopped_while_its_slave_was_promoted_takes_nothing_that_waited(
+    tmp_path: Path, role: str
+) -> None:
+    ledger = Ledger(uuid.uuid4().hex)
+    with HaPair(tmp_path, SETTINGS) as pair:
+        first, second = pair.addresses
+        master = pair.start(0, role)
+        pair.start(1, "SLAVE")
+        trio.run(create_topic, pair.nameserver)
+        wait_for(lambda: is_follower(pair))
+        trio.run(produce, pair.nameserver, ledger, MESSAGES)
+        wait_for(pair.level)
+        end = pair.end(0)
+
+        async def script() -> list[Command]:
+            answers: list[Command] = []
+
+            async def wait_for_answer() -> None:
+                answers.append(await channel.call(send(TOPIC, b"waited"), 60.0))
+
+            async with open_channel(first) as channel, gantrymq.connect(pair.nameserver) as client:
+                master.process.send_signal(signal.SIGSTOP)
+                async with trio.open_nursery() as nursery:
+                    for _ in range(WAITING):
+                        nursery.start_soon(wait_for_answer)
+                    promoted = await promotion.promote(NAME, lambda: broker_rows(client))
+                    assert promoted.address == second
+                    with trio.fail_after(30):
+                        while await master_of(client) != second:  # noqa: ASYNC110 - the nameserver tells nobody
+                            await trio.sleep(0.1)
+                    master.process.send_signal(signal.SIGCONT)
+            return answers
+
+        answers = trio.run(script)
+        assert [answer.code for answer in answers] == [ResponseCode.SERVICE_NOT_AVAILABLE] * WAITING
+        wait_for(lambda: pair.runtime(0)["haFenced"] != "")
+        trio.run(produce, pair.nameserver, ledger, MESSAGES)
+        assert pair.end(0) == end, "the old master took something"
+        assert "master_fenced" in (tmp_path / "broker-0.log").read_text()
+        assert pair.runtime(1)["haEpoch"].startswith("1-")
+        ledger.check(read_all(second, TOPIC, QUEUES, ledger))
+
+        master.process.terminate()
+        assert master.wait() == 0
+        pair.start(0, "SLAVE")
+        wait_for(pair.same)
+        ledger.check(read_all(first, TOPIC, QUEUES, ledger))
