@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TABLE_KEY = "subscriptionGroupTable"
 TABLE_BYTES_MAX = 64 * 1024 * 1024
 """What the settings of all groups may have as text; they stay in memory, and each change writes them all."""
+LOGGED_MAX = 10_000
 
 log = structlog.get_logger("gantrymq.topics")
 
@@ -37,6 +38,8 @@ class Groups:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""
         self._config = config
         self._warned = False
+        self._logged: set[str] = set()
+        """Groups whose creation was logged: a slave's go with each fetch of the master's table, and come back."""
         self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, TABLE_KEY)
         found = load_state(env, path, _read)
         if found is not None:
@@ -98,7 +101,9 @@ class Groups:
                 self._warned = True
                 log.warning("group_not_created", group=group[:200], reason=fault.remark)
             return None
-        log.info("group_created", group=group)
+        if group not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add(group)
+            log.info("group_created", group=group)
         return self.table.entries[group]
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies import DataVersion, SubscriptionGroupWrapper, TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 
@@ -313,6 +314,18 @@ def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
         config = topics.for_send(name, "TBW102", 4, True)
         assert config is not None
         assert config.topic_sys_flag == flag
+
+
+def test_a_group_that_only_a_slave_s_reader_names_is_logged_once(make_broker: Any) -> None:
+    """Its master does not know the group, so each fetch of the master's table takes it away."""
+    groups = make_broker("topics").services.get(GroupTable)
+    with structlog.testing.capture_logs() as logs:
+        for counter in range(1, 4):
+            version = DataVersion(timestamp=counter, counter=counter)
+            assert groups.find("reader") is not None
+            assert groups.adopt(SubscriptionGroupWrapper(data_version=version).to_bytes())
+            assert "reader" not in groups.names()
+    assert [entry["group"] for entry in logs if entry["event"] == "group_created"] == ["reader"]
 
 
 def test_what_is_adopted_from_a_master_is_on_the_disk_at_once(make_broker: Any, tmp_path: Path) -> None:
