@@ -392,8 +392,9 @@ async def _run_service(service: Service) -> None:
         await service.run()
     except StartError:  # what the user can mend: its text is all there is to say
         raise
-    except Exception:
-        log.exception("service_failed", service=service.name)
+    except Exception as error:
+        if not isinstance(error, ExceptionGroup) or error.split(StartError)[1] is not None:
+            log.exception("service_failed", service=service.name)
         raise
 
 

@@ -114,3 +114,15 @@ def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(
         rows = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
         assert [row["id"] for row in rows] == [0, 1], "what was ordered is kept over a restart"
         assert again.terminate() == 0
+
+
+def test_a_second_master_of_one_name_ends_with_a_sentence_and_no_traceback(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        brokers = Brokers(stack, tmp_path)
+        ready(brokers.broker(0, "ASYNC_MASTER", 0))
+        wait_registered(brokers.nameserver, "broker-a")
+        second = brokers.broker(1, "ASYNC_MASTER", 0)
+        assert second.wait() == 1
+        log = second.log.read_text()
+        assert f"{brokers.addresses[0]} is a broker 'broker-a' with the id 0 already" in log
+        assert "Traceback" not in log
