@@ -265,8 +265,9 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
             cluster.machine(C).resume()
             with pytest.raises(CommandFailed, match=r"what lies between would be lost\. Promote that one"):
                 await three.promote_by_command(number=1)
-            assert await three.promote_by_command() == C
+            assert await three.promote_by_command(epoch_at_least=1000) == C
             await cluster.until(lambda: three.is_master(C), what="C is a master")
+            assert three.lines("epoch_began")[-1]["epoch"].startswith("1000-"), "as the revision of a lock would be"
             cluster.network.heal()
             await three.load.more(5)
         await three.load.check(f"{C}:10911")
