@@ -384,7 +384,7 @@ class Sweep:
             return
         self._unsent -= before - connection.outbound_bytes
         if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
-            log.warning("peer does not read, connection closed", peer=connection.address)
+            log.warning("slow_reader_closed", peer=connection.address)
             self.drop(connection, "the peer does not read its answers")
             return
         wants = bool(connection.outbound)
