@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 ANSWER_S: Final = 3.0
-"""How long a broker may take to answer with its status."""
+"""How long a broker may take to answer, unless the user says otherwise."""
 PROMOTED_S: Final = 30.0
-"""How long a slave may take to be back as a master."""
+"""How long a slave may take to be back as a master, unless the user says otherwise."""
+SHORTEST_S: Final = 0.1
 PROMOTED_POLL_S: Final = 0.2
 UNREACHABLE: Final = "unreachable"
 FENCED: Final = "fenced"
@@ -63,8 +64,26 @@ def status(as_json: bool, nameserver: str) -> None:
 @click.argument("name")
 @click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
+@click.option(
+    "--answer-timeout",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=ANSWER_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each broker may take to answer. One that hangs costs this once.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=PROMOTED_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the slave may take to be back as the master.",
+)
 @nameserver_option
-def promote(name: str, number: int | None, accept_loss: bool, nameserver: str) -> None:
+def promote(
+    name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, nameserver: str
+) -> None:
     """Promote a slave of the broker NAME to master, when the master is gone.
 
     The slave starts again as a master, in its process, and its log goes on behind what it has. Refused while the master
@@ -72,31 +91,58 @@ def promote(name: str, number: int | None, accept_loss: bool, nameserver: str) -
 
     A new epoch begins: all slaves are told of it first and confirm nothing more to the old master, which is fenced if
     it goes on. Refused where a slave does not answer, or where another slave has more than the one with this id.
+    Each step is reported on stderr.
     """
-    address = with_client(nameserver, partial(_promote, name, number, accept_loss))
+
+    async def work(client: Client) -> str:
+        from gantrymq.cli import promotion
+
+        promoted = await promotion.promote(
+            name,
+            partial(broker_rows, client, answer_timeout),
+            number=number,
+            accept_loss=accept_loss,
+            answer_timeout=answer_timeout,
+            report=_report,
+        )
+        await _wait_promoted(client, name, promoted.address, answer_timeout, timeout)
+        return promoted.address
+
+    address = with_client(nameserver, work)
     click.echo(f"{name}: {address} is the master")
 
 
-async def _promote(name: str, number: int | None, accept_loss: bool, client: Client) -> str:
-    """The new master's address, once the nameserver returns it to clients."""
+def _report(text: str) -> None:
+    click.echo(text, err=True)
+
+
+async def _wait_promoted(client: Client, name: str, address: str, answer_timeout: float, timeout: float) -> None:
+    """Returns once the nameserver returns the broker to clients as the master, and it answers.
+
+    Nobody else is asked: a master that hangs would take its time once more.
+    """
     import trio
 
-    from gantrymq.cli import promotion
-
-    brokers = partial(broker_rows, client)
-    promoted = await promotion.promote(name, brokers, number=number, accept_loss=accept_loss)
-    with trio.move_on_after(PROMOTED_S):
+    _report(f"waiting for {address} to come back as the master, {timeout:g} s at most")
+    with trio.move_on_after(timeout):
         while True:
-            for row in await brokers():
-                place = row["broker"], row["id"], row["address"]
-                if place == (name, 0, promoted.address) and row["role"] != UNREACHABLE:
-                    return promoted.address
+            data = (await client.admin.cluster()).broker_addr_table.get(name)
+            if data is not None and data.broker_addrs.get(0) == address:
+                row: dict[str, Any] = {"id": 0, "role": UNREACHABLE}
+                await _ask(row, address, answer_timeout)
+                if row["role"] != UNREACHABLE:
+                    return
             await trio.sleep(PROMOTED_POLL_S)
-    raise CommandFailed(f"{promoted.address} has not come back as a master in {PROMOTED_S:g} s: see its log")
+    raise CommandFailed(
+        f"{address} has not come back as the master in {timeout:g} s: see its log; --timeout lets it take longer"
+    )
 
 
-async def broker_rows(client: Client) -> list[dict[str, Any]]:
-    """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known."""
+async def broker_rows(client: Client, answer_timeout: float = ANSWER_S) -> list[dict[str, Any]]:
+    """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known.
+
+    ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time.
+    """
     import trio
 
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -113,7 +159,7 @@ async def broker_rows(client: Client) -> list[dict[str, Any]]:
                     "id": broker_id,
                     "address": address,
                 }
-                nursery.start_soon(_ask, row, address)
+                nursery.start_soon(_ask, row, address, answer_timeout)
     for (name, broker_id), row in found.items():
         master = found.get((name, 0))
         if broker_id and row["offset"] is not None and master is not None and master["offset"] is not None:
@@ -121,8 +167,10 @@ async def broker_rows(client: Client) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-async def _ask(row: dict[str, Any], address: str) -> None:
+async def _ask(row: dict[str, Any], address: str, timeout: float) -> None:
     """Fill in the broker's own status (GET_BROKER_RUNTIME_INFO)."""
+    import trio
+
     from gantrymq.remoting.bodies import KVTable
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode
@@ -130,10 +178,11 @@ async def _ask(row: dict[str, Any], address: str) -> None:
     from gantrymq.remoting.errors import ConnectError, RemoteFault
 
     try:
-        async with open_channel(address) as channel:
-            answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), ANSWER_S)
-            table = KVTable.from_bytes(answer.body).table
-    except (ConnectError, RemoteFault):
+        with trio.fail_after(timeout):
+            async with open_channel(address) as channel:
+                answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), timeout)
+                table = KVTable.from_bytes(answer.body).table
+    except (ConnectError, RemoteFault, trio.TooSlowError):
         row["role"] = UNREACHABLE
         return
     row["role"] = table.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()

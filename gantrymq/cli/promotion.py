@@ -23,8 +23,6 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
-TELL_S: Final = 5.0
-"""How long a slave may take to keep an epoch on its disk."""
 TOKEN_BYTES: Final = 4
 FENCED: Final = "fenced"
 UNREACHABLE: Final = "unreachable"
@@ -33,6 +31,10 @@ ACCEPT_LOSS: Final = "--accept-loss promotes all the same"
 Row = dict[str, Any]
 """A broker as ``gantrymq cluster status`` has it, with ``epoch`` (a text, None for brokers that know none) and
 ``not_promotable`` (why its number cannot change, or empty)."""
+
+
+Report = Callable[[str], None]
+"""Hears of each step, in a sentence."""
 
 
 @attrs.frozen
@@ -50,13 +52,20 @@ async def promote(
     number: int | None = None,
     accept_loss: bool = False,
     epoch_at_least: int = 0,
+    answer_timeout: float = 5.0,
+    report: Report = lambda _: None,
 ) -> Promoted:
     """Order a slave of the broker ``name`` to be its master; ``brokers`` returns those of all names, as they are.
 
     ``number``: which slave; else the one that has most. :class:`CommandFailed` while a master answers, and where
     something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
+    ``answer_timeout``: how many seconds a slave may take to keep the epoch on its disk.
     """
+    report(f"asking the brokers of {name} for their state")
     rows = [row for row in await brokers() if row["broker"] == name]
+    for row in rows:
+        if row["role"] == UNREACHABLE:
+            report(f"{row['address']} (id {row['id']}) does not answer")
     for row in rows:
         if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED):
             raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
@@ -66,7 +75,9 @@ async def promote(
         raise CommandFailed(f"{name} has no {which} that answers")
     if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
         chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
-        await _call(chosen["address"], Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
+        report(f"promoting {chosen['address']}, which knows no epochs")
+        order = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n")
+        await _call(chosen["address"], order, answer_timeout)
         return Promoted(chosen["address"], None)
     lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
     if lost and not accept_loss:
@@ -78,7 +89,8 @@ async def promote(
     _check_promotable([row for row in slaves if number in (None, row["id"])])
     known = [epoch_in(row, "epoch") or FIRST for row in rows]
     epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
-    ends = {row["address"]: await _tell(row["address"], epoch) for row in slaves}
+    report(f"epoch {epoch} begins: telling {', '.join(row['address'] for row in slaves)}")
+    ends = {row["address"]: await _tell(row["address"], epoch, answer_timeout) for row in slaves}
     wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
@@ -87,7 +99,8 @@ async def promote(
             f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: what lies between would be "
             f"lost. Promote that one; {ACCEPT_LOSS}"
         )
-    await _tell(address, epoch, master=True)
+    report(f"promoting {address}, whose log ends at {ends[address]}")
+    await _tell(address, epoch, answer_timeout, master=True)
     return Promoted(address, epoch)
 
 
@@ -97,23 +110,23 @@ def _check_promotable(wanted: Sequence[Row]) -> None:
         raise CommandFailed(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
 
 
-async def _tell(address: str, epoch: Epoch, *, master: bool = False) -> int:
+async def _tell(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:
     """Tell the broker of the epoch, or that it is its master; where its log ends."""
     ext = {EPOCH_FIELD: str(epoch)} | ({"masterAddress": address} if master else {})
-    answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext))
+    answer = await _call(address, Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext), timeout)
     try:
         return int((answer.ext or {})["logEnd"])
     except (KeyError, ValueError):
         raise CommandFailed(f"{address} does not say where its log ends") from None
 
 
-async def _call(address: str, command: Command) -> Command:
+async def _call(address: str, command: Command, timeout: float) -> Command:
     try:
-        with trio.fail_after(TELL_S):
+        with trio.fail_after(timeout):
             async with open_channel(address) as channel:
                 answer = await channel.call(command)
     except (ConnectError, RemoteFault, trio.TooSlowError) as error:
-        raise CommandFailed(f"{address}: {error or f'no answer in {TELL_S:g} s'}; promote again") from None
+        raise CommandFailed(f"{address}: {error or f'no answer in {timeout:g} s'}; promote again") from None
     if answer.code:
         raise CommandFailed(f"{address} refuses: {answer.remark}")
     return answer

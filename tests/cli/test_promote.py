@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -126,3 +127,34 @@ def test_a_second_master_of_one_name_ends_with_a_sentence_and_no_traceback(tmp_p
         log = second.log.read_text()
         assert f"{brokers.addresses[0]} is a broker 'broker-a' with the id 0 already" in log
         assert "Traceback" not in log
+
+
+def test_a_hung_master_costs_one_answer_timeout_and_each_step_is_reported(
+    tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    with ExitStack() as stack:
+        brokers = Brokers(stack, tmp_path)
+        first, second = brokers.addresses
+        master = ready(brokers.broker(0, "SYNC_MASTER", 0))
+        ready(brokers.broker(1, "SLAVE", 1))
+        wait_registered(brokers.nameserver, "broker-a")
+        send(brokers.nameserver, b"one")
+        end = offset(first)
+        wait_for(lambda: offset(second) == end)
+        promote = ("cluster", "promote", "broker-a", "--nameserver", brokers.nameserver)
+
+        master.process.send_signal(signal.SIGSTOP)
+        try:
+            short = cli(*promote, "--answer-timeout", "2", "--timeout", "0.1")
+            assert (short.code, short.out) == (1, "")
+            steps = short.err.splitlines()
+            assert steps[:2] == ["asking the brokers of broker-a for their state", f"{first} (id 0) does not answer"]
+            assert steps[2].startswith("epoch 1-") and steps[2].endswith(f"begins: telling {second}")
+            assert steps[3:5] == [
+                f"promoting {second}, whose log ends at {end}",
+                f"waiting for {second} to come back as the master, 0.1 s at most",
+            ]
+            assert "--timeout lets it take longer" in steps[5]
+            wait_for(lambda: f"has a master at {second} that answers" in cli(*promote, "--answer-timeout", "2").err)
+        finally:
+            master.process.send_signal(signal.SIGCONT)
