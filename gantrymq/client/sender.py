@@ -17,6 +17,7 @@ from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed, NoR
 from gantrymq.client.outgoing import Outgoing
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.logs import LibraryLog
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
@@ -27,7 +28,7 @@ QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
 """A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
 
 RENEW_S = 0.5
-"""So often at most a topic's route is asked for because its brokers cannot be reached."""
+"""So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
 
 log = LibraryLog()
 
@@ -70,11 +71,12 @@ class Sender:
                 failure = error
                 if error.code not in RETRIED_CODES:
                     raise
+                if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
+                    queues = await self._renew(outgoing.topic, queues, deadline)
             except (ConnectError, NoRoute, TimeoutError) as error:
                 failure = error
                 if isinstance(error, ConnectFailed | NoRoute):
-                    await self._renew(outgoing.topic, deadline)
-                    queues = self._cluster.routes.known_publish_queues(outgoing.topic) or queues
+                    queues = await self._renew(outgoing.topic, queues, deadline)
             if anyio.current_time() >= deadline:
                 raise SendTimeout(
                     f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
@@ -91,13 +93,14 @@ class Sender:
         channel = await self._cluster.broker(self._cluster.routes.master(target))
         await channel.send_oneway(outgoing.command(self.group, target))
 
-    async def _renew(self, topic: str, deadline: float) -> None:
-        """Ask where the brokers are now: another one may have the place of the master that is gone."""
+    async def _renew(self, topic: str, queues: Sequence[MessageQueue], deadline: float) -> Sequence[MessageQueue]:
+        """Ask where the brokers are now: another one may have the place of the master. Returns the topic's queues."""
         now = anyio.current_time()
         if now - self._renewed.get(topic, -RENEW_S) >= RENEW_S:
             self._renewed[topic] = now
             with anyio.move_on_after(deadline - now):
                 await self._cluster.routes.renew(topic)
+        return self._cluster.routes.known_publish_queues(topic) or queues
 
     async def _channel(self, queue: MessageQueue, deadline: float) -> Channel:
         address = self._cluster.routes.master(queue)

@@ -112,6 +112,25 @@ async def test_a_master_that_has_another_address_is_found_there_by_the_next_atte
         assert len(cluster.nameserver.seen(105)) == asked + 1
 
 
+async def test_a_master_that_takes_no_messages_may_have_lost_its_place(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        assert await producer.queues("T")
+        asked = len(cluster.nameserver.seen(105))
+        refusal = refuse(14)
+
+        def refuse_once(request: Command) -> Any:
+            del cluster.broker.answers[310]
+            return refusal(request)
+
+        cluster.broker.answers[310] = refuse_once
+        await producer.send("T", b"x")
+        assert len(cluster.nameserver.seen(105)) == asked + 1
+
+
 async def test_a_master_that_is_gone_is_not_asked_for_with_each_attempt(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=4) as cluster,
