@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 45.0
 """How long a child may take from a polite request to its end; then it is killed."""
+DUMP_SECONDS = 5.0
+LOG_TAIL_BYTES = 10_000
 
 
 class ChildFailed(Exception):
@@ -86,7 +89,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})},
             cwd=cwd,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -162,10 +165,21 @@ class Child:
         except subprocess.TimeoutExpired:
             raise ChildFailed(f"still runs after {timeout:g} s; {self._story()}") from None
 
+    def _dump_stacks(self) -> None:
+        """Let a Python child that hangs write into its log where each of its threads is; that ends it."""
+        if self.arguments[0] == sys.executable:
+            self.process.send_signal(signal.SIGABRT)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(DUMP_SECONDS)
+
     def terminate(self, timeout: float = STOP_SECONDS) -> int:
         """SIGTERM, then the exit code; ChildFailed when the child does not heed it."""
         self.process.send_signal(signal.SIGTERM)
-        return self.wait(timeout)
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._dump_stacks()
+            raise ChildFailed(f"still runs {timeout:g} s after SIGTERM; {self._story()}") from None
 
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""
@@ -198,7 +212,7 @@ class Child:
 
     def _story(self) -> str:
         self._errors.flush()
-        tail = self.log.read_bytes()[-4000:].decode("utf-8", "replace")
+        tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
         last = "\n".join(self._said)
         return f"exit code {self.process.poll()}, ran {self.arguments}\n-- last lines\n{last}\n-- log\n{tail}"
 

@@ -149,7 +149,8 @@ def test_a_hung_master_costs_one_answer_timeout_and_each_step_is_reported(
             assert (short.code, short.out) == (1, "")
             steps = short.err.splitlines()
             assert steps[:2] == ["asking the brokers of broker-a for their state", f"{first} (id 0) does not answer"]
-            assert steps[2].startswith("epoch 1-") and steps[2].endswith(f"begins: telling {second}")
+            assert steps[2].startswith("epoch 1-")
+            assert steps[2].endswith(f"begins: telling {second}")
             assert steps[3:5] == [
                 f"promoting {second}, whose log ends at {end}",
                 f"waiting for {second} to come back as the master, 0.1 s at most",

@@ -47,14 +47,15 @@ def test_a_child_that_says_nothing_is_not_waited_for_without_end(echo: Child):
         echo.wait_event("never", timeout=0.05)
 
 
-def test_a_deaf_child_does_not_outlive_its_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_deaf_child_tells_where_it_hangs_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Child.terminate, "__defaults__", (0.2,))
     with python(DEAF, tmp_path) as child:
         child.wait_line(lambda line: line == "deaf")
         pid = child.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert child.process.returncode == -9
+    assert child.process.returncode == -6
+    assert "Current thread" in child.log.read_text()
 
 
 def test_free_ports_are_free_and_so_are_their_neighbours():
