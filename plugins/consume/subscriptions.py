@@ -106,7 +106,7 @@ class Subscriptions:
         """The filter of a pull with these header fields; ``RemoteFault`` when there is none.
 
         ``config`` is what was set up for ``group``. :class:`NotCompiled` when the expression takes long, until that was
-        done by :meth:`work`; without an ``owner``, whose pull it is, for any expression that is not compiled yet.
+        done by :meth:`work`; that begins only for an ``owner``, whose pull it is.
         """
         if sys_flag & SUBSCRIPTION:
             return self._compile(group, topic, kind or "TAG", expression or "*", owner)
@@ -149,12 +149,11 @@ class Subscriptions:
         if found is not None:
             self._compiled.move_to_end(key)
             return found
-        if owner is None:
-            raise NotCompiled
         try:
             found = self._compile_now(key, owner)
         except RemoteFault as fault:
-            self._log_refusal(group, topic, kind, expression, fault)
+            if owner is not None:
+                self._log_refusal(group, topic, kind, expression, fault)
             raise
         self._compiled[key] = found
         self._characters += len(expression)
@@ -165,21 +164,26 @@ class Subscriptions:
             self._characters -= len(oldest)
         return found
 
-    def _compile_now(self, key: tuple[str, str], owner: Connection) -> MessageFilter:
-        """The filter, if it takes no time or was compiled already; else its compilation begins when it is its turn."""
+    def _compile_now(self, key: tuple[str, str], owner: Connection | None) -> MessageFilter:
+        """The filter, if it takes no time or was compiled already; else its compilation begins when it is its turn.
+
+        Without an ``owner`` none begins, and none is taken.
+        """
         current = self._current
         if current is not None and current.key == key:
-            if current.done_at is None:
+            if current.done_at is None or owner is None:
                 raise NotCompiled
             self._current = None
             if current.fault is not None:
                 raise current.fault
             assert current.found is not None
             return current.found
+        if owner is None and key[0] != "TAG":  # only tags may take no time
+            raise NotCompiled
         made = self._compiler(key[0])(key[1])
         if not isinstance(made, Generator):
             return made
-        if current is None or self._is_forsaken(current):
+        if owner is not None and (current is None or self._is_forsaken(current)):
             self._current = _Compilation(key, owner, made)
         raise NotCompiled
 
