@@ -1,8 +1,8 @@
 """Promote a slave so that nothing is lost that any slave has confirmed: fence all of them first, then choose.
 
-From when a slave is told of the new epoch it confirms nothing more to the old master, and its log ends where it says.
-So the one that has most has everything that was acknowledged, whatever the old master does meanwhile. Two that promote
-at the same time choose different tokens: of one number each slave takes the first only.
+A slave that learns of the new epoch confirms nothing more to the old master, and answers with the end of its log.
+So the slave with the longest log has everything that was acknowledged, whatever the old master does meanwhile.
+Two that promote at the same time choose different tokens: of one number each slave takes the first only.
 
 ``epoch_at_least`` is for who chooses by a lock: its revision is an epoch that grows by itself.
 """
@@ -16,6 +16,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from gantrymq.cli.cluster import FENCED, UNREACHABLE
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
@@ -24,8 +25,6 @@ from gantrymq.remoting.epoch import EPOCH_FIELD, FIRST, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 TOKEN_BYTES: Final = 4
-FENCED: Final = "fenced"
-UNREACHABLE: Final = "unreachable"
 ACCEPT_LOSS: Final = "--accept-loss promotes all the same"
 
 Row = dict[str, Any]

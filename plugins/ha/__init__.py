@@ -170,7 +170,7 @@ class HaPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """1008: who is the master is told; 47001: a slave compares its log with this one."""
+        """1008 announces an epoch or a promotion; 47001 compares a slave's log with this one."""
         found: dict[int, Processor] = {RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._roles.answer}
         if self.master is not None:
             peers = PeerRule(self._config.peers or LOOPBACK)

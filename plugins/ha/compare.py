@@ -119,7 +119,7 @@ class Comparison:
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
 
     async def _compare_epochs(self, channel: Channel) -> None:
-        """A master whose epoch is over is told so and not followed; of a higher epoch this broker learns.
+        """Tell a master of a lower epoch that its epoch is over, and do not follow it; learn a higher epoch.
 
         RocketMQ's masters have none: who was told of a promotion does not follow one.
         """
