@@ -1,0 +1,259 @@
+"""A history of what clients asked replicated brokers and what they were answered, and a check of it for each queue.
+
+What was acknowledged with SEND_OK must be linearizable: each offset is acknowledged for one message; that message stays
+at its place; a send that began after another one was acknowledged has the higher offset. What a reader was given stays
+at its place if the broker promised that, which it did when it
+
+- acknowledged this message or a later one of the queue, in the same term, or
+- served it as a slave that had compared its log with the master's (:meth:`History.excuse` names those that had not).
+
+A message without SEND_OK may be there or not, at any place, and a reader may have seen it before it was lost: a master
+serves what it gave up waiting for (FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE). The check counts such reads.
+
+A *term* is one life of a broker in one role: its address, when it started, its epoch. A connection belongs to one term.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import attrs
+
+_FILLER: Final = bytes(range(256)) * 2
+_FILLER_MAX: Final = 400
+_SHOWN_MAX: Final = 10
+"""How many violations an error shows."""
+
+Log = Mapping[int, Sequence[bytes]]
+"""By queue: the bodies in the order of their offsets, from offset 0."""
+
+
+class Outcome(Enum):
+    """What a sender knows of its message."""
+
+    OK = "ok"
+    STORED = "stored"
+    """The master has it; no slave, or no disk, has confirmed it."""
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+    """No answer came."""
+
+
+class Kind(Enum):
+    """What is wrong."""
+
+    TWICE = "one place was acknowledged for two messages"
+    LOST = "an acknowledged message is missing"
+    MOVED = "an acknowledged message is at another place"
+    REPLACED = "another message is at an acknowledged place"
+    ORDER = "a send began after another one was acknowledged, and has the lower offset"
+    VANISHED = "a reader was given a message at a place where it no longer is"
+    STRANGE = "a reader was given what nobody sent"
+    REPEATED = "one message, which was sent once, is at two places"
+    AHEAD = "a group's offset lies beyond the end of the queue"
+    UNDELIVERED = "a group was never given an acknowledged message"
+
+
+@attrs.frozen
+class Violation:
+    """One broken promise."""
+
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.text}"
+
+
+@attrs.frozen
+class Term:
+    """One life of a broker in one role."""
+
+    address: str
+    started: str = ""
+    epoch: str = ""
+    slave: bool = False
+
+
+@attrs.define
+class Send:
+    """One message. Times are seconds of the recorder's clock; ``ended`` is None until the answer came, or never."""
+
+    body: bytes
+    sender: int
+    number: int
+    began: float
+    ended: float | None = None
+    outcome: Outcome = Outcome.UNKNOWN
+    queue_id: int = -1
+    offset: int = -1
+    term: Term | None = None
+
+    def __str__(self) -> str:
+        where = f", {self.outcome.name} at {self.queue_id}/{self.offset}" if self.offset >= 0 else ""
+        by = f" by {self.term.address} of epoch {self.term.epoch}" if self.term else ""
+        return f"message {self.number} of sender {self.sender}{where}{by}"
+
+
+@attrs.frozen
+class Read:
+    """A reader was given ``body``; ``group`` is empty for a reader that is in none."""
+
+    queue_id: int
+    offset: int
+    body: bytes
+    at: float
+    term: Term
+    group: str = ""
+
+
+@attrs.frozen
+class GroupOffset:
+    """What a broker said about a group in a queue, and where that queue ended there."""
+
+    group: str
+    queue_id: int
+    offset: int
+    end: int
+    address: str
+
+
+@attrs.define
+class History:
+    """Of one topic of one broker name. ``run`` tells its messages from those of others."""
+
+    run: str
+    sends: dict[bytes, Send] = attrs.field(factory=dict)
+    """By body."""
+    reads: list[Read] = attrs.field(factory=list)
+    group_offsets: list[GroupOffset] = attrs.field(factory=list)
+    excused: set[Term] = attrs.field(factory=set)
+    _numbers: Counter[int] = attrs.field(factory=Counter)
+
+    @property
+    def acknowledged(self) -> list[Send]:
+        """The sends with SEND_OK, in the order in which they were begun."""
+        return [send for send in self.sends.values() if send.outcome is Outcome.OK]
+
+    def begin_send(self, sender: int, now: float, term: Term | None = None) -> Send:
+        """The next message of ``sender``, with a body of its own. From now on it may appear in the log."""
+        number = self._numbers[sender]
+        self._numbers[sender] += 1
+        name = f"{self.run} {sender} {number} ".encode()
+        filler = _FILLER[: (number * 37 + sender) % _FILLER_MAX]
+        body = name + f"{zlib.crc32(name + filler):08x} ".encode() + filler
+        send = self.sends[body] = Send(body, sender, number, now, term=term)
+        return send
+
+    def end_send(self, send: Send, now: float, outcome: Outcome, queue_id: int = -1, offset: int = -1) -> None:
+        """The answer came."""
+        send.ended, send.outcome, send.queue_id, send.offset = now, outcome, queue_id, offset
+
+    def excuse(self, term: Term) -> None:
+        """What this slave served may vanish: it could not compare its log with a master's."""
+        self.excused.add(term)
+
+    def check(self, log: Log) -> Counter[Outcome]:
+        """AssertionError that shows the first violations, given what the master has now; how many reads of messages
+        that are gone were promised to nobody, by what their senders knew."""
+        found = list(self.violations(log))
+        if found:
+            shown = "\n".join(str(each) for each in found[:_SHOWN_MAX])
+            kinds = ", ".join(f"{count} {kind.name}" for kind, count in Counter(each.kind for each in found).items())
+            raise AssertionError(f"{len(found)} violations ({kinds}):\n{shown}")
+        return self.unpromised(log)
+
+    def violations(self, log: Log) -> Iterator[Violation]:
+        """All of them, given what the master has now."""
+        places: dict[bytes, tuple[int, int]] = {}
+        for queue_id, bodies in log.items():
+            for offset, body in enumerate(bodies):
+                if body not in self.sends:
+                    yield Violation(Kind.STRANGE, f"{body[:60]!r} at {queue_id}/{offset}")
+                elif body in places:
+                    yield Violation(Kind.REPEATED, f"{self.sends[body]}: {places[body]} and {(queue_id, offset)}")
+                places.setdefault(body, (queue_id, offset))
+        yield from self._check_acknowledged(log, places)
+        yield from self._check_order()
+        yield from self._check_reads(log)
+        for each in self.group_offsets:
+            if each.offset > each.end:
+                yield Violation(
+                    Kind.AHEAD,
+                    f"{each.group} is at {each.offset} of queue {each.queue_id} at {each.address}, which ends at "
+                    f"{each.end}",
+                )
+
+    def undelivered(self, group: str) -> Iterator[Violation]:
+        """Acknowledged messages that ``group`` was never given; ask when it has consumed to the end of each queue."""
+        given = {read.body for read in self.reads if read.group == group}
+        for send in self.acknowledged:
+            if send.body not in given:
+                yield Violation(Kind.UNDELIVERED, f"{group}: {send}")
+
+    def unpromised(self, log: Log) -> Counter[Outcome]:
+        """How many distinct places that readers were given have another message now, or none."""
+        gone = {(read.queue_id, read.offset, read.body) for read in self.reads if not _holds(log, read)}
+        return Counter(self.sends[body].outcome for _, _, body in gone if body in self.sends)
+
+    def _check_acknowledged(self, log: Log, places: Mapping[bytes, tuple[int, int]]) -> Iterator[Violation]:
+        by_place: dict[tuple[int, int], Send] = {}
+        for send in self.acknowledged:
+            place = send.queue_id, send.offset
+            other = by_place.setdefault(place, send)
+            if other is not send:
+                yield Violation(Kind.TWICE, f"{other}, and {send}")
+            bodies = log.get(send.queue_id, ())
+            if 0 <= send.offset < len(bodies) and bodies[send.offset] == send.body:
+                continue
+            if send.body in places:
+                yield Violation(Kind.MOVED, f"{send} is at {places[send.body]}")
+            elif send.offset < len(bodies):
+                there = self.sends.get(bodies[send.offset])
+                yield Violation(Kind.REPLACED, f"{send}: there is {there or bodies[send.offset][:60]!r}")
+            else:
+                yield Violation(Kind.LOST, f"{send}: the queue ends at {len(bodies)}")
+
+    def _check_order(self) -> Iterator[Violation]:
+        by_queue: dict[int, list[Send]] = {}
+        for send in self.acknowledged:
+            by_queue.setdefault(send.queue_id, []).append(send)
+        for sends in by_queue.values():
+            sends.sort(key=lambda send: send.offset, reverse=True)
+            first: Send | None = None  # of those with higher offsets, the one that was acknowledged first
+            for send in sends:
+                if first is not None and first.ended is not None and first.ended < send.began:
+                    yield Violation(Kind.ORDER, f"{first} was acknowledged before {send} was begun")
+                if first is None or (send.ended or 0.0) < (first.ended or 0.0):
+                    first = send
+
+    def _check_reads(self, log: Log) -> Iterator[Violation]:
+        settled: dict[tuple[Term, int], int] = {}
+        """By term and queue: the highest offset that was acknowledged."""
+        for send in self.acknowledged:
+            if send.term is not None:
+                key = send.term, send.queue_id
+                settled[key] = max(settled.get(key, -1), send.offset)
+        shown: set[tuple[int, int, bytes]] = set()
+        for read in self.reads:
+            place = read.queue_id, read.offset, read.body
+            if place in shown:
+                continue
+            known = self.sends.get(read.body)
+            if known is None:
+                shown.add(place)
+                yield Violation(Kind.STRANGE, f"{read.body[:60]!r} at {read.queue_id}/{read.offset} of {read.term}")
+            elif not _holds(log, read):
+                by_slave = read.term.slave and read.term not in self.excused
+                if by_slave or settled.get((read.term, read.queue_id), -1) >= read.offset:
+                    shown.add(place)
+                    yield Violation(Kind.VANISHED, f"{known} was at {read.queue_id}/{read.offset} of {read.term}")
+
+
+def _holds(log: Log, read: Read) -> bool:
+    bodies = log.get(read.queue_id, ())
+    return 0 <= read.offset < len(bodies) and bodies[read.offset] == read.body
