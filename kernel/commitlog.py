@@ -353,10 +353,12 @@ class CommitLog:
         return decode_at(data, offset)
 
     def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
-        """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``, without a gap.
+        """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
 
-        Quarantined ranges are stepped over: no row is from there. Raises :class:`CorruptRange` where something is no
-        record, :class:`UnreadableRange` where the disk fails. A record that reaches over ``stop`` is left out.
+        Each batch begins where the one before ended, unless the front of the log was deleted meanwhile: then the next
+        one begins with what is left. Quarantined ranges are stepped over: no row is from there. Raises
+        :class:`CorruptRange` where something is no record, :class:`UnreadableRange` where the disk fails. A record that
+        reaches over ``stop`` is left out.
         """
         stop = min(stop, self.written)
         position = max(start, self.segments.start)
@@ -375,6 +377,13 @@ class CommitLog:
                     raise CorruptRange(f"no record at {batch.end}, below the end of the log at {self._tail[0]}")
             if batch.end > position:
                 yield batch
+            elif position < self.segments.start:
+                position = self.segments.start  # another thread has deleted the front
+                continue
+            elif why is not Stop.CUT:
+                if self.segments.at(position) is None:
+                    return  # the end was cut off meanwhile
+                raise CorruptRange(f"nothing can be read at {position}, below the end of the log at {self._tail[0]}")
             if why is Stop.CUT:
                 return
             position = batch.end

@@ -17,17 +17,30 @@ def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
     for segment in segments:
         if segment.end <= start:
             continue
-        for first, last in segment.file.data_ranges(max(start - segment.base, 0)):
-            for position in range(first, last, _CHUNK_BYTES):
-                # With some bytes of the next chunk, for a magic that lies across.
-                chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
-                at = chunk.find(_MAGIC_START, 4)
-                while at >= 0:
-                    found = position + at - 4
-                    batch = _record_at(segments, segment.base + found, segment.end)
-                    if batch is not None:
-                        return batch.offsets[0], batch.store_timestamps[0]
-                    at = chunk.find(_MAGIC_START, at + 1)
+        try:
+            found = _find_in(segments, segment, max(start - segment.base, 0))
+        except OSError:
+            if segments.at(segment.base) is segment:
+                raise
+            continue  # another thread has deleted the file
+        if found is not None:
+            return found
+    return None
+
+
+def _find_in(segments: Segments, segment: Segment, start: int) -> tuple[int, int] | None:
+    for first, last in segment.file.data_ranges(start):
+        for position in range(first, last, _CHUNK_BYTES):
+            # With some bytes of the next chunk, for a magic that lies across.
+            chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
+            at = chunk.find(_MAGIC_START, 4)
+            while at >= 0:
+                batch = _record_at(segments, segment.base + position + at - 4, segment.end)
+                if batch is not None:
+                    return batch.offsets[0], batch.store_timestamps[0]
+                at = chunk.find(_MAGIC_START, at + 1)
+            if segments.at(segment.base) is not segment:
+                return None  # another thread has deleted the file
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -179,7 +180,10 @@ class Child:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._dump_stacks()
-            raise ChildFailed(f"still runs {timeout:g} s after SIGTERM; {self._story()}") from None
+            story = self._story()
+            raise ChildFailed(
+                f"still runs {timeout:g} s after SIGTERM; {story}\n-- threads\n{_threads(story)}"
+            ) from None
 
     def kill(self) -> None:
         """SIGKILL, and waits until the process is gone."""
@@ -215,6 +219,13 @@ class Child:
         tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
         last = "\n".join(self._said)
         return f"exit code {self.process.poll()}, ran {self.arguments}\n-- last lines\n{last}\n-- log\n{tail}"
+
+
+def _threads(story: str) -> str:
+    """Each thread of a stack dump in one line, innermost call first: long reports are cut in the middle."""
+    threads = re.split(r"^(?:Current thread|Thread) 0x\w+.*$", story, flags=re.MULTILINE)[1:]
+    calls = [re.findall(r'File "(?:[^"]*/)?([^"]+)", line (\d+) in (\S+)', thread)[:6] for thread in threads]
+    return "\n".join(" < ".join(f"{name}:{line} {function}" for name, line, function in each) for each in calls)
 
 
 def gantrymq_child(arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None) -> Child:

@@ -146,6 +146,7 @@ class Follower:
         before = index.position
         try:
             for batch in self._broker.log.scan(before, target, rows=rows):
+                index.skip_to(batch.start)  # the front of the log may have been deleted meanwhile
                 index.put(batch)
                 if batch.end >= enough:
                     break

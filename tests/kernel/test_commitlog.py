@@ -10,7 +10,9 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.commitlog import CommitLog, CorruptRange, LogPoisoned, OutOfLog
+from gantrymq.kernel.files import File
 from gantrymq.kernel.record import BadRecord, blank
+from gantrymq.kernel.salvage import find_record
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 from gantrymq.testing.tinystore import batch_of
@@ -253,6 +255,50 @@ def test_quarantined_bytes_cannot_be_read_and_a_scan_steps_over_them() -> None:
     assert batches[0].start == 0
     assert all(one.end == other.start for one, other in pairwise(batches))
     assert [found.end for found in log.scan(0, 400)] == [292, 400]
+
+
+def test_a_scan_goes_on_with_what_is_left_when_the_front_is_deleted_meanwhile() -> None:
+    log = make(MemoryEnv())
+    batch = append(log, *[b"x" * 200] * 15)
+    found = log.scan(0, log.end, rows=1)
+    assert next(found).offsets == batch.offsets[:1]
+    log.segments.delete_before(2000)
+    rest = list(found)
+    assert [offset for one in rest for offset in one.offsets] == [
+        offset for offset in batch.offsets if offset >= log.min_offset
+    ]
+    assert (rest[0].start, rest[-1].end) == (log.min_offset, log.end)
+
+
+def test_a_search_for_the_next_record_steps_over_files_that_are_deleted_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = make(MemoryEnv())
+    batch = append(log, *[b"x" * 200] * 15)
+    first = next(iter(log.segments))
+    data_ranges = type(first.file).data_ranges
+
+    def delete_first(file: File, offset: int) -> list[tuple[int, int]]:
+        if log.segments.start == 0:
+            log.segments.delete_before(2000)
+            raise FileNotFoundError(errno.ENOENT, "deleted")
+        return data_ranges(file, offset)
+
+    monkeypatch.setattr(type(first.file), "data_ranges", delete_first)
+    found = find_record(log.segments, 1)
+    assert found is not None
+    assert found[0] == min(offset for offset in batch.offsets if offset >= 2000)
+
+
+def test_a_scan_ends_when_the_end_is_cut_off_meanwhile() -> None:
+    log = make(MemoryEnv())
+    batch = append(log, *[b"x" * 200] * 15)
+    found = log.scan(0, log.end, rows=1)
+    assert next(found).offsets == batch.offsets[:1]
+    log.segments.truncate(1000)
+    assert [offset for one in found for offset in one.offsets] == [
+        offset for offset in batch.offsets[1:] if offset < 1000
+    ]
 
 
 def test_a_scan_is_bounded_in_rows_and_stops_at_a_whole_record() -> None:

@@ -52,6 +52,8 @@ def test_a_deaf_child_tells_where_it_hangs_and_is_ended(tmp_path: Path, monkeypa
     with python(DEAF, tmp_path) as child:
         child.wait_line(lambda line: line == "deaf")
         pid = child.pid
+        with pytest.raises(ChildFailed, match=r"(?s)still runs 1 s after SIGTERM.*-- threads\n.*:1 <module>"):
+            child.terminate(1)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert child.process.returncode == -6

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
 import trio
 
+from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import File, SystemEnv
 from gantrymq.kernel.record import Record
 from gantrymq.kernel.segments import Segments
 from gantrymq.kernel.services import MessageIndex
 from gantrymq.plugins.index import follower
+from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.remoting.channel import open_channel
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
@@ -144,8 +147,7 @@ async def test_what_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path, mon
 
     def late(self: follower.Follower, target: int, enough: int, rows: int) -> bool:
         monkeypatch.setattr(follower.Follower, "_put_until", put_until)
-        segments = self._broker.log.segments
-        segments.delete_before(segments.end - 64 * 1024)
+        self._broker.log.segments.delete_before(self._broker.log.end - 64 * 1024)
         return False
 
     find_record = follower.find_record
@@ -213,3 +215,28 @@ async def test_a_batch_without_keys_costs_next_to_nothing(tmp_path: Path) -> Non
             await channel.call(send("T", b"x", properties="TAGS\x01a"))
         assert broker.services.get(MessageIndex).last() == (0, 0)
     assert not (tmp_path / "index").exists()
+
+
+async def test_the_index_is_built_although_the_front_of_the_log_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"store.commit_log_file_bytes": "256 KiB"}
+    async with run_broker(make_broker(tmp_path, settings=settings)) as broker, open_channel(broker.address) as channel:
+        for number in range(30):
+            answer = await channel.call(send("T", b"x" * 30_000, properties=f"KEYS\x01k{number}\x02"))
+            assert answer.code == 0
+    rmtree(tmp_path / "index")
+    (tmp_path / "gantrymq.index").unlink()
+    broker = make_broker(tmp_path, settings=settings)
+    put_rows = IndexFiles.put
+
+    def put_and_delete(index: IndexFiles, batch: DispatchBatch) -> None:
+        put_rows(index, batch)
+        broker.store.discard(broker.log.detach_before(512 * 1024))
+
+    monkeypatch.setattr(IndexFiles, "put", put_and_delete)
+    async with run_broker(broker):
+        await level(broker)
+        assert broker.log.min_offset == 512 * 1024
+        index = broker.services.get(MessageIndex)
+        assert [len(list(index.find("T", f"k{number}", 0, FOREVER))) for number in (0, 29)] == [1, 1]
