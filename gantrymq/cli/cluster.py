@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.watch import watch
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -39,6 +41,9 @@ COLUMNS: Final = (
 @click.group()
 def cluster() -> None:
     """Show the brokers of a cluster, and promote a slave after its master failed."""
+
+
+cluster.add_command(watch)
 
 
 @cluster.command()
@@ -138,33 +143,47 @@ async def _wait_promoted(client: Client, name: str, address: str, answer_timeout
     )
 
 
-async def broker_rows(client: Client, answer_timeout: float = ANSWER_S) -> list[dict[str, Any]]:
+async def broker_rows(
+    client: Client, answer_timeout: float = ANSWER_S, only: str | None = None, more: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known.
 
-    ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time.
+    ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time. ``only``: of this
+    broker name. ``more``: the numbers, by their addresses, of brokers of this name that no nameserver may know.
     """
     import trio
 
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    found: dict[tuple[str, int, str], dict[str, Any]] = {}
     info = await client.admin.cluster()
+    asked = [
+        (data.cluster, name, broker_id, address)
+        for name, data in info.broker_addr_table.items()
+        for broker_id, address in data.broker_addrs.items()
+        if only in (None, name)
+    ]
+    known = {address for *_, address in asked}
+    asked += [("", only or "", number, address) for address, number in (more or {}).items() if address not in known]
     async with trio.open_nursery() as nursery:
-        for name, data in info.broker_addr_table.items():
-            for broker_id, address in data.broker_addrs.items():
-                row = found[name, broker_id] = dict.fromkeys(COLUMNS)
-                row |= {
-                    "epoch": None,
-                    "not_promotable": "",
-                    "cluster": data.cluster,
-                    "broker": name,
-                    "id": broker_id,
-                    "address": address,
-                }
-                nursery.start_soon(_ask, row, address, answer_timeout)
-    for (name, broker_id), row in found.items():
-        master = found.get((name, 0))
-        if broker_id and row["offset"] is not None and master is not None and master["offset"] is not None:
+        for cluster_name, name, broker_id, address in asked:
+            row = found[name, broker_id, address] = dict.fromkeys(COLUMNS) | {
+                "not_promotable": "",
+                "master_silent_s": None,
+                "cluster": cluster_name,
+                "broker": name,
+                "id": broker_id,
+                "address": address,
+            }
+            nursery.start_soon(_ask, row, address, answer_timeout)
+    rows = [found[key] for key in sorted(found)]
+    for row in rows:
+        if row["address"] not in known and row["role"] != UNREACHABLE:  # its number may be another one now
+            row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
+    masters = {row["broker"]: row for row in rows if row["id"] == 0}
+    for row in rows:
+        master = masters.get(row["broker"])
+        if row["id"] and row["offset"] is not None and master is not None and master["offset"] is not None:
             row["lag_bytes"] = max(master["offset"] - row["offset"], 0)
-    return [found[key] for key in sorted(found)]
+    return rows
 
 
 async def _ask(row: dict[str, Any], address: str, timeout: float) -> None:
@@ -191,5 +210,6 @@ async def _ask(row: dict[str, Any], address: str, timeout: float) -> None:
     row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None
     row["epoch"] = table.get("haEpoch")
     row["not_promotable"] = table.get("haNotPromotable", "")
+    row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
     if table.get("haFenced"):
         row["role"] = FENCED

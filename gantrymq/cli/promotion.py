@@ -38,10 +38,11 @@ Report = Callable[[str], None]
 
 @attrs.frozen
 class Promoted:
-    """Who is the master now, and of which epoch; None for a broker that knows no epochs."""
+    """Who is the master now, and of which epoch; None for a broker that knows no epochs. ``end``: of its log."""
 
     address: str
     epoch: Epoch | None
+    end: int = 0
 
 
 async def promote(
@@ -51,14 +52,18 @@ async def promote(
     number: int | None = None,
     accept_loss: bool = False,
     epoch_at_least: int = 0,
+    end_at_least: int = 0,
     answer_timeout: float = 5.0,
     report: Report = lambda _: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Promoted:
     """Order a slave of the broker ``name`` to be its master; ``brokers`` returns those of all names, as they are.
 
     ``number``: which slave; else the one that has most. :class:`CommandFailed` while a master answers, and where
     something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
     ``answer_timeout``: how many seconds a slave may take to keep the epoch on its disk.
+    ``end_at_least``: whose log ends before that may lack something that was acknowledged.
+    ``check`` is called before each request that changes something; what it raises ends the promotion.
     """
     report(f"asking the brokers of {name} for their state")
     rows = [row for row in await brokers() if row["broker"] == name]
@@ -74,10 +79,10 @@ async def promote(
         raise CommandFailed(f"{name} has no {which} that answers")
     if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
         chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
-        report(f"promoting {chosen['address']}, which knows no epochs")
-        order = Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n")
-        await _call(chosen["address"], order, answer_timeout)
-        return Promoted(chosen["address"], None)
+        if epoch_at_least and not accept_loss:
+            raise CommandFailed(f"{chosen['address']} knows no epochs: the old master could go on; {ACCEPT_LOSS}")
+        check()
+        return await _promote_by_number(chosen["address"], answer_timeout, report)
     lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
     if lost and not accept_loss:
         raise CommandFailed(
@@ -89,7 +94,10 @@ async def promote(
     known = [epoch_in(row, "epoch") or FIRST for row in rows]
     epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: telling {', '.join(row['address'] for row in slaves)}")
-    ends = {row["address"]: await _tell(row["address"], epoch, answer_timeout) for row in slaves}
+    ends: dict[str, int] = {}
+    for row in slaves:
+        check()
+        ends[row["address"]] = await _tell(row["address"], epoch, answer_timeout)
     wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
@@ -98,9 +106,22 @@ async def promote(
             f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: what lies between would be "
             f"lost. Promote that one; {ACCEPT_LOSS}"
         )
+    if ends[address] < end_at_least and not accept_loss:
+        raise CommandFailed(
+            f"{address} has the log up to {ends[address]} only, and messages up to {end_at_least} may have been "
+            f"acknowledged: start the broker that has them; {ACCEPT_LOSS}"
+        )
     report(f"promoting {address}, whose log ends at {ends[address]}")
+    check()
     await _tell(address, epoch, answer_timeout, master=True)
-    return Promoted(address, epoch)
+    return Promoted(address, epoch, ends[address])
+
+
+async def _promote_by_number(address: str, answer_timeout: float, report: Report) -> Promoted:
+    """Nothing fences the old master."""
+    report(f"promoting {address}, which knows no epochs")
+    await _call(address, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"), answer_timeout)
+    return Promoted(address, None)
 
 
 def _check_promotable(wanted: Sequence[Row]) -> None:

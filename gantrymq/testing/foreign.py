@@ -58,7 +58,8 @@ def _tool(name: str, purpose: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
+    """Only one process at a time is in the block; ``path`` is the file that is locked."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -149,7 +150,7 @@ def find_java(version: str, source: Path, cache: Path) -> Java:
     target = (cache / version).absolute()
     found = Java(version, java, target, source / "conf")
     stamp = _stamp(source, version, "class archive")
-    with _locked(cache / f"{version}.lock"):
+    with hold_lock(cache / f"{version}.lock"):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
             _tool("javac", "compile the Java test programs")
@@ -204,7 +205,7 @@ def find_go(source: Path, cache: Path) -> Path:
     """The program of the Go module ``source``, built into ``cache`` unless it is there already."""
     program = cache / "go" / "interop"
     stamp = _stamp(source)
-    with _locked(cache / "go.lock"):
+    with hold_lock(cache / "go.lock"):
         mark = program.parent / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
             go = _tool("go", "build the Go client")
@@ -219,7 +220,7 @@ def find_node(source: Path, cache: Path) -> list[str]:
     node = _tool("node", "run the Node client")
     target = cache / "node"
     stamp = _stamp(source)
-    with _locked(cache / "node.lock"):
+    with hold_lock(cache / "node.lock"):
         mark = target / "stamp"
         if not mark.exists() or mark.read_text() != stamp:
             npm = _tool("npm", "install the Node client")

@@ -144,7 +144,15 @@ def test_every_metric_is_listed_and_no_other() -> None:
     assert not {name for cell in missing for name in METRIC.findall(cell)} & listed
 
 
-LOGGED = ("kernel", "plugins", "gantrymq/client", "gantrymq/nameserver", "gantrymq/remoting", "gantrymq/spark")
+LOGGED = (
+    "kernel",
+    "plugins",
+    "gantrymq/client",
+    "gantrymq/failover",
+    "gantrymq/nameserver",
+    "gantrymq/remoting",
+    "gantrymq/spark",
+)
 LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
 
 

@@ -1,0 +1,156 @@
+"""``gantrymq cluster watch``: promote a slave when the master is lost, for as long as a lock in etcd is held."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import rich_click as click
+
+from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.logs import configure_logs, log_level_option
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+    from gantrymq.failover.lock import LockStore
+    from gantrymq.failover.watcher import WatchRules
+
+SHORTEST_S: Final = 0.1
+LEASE_LEAST_S: Final = 2.0
+SECONDS: Final[dict[str, Any]] = {"metavar": "SECONDS", "show_default": True}
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option(
+    "--etcd",
+    required=True,
+    envvar="GANTRYMQ_ETCD",
+    show_envvar=True,
+    metavar="URL[,URL]",
+    help="Where etcd's members listen for clients: http://HOST:2379.",
+)
+@click.option("--etcd-ca", metavar="FILE", help="The certificate authority of an etcd that has TLS.")
+@click.option("--etcd-cert", metavar="FILE", help="This client's certificate for etcd.")
+@click.option("--etcd-key", metavar="FILE", help="Its key.")
+@click.option("--etcd-user", default="", metavar="NAME", help="A user of etcd.")
+@click.option(
+    "--etcd-password",
+    default="",
+    envvar="GANTRYMQ_ETCD_PASSWORD",
+    show_envvar=True,
+    metavar="TEXT",
+    help="The user's password.",
+)
+@click.option("--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Of the keys in etcd.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=0.5,
+    help="From one look at the brokers to the next.",
+    **SECONDS,
+)
+@click.option(
+    "--answer-timeout",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=1.0,
+    help="How long each broker may take to answer.",
+    **SECONDS,
+)
+@click.option(
+    "--master-timeout",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=2.0,
+    help="A master that gives no answer for so long is lost.",
+    **SECONDS,
+)
+@click.option(
+    "--lease",
+    type=click.FloatRange(min=LEASE_LEAST_S),
+    default=5.0,
+    help="How long the lock of a watcher that is gone stays taken.",
+    **SECONDS,
+)
+@click.option(
+    "--promoted-timeout",
+    type=click.FloatRange(min=SHORTEST_S),
+    default=10.0,
+    help="How long a promoted slave may take to be back as the master, before another one is promoted.",
+    **SECONDS,
+)
+@click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
+@log_level_option()
+@nameserver_option
+def watch(
+    names: tuple[str, ...], etcd: str, etcd_ca: str | None, etcd_cert: str | None, etcd_key: str | None, etcd_user: str,
+    etcd_password: str, prefix: str, interval: float, answer_timeout: float, master_timeout: float, lease: float,
+    promoted_timeout: float, accept_loss: bool, log_level: str, nameserver: str,
+) -> None:  # fmt: skip
+    """Watch the masters of the brokers NAME, and promote a slave when one is lost.
+
+    Run it two or three times, on machines of their own. Only the one that holds a lock in etcd acts; the others take
+    over when its lease has run out. Nothing is promoted while etcd or the nameservers do not answer, or where an
+    acknowledged message could be lost. Each decision is logged. Needs `gantrymq[etcd]`. SIGTERM or Ctrl-C ends it.
+    """
+    configure_logs(log_level)
+
+    from gantrymq.failover.etcd import Credentials, EtcdLock, parse_endpoints
+    from gantrymq.failover.watcher import WatchRules
+
+    try:
+        endpoints = parse_endpoints(etcd)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--etcd") from None
+    for option, path in (("--etcd-ca", etcd_ca), ("--etcd-cert", etcd_cert), ("--etcd-key", etcd_key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise click.BadParameter(f"{path} cannot be read", param_hint=option)
+    credentials = Credentials(etcd_ca, etcd_cert, etcd_key, etcd_user, etcd_password)
+    holder = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}"
+    rules = WatchRules(
+        interval=interval,
+        answer_timeout=answer_timeout,
+        master_timeout=master_timeout,
+        promoted_timeout=promoted_timeout,
+        accept_loss=accept_loss,
+    )
+    try:
+        locks: dict[str, LockStore] = {
+            name: EtcdLock(endpoints, f"{prefix}/{name}", holder, lease, lease / 4, credentials)
+            for name in dict.fromkeys(names)
+        }
+    except ModuleNotFoundError as error:
+        raise CommandFailed(f"the package {error.name!r} is missing: pip install 'gantrymq[etcd]'") from None
+    with_client(nameserver, partial(_watch, locks, rules))
+
+
+async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, client: Client) -> None:
+    import trio
+
+    from gantrymq.cli.cluster import broker_rows
+    from gantrymq.cli.signals import ending_by_signal
+    from gantrymq.failover.lock import LockKeeper
+    from gantrymq.failover.watcher import Watcher
+
+    async def look(name: str, more: Mapping[str, int]) -> Sequence[dict[str, Any]]:
+        with trio.fail_after(2 * rules.answer_timeout):
+            return await broker_rows(client, rules.answer_timeout, name, more)
+
+    async with trio.open_nursery() as nursery:
+        with ending_by_signal(nursery.cancel_scope.cancel):
+            for name, lock in locks.items():
+                keeper = LockKeeper(lock, _now, rules.interval)
+                nursery.start_soon(keeper.run)
+                nursery.start_soon(Watcher(name, partial(look, name), keeper, _now, rules).run)
+            click.echo(f"ready watching={','.join(locks)}")
+            await trio.sleep_forever()
+
+
+def _now() -> float:
+    """Goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

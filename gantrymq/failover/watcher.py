@@ -1,0 +1,223 @@
+"""Watches the master of one broker name, and promotes a slave when it is lost; only the holder of the lock acts.
+
+A master is lost when it has not answered for ``master_timeout`` seconds, in at least two attempts, and no slave has
+heard of it meanwhile. It is promoted by the rules of :mod:`gantrymq.cli.promotion`, in an epoch that is not below the
+lock's revision. Before each request that changes something the watcher looks whether it still has the lock; should it
+be paused between that and the request, the brokers refuse: the next holder's epoch is higher.
+
+Without a nameserver or the store nothing is promoted: the first would not tell clients, the second decides who may act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from gantrymq.cli.cluster import FENCED, UNREACHABLE
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.cli.promotion import Row, promote
+from gantrymq.failover.lock import LockKeeper, LockLost, StoreUnavailable
+from gantrymq.failover.members import Members
+from gantrymq.remoting.epoch import FIRST, epoch_in
+from gantrymq.remoting.errors import GantryError
+
+log = structlog.get_logger("gantrymq.failover")
+
+ATTEMPTS_MIN: Final = 2
+
+Look = Callable[[Mapping[str, int]], Awaitable[Sequence[Row]]]
+"""The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses."""
+
+
+@attrs.frozen(kw_only=True)
+class WatchRules:
+    """Times in seconds. ``interval``: from one look to the next. ``answer_timeout``: of each broker, in a look.
+
+    ``master_timeout``: how long the master may be silent. ``promoted_timeout``: how long a promoted slave may take to
+    be there as the master. ``accept_loss``: promote also where something acknowledged may be lost.
+    """
+
+    interval: float = 0.5
+    answer_timeout: float = 1.0
+    master_timeout: float = 2.0
+    promoted_timeout: float = 10.0
+    accept_loss: bool = False
+
+
+class Watcher:
+    """Watches while :meth:`run` runs; ``keeper`` runs beside it, with the same ``clock``."""
+
+    def __init__(
+        self, name: str, look: Look, keeper: LockKeeper, clock: Callable[[], float], rules: WatchRules | None = None
+    ) -> None:
+        self._name = name
+        self._look = look
+        self._keeper = keeper
+        self._clock = clock
+        self._rules = rules or WatchRules()
+        self._members = Members()
+        self._written: Members | None = None
+        """What is in the store; None while that is not known."""
+        self._read_at: int | None = None
+        """The revision under which the members were read from there."""
+        self._master = ""
+        self._silent_since: float | None = None
+        self._attempts = 0
+        self._grace_until = 0.0
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._turn()
+            await trio.sleep(self._rules.interval)
+
+    async def _turn(self) -> None:
+        asked_at = self._clock()
+        try:
+            rows = await self._look(self._asked_besides())
+        except (GantryError, trio.TooSlowError, OSError) as error:
+            reason = str(error) or "no answer in time"
+            if self._is_news("nameserver", reason):
+                log.error(
+                    "nameserver_unavailable", broker=self._name, reason=reason,
+                    action="no slave is promoted until a nameserver answers; check it",
+                )  # fmt: skip
+            return
+        if self._said.pop("nameserver", ""):
+            log.info("nameserver_answers", broker=self._name)
+        try:
+            await self._read_members()
+            await self._judge(rows, asked_at)
+        except (StoreUnavailable, LockLost) as error:
+            if self._is_news("store", str(error)):
+                log.warning("members_not_kept", broker=self._name, reason=str(error))
+        else:
+            self._said.pop("store", "")
+
+    def _asked_besides(self) -> Mapping[str, int]:
+        known = dict(self._members.slaves)
+        master = self._master or self._members.master
+        return {**known, master: 0} if master else known
+
+    async def _read_members(self) -> None:
+        """Who takes the lock goes on with what the last holder knew."""
+        revision = self._keeper.revision
+        if revision is None or self._read_at == revision:
+            return
+        try:
+            self._members = self._written = Members.from_bytes(await self._keeper.read())
+        except ValueError as error:
+            raise StoreUnavailable(str(error)) from None
+        self._read_at = revision
+
+    async def _judge(self, rows: Sequence[Row], asked_at: float) -> None:
+        for row in rows:
+            if row["role"] == FENCED and self._is_news(f"fenced {row['address']}", str(row["epoch"])):
+                log.warning(
+                    "deposed_master_found", broker=self._name, address=row["address"], epoch=row["epoch"],
+                    action="start it as a slave, with a broker.id above 0",
+                )  # fmt: skip
+        masters = [row for row in rows if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED)]
+        if masters:
+            await self._has_master(max(masters, key=lambda row: (epoch_in(row, "epoch") or FIRST).number), rows)
+            return
+        self._attempts += 1
+        if self._silent_since is None:
+            self._silent_since = asked_at
+            log.info("master_silent", broker=self._name, address=self._master)
+        silent = self._clock() - self._silent_since
+        is_over = self._attempts >= ATTEMPTS_MIN and silent >= self._rules.master_timeout
+        if is_over and self._clock() >= self._grace_until and not self._is_heard(rows, silent):
+            await self._replace(silent)
+
+    def _is_heard(self, rows: Sequence[Row], silent: float) -> bool:
+        """Whether a slave has heard of the master since it gave no answer: then only this watcher is cut off."""
+        for row in rows:
+            heard = row["master_silent_s"]
+            if heard is not None and 0 <= heard < silent - self._rules.answer_timeout:
+                if self._is_news("heard", row["address"]):
+                    log.warning(
+                        "master_heard_by_slave", broker=self._name, address=self._master, slave=row["address"],
+                        action="check the network between this watcher and the master",
+                    )  # fmt: skip
+                return True
+        return False
+
+    async def _has_master(self, master: Row, rows: Sequence[Row]) -> None:
+        address = str(master["address"])
+        if self._silent_since is not None and address == self._master:
+            log.info("master_answers", broker=self._name, address=address)
+        elif address != self._master:
+            log.info("master_found", broker=self._name, address=address, epoch=master["epoch"])
+        self._silent_since, self._attempts, self._grace_until, self._master = None, 0, 0.0, address
+        for key in ("lost", "refused", "heard", "lock"):
+            self._said.pop(key, "")
+        if self._read_at is not None and self._read_at == self._keeper.revision:
+            found = {str(row["address"]): int(row["id"]) for row in rows if row["id"]}
+            slaves = {other: number for other, number in {**self._members.slaves, **found}.items() if other != address}
+            floor = self._members.floor
+            if address != self._members.master:  # what it has now is what counts from now on
+                floor = int(master["offset"] or 0)
+            self._members = Members(address, slaves, floor)
+            await self._write_members()
+
+    async def _write_members(self) -> None:
+        if self._members != self._written:
+            await self._keeper.write(self._members.to_bytes())
+            self._written = self._members
+
+    async def _replace(self, silent: float) -> None:
+        """The master is lost. What cannot be done now is tried again with the next look."""
+        lost = self._master or self._members.master
+        if self._is_news("lost", lost):
+            log.error("master_lost", broker=self._name, address=lost, silent_seconds=round(silent, 1))
+        revision = self._keeper.revision
+        if revision is None or self._read_at != revision:
+            if self._is_news("lock", "not held"):
+                log.info("promotion_left_to_others", broker=self._name, reason="this watcher does not hold the lock")
+            return
+        members = self._members
+        try:
+            if not members.master and not self._rules.accept_loss:
+                raise CommandFailed(
+                    "no watcher has seen a master of this name yet, so slaves that are gone would not be known; "
+                    "promote by hand: gantrymq cluster promote"
+                )
+            promoted = await promote(
+                self._name,
+                lambda: self._look({**members.slaves, lost: 0} if lost else members.slaves),
+                accept_loss=self._rules.accept_loss,
+                epoch_at_least=revision,
+                end_at_least=members.floor,
+                answer_timeout=self._rules.answer_timeout,
+                report=lambda step: log.info("promotion_step", broker=self._name, step=step),
+                check=lambda: self._keeper.check(revision),
+            )
+        except LockLost as error:
+            log.warning("promotion_abandoned", broker=self._name, reason=str(error))
+            return
+        except (CommandFailed, GantryError, trio.TooSlowError, OSError) as error:
+            if self._is_news("refused", str(error)):
+                log.error("promotion_refused", broker=self._name, reason=str(error) or "no answer in time")
+            return
+        log.warning(
+            "slave_promoted", broker=self._name, address=promoted.address, epoch=str(promoted.epoch), lost=lost,
+            silent_seconds=round(self._clock() - (self._silent_since or 0.0), 1),
+        )  # fmt: skip
+        self._grace_until = self._clock() + self._rules.promoted_timeout
+        slaves = {address: number for address, number in members.slaves.items() if address != promoted.address}
+        self._members, self._master = Members(promoted.address, slaves, promoted.end), promoted.address
+        self._said.pop("lost", "")
+        await self._write_members()
+
+    def _is_news(self, key: str, text: str) -> bool:
+        """Whether this was not said last; a state is logged once, not with each look."""
+        if self._said.get(key) == text:
+            return False
+        self._said[key] = text
+        return True

@@ -1,0 +1,237 @@
+"""Watchers promote a slave when the master is lost: what they decide, on simulated time, with a lock in memory.
+
+``tests/crash/test_watch.py`` does it with real processes and a real etcd.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.cli.cluster import broker_rows
+from gantrymq.failover.lock import LockKeeper
+from gantrymq.failover.watcher import Watcher, WatchRules
+from gantrymq.testing.memorylock import MemoryLock, MemoryStore
+from gantrymq.testing.simulated.cluster import SAFE, Cluster
+from gantrymq.testing.simulated.load import QUEUES, TOPIC, Load
+from gantrymq.testing.simulated.network import Process, on
+from gantrymq.testing.simulated.run import simulate
+from gantrymq.testing.simulated.seeds import seeds
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
+
+NAMES, A, B, C = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12"
+WATCHERS = ["10.0.2.1", "10.0.2.2"]
+SETTINGS = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
+PAIR = {**SETTINGS, "plugin.ha.role": "async_master"}
+"""So that a promoted slave without a slave answers SEND_OK."""
+
+
+class Watched:
+    """A master at A with slaves, under load, and watchers, each a process of its own; use it in ``async with``."""
+
+    def __init__(self, cluster: Cluster, slaves: int, settings: Mapping[str, str], **rules: Any) -> None:
+        self.cluster = cluster
+        self.hosts = [A, B, C][: slaves + 1]
+        self.settings = settings
+        self.rules = WatchRules(**rules)
+        self.load = Load(cluster, ["10.0.1.1", "10.0.1.2"])
+        self.store = MemoryStore()
+        self.watchers = [Process(host) for host in WATCHERS]
+
+    async def __aenter__(self) -> Watched:
+        await self.cluster.start_nameserver(NAMES)
+        for number, host in enumerate(self.hosts):
+            await self.cluster.start_broker(host, number, self.settings)
+        await self.cluster.until(lambda: self.slaves_of(A) == len(self.hosts) - 1, what="the slaves follow")
+        async with self.cluster.client() as client:
+            await client.admin.create_topic(TOPIC, queues=QUEUES)
+        await trio.sleep(15)  # A is settled
+        self._nursery = trio.open_nursery()
+        self.nursery = await self._nursery.__aenter__()
+        self.nursery.start_soon(self.load.run)
+        for process in self.watchers:
+            self.nursery.start_soon(self._watch, process)
+        await trio.sleep(2)
+        await self.load.more(3)
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        for process in self.watchers:
+            process.resume()
+        self.nursery.cancel_scope.cancel()
+        await self._nursery.__aexit__(*error)
+
+    async def _watch(self, process: Process) -> None:
+        with on(process):
+            async with self.cluster.client(process.host) as client, trio.open_nursery() as nursery:
+                with on(process):
+                    keeper = LockKeeper(MemoryLock(self.store, process.host), trio.current_time, self.rules.interval)
+
+                    async def look(more: Mapping[str, int]) -> Sequence[dict[str, Any]]:
+                        with trio.fail_after(2 * self.rules.answer_timeout):
+                            return await broker_rows(client, self.rules.answer_timeout, "broker-a", more)
+
+                    nursery.start_soon(keeper.run)
+                    nursery.start_soon(Watcher("broker-a", look, keeper, trio.current_time, self.rules).run)
+
+    def process_that_holds(self) -> Process:
+        return next(process for process in self.watchers if process.host == self.store.owner())
+
+    def slaves_of(self, host: str) -> int:
+        broker = self.cluster.machine(host).broker
+        if broker is None or broker.broker_id:
+            return 0
+        ha = next(info.plugin for info in broker.manager.plugins if info.name == "ha")
+        return sum(copy.start >= 0 for copy in ha.copies)
+
+    def is_master(self, host: str) -> bool:
+        broker = self.cluster.machine(host).broker
+        return broker is not None and broker.broker_id == 0
+
+    def lines(self, event: str) -> list[Any]:
+        return [line for line in self.cluster.log if line["event"] == event]
+
+    async def promoted(self, host: str, seconds: float) -> None:
+        await self.cluster.until(lambda: self.is_master(host), seconds, f"{host} is a master")
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair:
+            machine = cluster.machine(A)
+            machine.kill() if how == "kill" else machine.pause()
+            await pair.promoted(B, 8)
+            epoch = pair.lines("epoch_began")[-1]["epoch"]
+            assert int(epoch.partition("-")[0]) >= pair.store.revision
+            await pair.load.more(3)
+            if how == "pause":
+                machine.resume()
+                await cluster.until(lambda: bool(pair.lines("master_fenced")), what="the old master is fenced")
+                await pair.load.more(3)
+            assert json.loads(pair.store.text) == {
+                "master": f"{B}:10911", "slaves": {}, "floor": json.loads(pair.store.text)["floor"],
+            }  # fmt: skip
+        assert len(pair.lines("slave_promoted")) == 1
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair:
+            first = pair.process_that_holds()
+            cluster.machine(A).kill()
+            await trio.sleep(cluster.chance.uniform(0, 3))  # before, while or after it decides
+            first.stop()
+            await trio.sleep(pair.store.lease_s + 5)
+            assert pair.store.owner() not in ("", first.host)
+            await pair.promoted(B, 10)
+            await pair.load.more(3)
+            first.resume()
+            await trio.sleep(10)
+            await pair.load.more(3)
+        assert len(pair.lines("epoch_began")) == 1
+
+    simulate(scenario, seed)
+
+
+def test_without_the_store_nobody_promotes_and_with_it_again_somebody_does() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair:
+            pair.store.away = True
+            await trio.sleep(pair.store.lease_s + 1)
+            cluster.machine(A).kill()
+            await trio.sleep(30)
+            assert not pair.is_master(B)
+            assert len(pair.lines("lock_store_unavailable")) == 2, "once a watcher"
+            pair.store.away = False
+            await pair.promoted(B, 10)
+            await pair.load.more(3)
+
+    simulate(scenario, 1)
+
+
+def test_without_a_nameserver_nobody_promotes_and_with_it_again_somebody_does() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair:
+            cluster.machine(NAMES).kill()
+            await trio.sleep(1)
+            cluster.machine(A).kill()
+            await trio.sleep(30)
+            assert not pair.is_master(B)
+            assert len(pair.lines("nameserver_unavailable")) == 2, "once a watcher"
+            await cluster.start_nameserver(NAMES)
+            await pair.promoted(B, 40)
+            await pair.load.more(3)
+
+    simulate(scenario, 1)
+
+
+def test_a_watcher_that_alone_is_cut_off_from_the_master_does_not_depose_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, SETTINGS) as pair:
+            for link in cluster.network.between(A, WATCHERS):
+                link.clog()
+            await trio.sleep(30)
+            assert pair.is_master(A)
+            assert len(pair.lines("master_heard_by_slave")) == 2, "once a watcher"
+            cluster.network.heal()
+            await pair.load.more(3)
+        assert not pair.lines("epoch_began")
+
+    simulate(scenario, 1)
+
+
+def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -> None:
+    """Also for a watcher that takes the lock when both are gone: what was known lies beside the lock."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS) as three:
+            for link in cluster.network.between(A, B):
+                link.clog()
+            await three.load.more(3)
+            three.process_that_holds().stop()
+            cluster.machine(A).kill()
+            cluster.machine(C).kill()
+            await trio.sleep(30)
+            assert not three.is_master(B)
+            (refused,) = three.lines("promotion_refused")
+            assert f"{C}:10911" in refused["reason"]
+            await cluster.start_broker(C, 2, SETTINGS)
+            await three.promoted(C, 10)
+        await three.load.check(f"{C}:10911")
+
+    simulate(scenario, 1)
+
+
+def test_with_accept_loss_it_promotes_what_is_left() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS, accept_loss=True) as three:
+            cluster.machine(A).kill()
+            cluster.machine(C).kill()
+            await three.promoted(B, 10)
+
+    simulate(scenario, 1)
+
+
+def test_a_master_that_comes_back_in_time_keeps_its_place() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, SETTINGS) as pair:
+            cluster.machine(A).pause()
+            await trio.sleep(1.5)
+            cluster.machine(A).resume()
+            await trio.sleep(10)
+            await pair.load.more(3)
+            assert pair.is_master(A)
+            assert pair.lines("master_answers")
+        assert not pair.lines("epoch_began")
+
+    simulate(scenario, 1)

@@ -1,0 +1,148 @@
+"""Real processes and a real etcd: whatever is killed or paused, a slave takes a lost master's place, and no promise is
+broken. What watchers decide in detail is in ``tests/cluster/test_watch.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import gantrymq
+from gantrymq import SendStatus
+from gantrymq.testing.etcd import find_etcd
+from gantrymq.testing.foreign import ToolMissing, cache_folder
+from gantrymq.testing.hagroup import HaGroup
+from gantrymq.testing.haload import Load
+from gantrymq.testing.hapair import read_all
+from gantrymq.testing.ledger import Ledger
+from gantrymq.testing.processes import wait_for
+
+CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
+TOPIC, QUEUES = "LedgerTopic", 4
+PAIR = ("sync_master", "async_master")
+"""A promoted slave that has no slave of its own answers SEND_OK only so."""
+MORE = 200
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Path:
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
+    try:
+        return find_etcd(CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def pair(tmp_path: Path, etcd: Path) -> Iterator[HaGroup]:
+    """A synchronous master, its slave and the topic."""
+    with HaGroup(tmp_path, etcd, PAIR) as group:
+        group.start_all()
+
+        async def create_topic() -> None:
+            async with gantrymq.connect(group.nameserver) as client:
+                await client.admin.create_topic(TOPIC, queues=QUEUES)
+
+        trio.run(create_topic)
+        yield group
+
+
+def under_load(group: HaGroup, script: Callable[[Load], Awaitable[None]]) -> Ledger:
+    """Run the script while senders send; then the ledger is checked at the broker that is the master."""
+    ledger = Ledger(uuid.uuid4().hex)
+    load = Load(group.nameserver, TOPIC, ledger)
+
+    async def during() -> None:
+        await load.until(SendStatus.OK, MORE)
+        await script(load)
+
+    trio.run(load.during, during)
+    ledger.check(read_all(master_of(group), TOPIC, QUEUES, ledger))
+    return ledger
+
+
+def master_of(group: HaGroup) -> str:
+    async def ask() -> str:
+        async with gantrymq.connect(group.nameserver) as client:
+            return str((await client.admin.cluster()).broker_addr_table["broker-a"].broker_addrs[0])
+
+    return trio.run(ask)
+
+
+async def soon(done: Callable[[], bool], timeout: float = 30.0) -> None:
+    await trio.to_thread.run_sync(wait_for, done, timeout)
+
+
+def promoted(group: HaGroup) -> int:
+    """How many promotions the watchers have ordered."""
+    return sum(len(group.events(number, "slave_promoted")) for number in range(len(group.watchers)))
+
+
+def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(pair: HaGroup) -> None:
+    pair.watch()
+    wait_for(lambda: bool(pair.events(0, "lock_taken")))
+    pair.watch()
+
+    async def script(load: Load) -> None:
+        pair.brokers[0].kill()
+        await load.until(SendStatus.OK, MORE)
+
+    ledger = under_load(pair, script)
+    assert promoted(pair) == 1
+    assert int(pair.runtime(1)["haEpoch"].partition("-")[0]) >= int(str(pair.events(0, "lock_taken")[0]["revision"]))
+    pair.start(0, 1)
+    pair.wait_followed(1, 1)
+    ledger.check(read_all(pair.addresses[0], TOPIC, QUEUES, ledger))
+    for watcher in pair.watchers:
+        assert watcher.terminate() == 0
+    assert pair.events(0, "lock_released")
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_another_watcher_goes_on_when_the_one_with_the_lock_is_lost_with_the_master(pair: HaGroup, how: str) -> None:
+    first = pair.watch("--lease", "2")
+    wait_for(lambda: bool(pair.events(0, "lock_taken")))
+    pair.watch("--lease", "2")
+    pair.watch("--lease", "2")
+
+    async def script(load: Load) -> None:
+        first.kill() if how == "kill" else os.kill(first.pid, signal.SIGSTOP)
+        pair.brokers[0].kill()
+        await load.until(SendStatus.OK, MORE, 40)
+        if how == "pause":
+            os.kill(first.pid, signal.SIGCONT)
+            await soon(lambda: bool(pair.events(0, "lock_lost")))
+            await load.until(SendStatus.OK, MORE)
+
+    under_load(pair, script)
+    assert not pair.events(0, "slave_promoted")
+    assert promoted(pair) == 1
+
+
+def test_without_etcd_nobody_is_promoted_and_when_it_is_back_somebody_is(pair: HaGroup) -> None:
+    for _ in range(2):
+        pair.watch("--lease", "2")
+    wait_for(lambda: any(pair.events(number, "lock_taken") for number in range(2)))
+
+    async def script(load: Load) -> None:
+        pair.etcd.kill()
+        for number in range(2):
+            await soon(lambda number=number: bool(pair.events(number, "lock_store_unavailable")))
+        await trio.sleep(2)
+        pair.brokers[0].kill()
+        for number in range(2):
+            await soon(lambda number=number: bool(pair.events(number, "promotion_left_to_others")))
+        assert promoted(pair) == 0
+        await trio.to_thread.run_sync(pair.etcd.start)
+        await load.until(SendStatus.OK, MORE, 40)
+
+    under_load(pair, script)
+    assert promoted(pair) == 1
