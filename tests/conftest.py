@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -23,6 +24,23 @@ TWIN_FOLDERS = ("broker", "client", "crash", "fuzz", "hostile", "kernel", "plugi
 """What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
 twins. Of the other folders only what has the marker ``twins`` does."""
 
+
+LONGEST = (
+    "interop/test_java_retry.py",
+    "interop/test_java_clients.py",
+    "interop/test_store_crossing.py",
+    "crash/test_kill.py",
+    "client/test_against_a_broker.py",
+    "cluster/test_simulated.py",
+    "docs/test_commands_in_docs.py",
+)
+"""The files that take longest, in the order in which several workers begin with them; other foreign ones follow."""
+ONE_BY_ONE = {"interop/test_store_crossing.py", "interop/test_index_files.py", "docs/test_commands_in_docs.py"}
+"""Files whose tests share nothing that takes long to start: any worker may take any of their tests."""
+BY_SYSTEM = {"interop/test_java_retry.py"}
+"""Files whose tests run on our broker and then on RocketMQ's: one worker may take the one, another the other."""
+ONE_SESSION = "spark/"
+"""All of these share one session, which takes longer to start than they take."""
 
 DISK_GIB = 20
 """What the stores of a whole run take together until it ends, and some room."""
@@ -45,14 +63,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
             item.add_marker("once")
-        if item.get_closest_marker("interop") and not item.get_closest_marker("flaky"):
-            # Foreign clients have races of their own. Who fails once is named in the summary; three times is a failure.
-            # Not where all share one long preparation (`flaky(reruns=0)`): that would be made again for each.
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if hasattr(config, "workerinput"):
         # one that began last would keep the other workers waiting
-        long = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}
-        items.sort(key=lambda item: item.path not in long)
+        foreign = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}
+        ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: ranks.get(item.path, len(ranks) + (item.path not in foreign)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile`` a worker takes a file as a whole, but for those that are better shared."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    return Scheduling(config, log)
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker runs in a row: the tests of a file, of a folder, of a file's system, or a test alone."""
+    path, _, name = nodeid.partition("::")
+    file = path.removeprefix("tests/")
+    if file.startswith(ONE_SESSION):
+        return ONE_SESSION
+    if file in BY_SYSTEM:
+        return path + ("::java" if "java" in name.partition("[")[2] else "")
+    return nodeid if file in ONE_BY_ONE else path
 
 
 @pytest.fixture(autouse=True)

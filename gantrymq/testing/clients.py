@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -11,7 +12,7 @@ import attrs
 import msgspec
 
 from gantrymq.testing.content import content
-from gantrymq.testing.processes import Child, ChildFailed
+from gantrymq.testing.processes import Child, ChildFailed, Partner
 
 ADDED_PROPERTIES = frozenset(
     {"UNIQ_KEY", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "MSG_REGION", "TRACE_ON", "WAIT"}
@@ -94,7 +95,7 @@ def check_complete(messages: Sequence[Received], seed: int, indexes: Iterable[in
 class Producer:
     """A foreign producer that sends as many messages as it is told to, one order after another."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Partner) -> None:
         self.child = child
         child.wait_event("started")
 
@@ -112,7 +113,7 @@ class Producer:
 class Consumer:
     """A foreign consumer that is running: what it has received so far, and ways to wait for more."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Partner) -> None:
         self.child = child
         self.messages: list[Received] = []
         child.wait_event("started")
@@ -168,16 +169,27 @@ def wait_until(done: Callable[[], bool], consumers: Sequence[Consumer], timeout:
 
 @attrs.frozen
 class ForeignClient:
-    """One foreign client library: its name, and how its program is started in a home of its own."""
+    """One foreign client library: its name, and how its program is started in a home of its own.
+
+    ``start`` may run what it starts in a process with others, ``start_alone`` does not.
+    """
 
     name: str
-    start: Callable[..., Child]
+    start: Callable[..., Partner]
     home: Path
+    start_alone: Callable[..., Child] | None = None
+    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
-    def run(self, *arguments: str) -> Child:
+    @property
+    def alone(self) -> ForeignClient:
+        """The same, each command in a process of its own: to kill it, or for the id that a client has by default."""
+        if self.start_alone is None:
+            return self
+        return ForeignClient(self.name, self.start_alone, self.home / "alone")
+
+    def run(self, *arguments: str) -> Partner:
         """The program with these arguments, in a fresh folder."""
-        number = len(list(self.home.iterdir())) if self.home.exists() else 0
-        return self.start(self.home / f"{number}", *arguments)
+        return self.start(self.home / f"{next(self._numbers)}", *arguments)
 
     def produce(self, nameserver: str, topic: str, count: int, *, seed: int = 1, **options: object) -> list[Sent]:
         """Sends ``count`` messages (in each of ``modes``); AssertionError when one was refused."""

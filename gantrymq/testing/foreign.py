@@ -12,17 +12,20 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
 import attrs
+import msgspec
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.processes import Child, free_ports, wait_for
+from gantrymq.testing.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_ports, wait_for
 
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
@@ -139,6 +142,82 @@ class Java:
         if not conf.is_dir():
             shutil.copytree(self.conf, conf)
         return rocketmq
+
+
+class HostedCommand(Partner):
+    """A sub-command of our Java program in a process that runs many of them."""
+
+    def __init__(self, port: int, arguments: Sequence[str], log: Path) -> None:
+        super().__init__(arguments, log)
+        self._exit: int | None = None
+        self._link = socket.create_connection(("127.0.0.1", port), timeout=STOP_SECONDS)
+        self._link.settimeout(None)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self.say(msgspec.json.encode(self.arguments).decode())
+        self._reader.start()
+
+    def say(self, line: str) -> None:
+        """Writes a line to the command."""
+        self._link.sendall(line.encode() + b"\n")
+
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """The exit code, once the command has ended by itself."""
+        self._reader.join(timeout)
+        if self._exit is None:
+            raise ChildFailed(f"still runs after {timeout:g} s; {self._story()}")
+        return self._exit
+
+    def kill(self) -> None:
+        """ChildFailed: the process is not its own."""
+        raise ChildFailed("a command that shares its process cannot be killed; start it with ForeignClient.alone")
+
+    def stop(self) -> None:
+        """Lets the command end as at the end of its stdin, and closes the connection."""
+        with suppress(OSError):  # it has ended
+            self._link.shutdown(socket.SHUT_WR)
+        self._reader.join(STOP_SECONDS)
+        self._link.close()
+
+    def _code(self) -> int | None:
+        return self._exit
+
+    def _read(self) -> None:
+        with self._link.makefile("rb") as stream, self.log.open("ab") as log, suppress(OSError):
+            for raw in stream:
+                if raw.startswith(b"!"):
+                    log.write(raw[1:])
+                elif raw.startswith(b"="):
+                    self._exit = int(raw[1:])
+                else:
+                    self._heard(raw.decode("utf-8", "replace").rstrip("\r\n"))
+        self._lines.put(None)
+
+
+class JavaHost:
+    """One process for many sub-commands of our Java program; use it as a context manager.
+
+    A process of its own costs a command a second of processor time before its first message.
+    """
+
+    def __init__(self, java: Java, home: Path) -> None:
+        self.child = java.program(home, "host")
+        try:
+            self._port = int(str(self.child.wait_event("listening")["port"]))
+        except BaseException:
+            self.child.stop()
+            raise
+
+    def __enter__(self) -> JavaHost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.child.stop()
+
+    def start(self, home: Path, *arguments: str) -> HostedCommand:
+        """A sub-command, as :meth:`Java.program` starts it in a process of its own."""
+        return HostedCommand(self._port, arguments, home / f"{arguments[0]}.err")
 
 
 def find_java(version: str, source: Path, cache: Path) -> Java:

@@ -12,10 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -29,12 +32,17 @@ class ChildFailed(Exception):
     """A child ended, or kept silent, before it said what was awaited; the text holds the end of its output."""
 
 
+_given: deque[int] = deque(maxlen=100)
+"""The ports of the last calls: whoever got one may not listen on it yet."""
+_given_lock = threading.Lock()
+
+
 def free_ports(count: int = 1, *, around: Sequence[int] = (0,)) -> list[int]:
     """TCP ports of the loopback on which nothing listens; the ports at the distances ``around`` are free as well.
 
     They lie below the range that the system takes for outgoing connections, so that none is lost between this call
-    and the child's start; each worker of pytest-xdist has a part of the range. A RocketMQ broker at ``p`` wants
-    ``around=(0, 1, -2)``.
+    and the child's start; each worker of pytest-xdist has a part of the range, and no thread gets what another one has
+    just been given. A RocketMQ broker at ``p`` wants ``around=(0, 1, -2)``.
     """
     chance = random.SystemRandom()
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -44,8 +52,10 @@ def free_ports(count: int = 1, *, around: Sequence[int] = (0,)) -> list[int]:
     ports: list[int] = []
     for _ in range(1000):
         port = chance.randrange(first + 2, first + width - 2)
-        if all(abs(port - other) > 4 for other in ports) and all(_is_free(port + distance) for distance in around):
-            ports.append(port)
+        with _given_lock:
+            if all(abs(port - other) > 4 for other in _given) and all(_is_free(port + distance) for distance in around):
+                ports.append(port)
+                _given.append(port)
         if len(ports) == count:
             return ports
     raise ChildFailed(f"no {count} free ports found in 1000 tries")
@@ -69,39 +79,20 @@ def wait_for(done: Callable[[], bool], timeout: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-class Child:
-    """One child process. Its stdout is read line by line, its stderr goes to ``log``.
+class Partner(ABC):
+    """A program that prints lines and reads lines: a process, or a command of a process that runs many.
 
-    Used as a context manager it is stopped at the end in any case: politely first, by SIGKILL after
-    :data:`STOP_SECONDS`, always by its own process id.
+    Used as a context manager it is stopped at the end in any case.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self.arguments = list(arguments)
-        self._errors = log.open("ab")
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._said: list[str] = []
-        self.process = subprocess.Popen(  # noqa: S603 - the tests choose what runs
-            self.arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})},
-            cwd=cwd,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self.process.pid
-
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -109,15 +100,28 @@ class Child:
     ) -> None:
         self.stop()
 
+    @abstractmethod
     def say(self, line: str) -> None:
-        """Writes a line to the child's stdin."""
-        if self.process.stdin is None:
-            raise ChildFailed("the child's stdin is closed")
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
+        """Writes a line to its stdin."""
+
+    @abstractmethod
+    def wait(self, timeout: float = STOP_SECONDS) -> int:
+        """The exit code, once it has ended by itself."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL, and waits until the process is gone."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends it whatever it does, and closes what belongs to it."""
+
+    @abstractmethod
+    def _code(self) -> int | None:
+        """The exit code; None while it runs."""
 
     def lines(self, timeout: float = 30.0) -> Iterator[str]:
-        """The child's lines as they come, until its stdout ends; ``timeout`` seconds in all, then ChildFailed."""
+        """The lines as they come, until stdout ends; ``timeout`` seconds in all, then ChildFailed."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -158,6 +162,51 @@ class Child:
             if event.get("event") == name:
                 return event
         raise ChildFailed(f"ended before its event {name!r}; {self._story()}")
+
+    def _heard(self, line: str) -> None:
+        self._said.append(line[:500])
+        del self._said[:-20]
+        self._lines.put(line)
+
+    def _story(self) -> str:
+        tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        last = "\n".join(self._said)
+        return f"exit code {self._code()}, ran {self.arguments}\n-- last lines\n{last}\n-- log\n{tail}"
+
+
+class Child(Partner):
+    """One child process. Its stdout is read line by line, its stderr goes to ``log``.
+
+    It is stopped politely first, by SIGKILL after :data:`STOP_SECONDS`, always by its own process id.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        super().__init__(arguments, log)
+        self._errors = log.open("ab")
+        self.process = subprocess.Popen(  # noqa: S603 - the tests choose what runs
+            self.arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})},
+            cwd=cwd,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self.process.pid
+
+    def say(self, line: str) -> None:
+        """Writes a line to the child's stdin."""
+        if self.process.stdin is None:
+            raise ChildFailed("the child's stdin is closed")
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
 
     def wait(self, timeout: float = STOP_SECONDS) -> int:
         """The exit code, once the child has ended by itself."""
@@ -205,20 +254,14 @@ class Child:
                 except BrokenPipeError:  # a line that the child no longer read
                     continue
 
+    def _code(self) -> int | None:
+        return self.process.poll()
+
     def _read(self) -> None:
         if self.process.stdout is not None:
             for raw in self.process.stdout:
-                line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                self._said.append(line[:500])
-                del self._said[:-20]
-                self._lines.put(line)
+                self._heard(raw.decode("utf-8", "replace").rstrip("\r\n"))
         self._lines.put(None)
-
-    def _story(self) -> str:
-        self._errors.flush()
-        tail = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
-        last = "\n".join(self._said)
-        return f"exit code {self.process.poll()}, ran {self.arguments}\n-- last lines\n{last}\n-- log\n{tail}"
 
 
 def _threads(story: str) -> str:

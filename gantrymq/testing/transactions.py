@@ -9,7 +9,7 @@ from types import MappingProxyType, TracebackType
 import msgspec
 
 from gantrymq.testing.clients import ForeignClient, Received
-from gantrymq.testing.processes import Child, ChildFailed
+from gantrymq.testing.processes import ChildFailed, Partner
 
 
 class SentHalf(msgspec.Struct, rename="camel"):
@@ -36,7 +36,7 @@ class Checked(msgspec.Struct, rename="camel"):
 class Transactor:
     """A running transactional producer; use it as a context manager."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: Partner) -> None:
         self.child = child
         self.checks: list[Checked] = []
         self._sent: list[SentHalf] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,7 @@ from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.foreign import (
     JAVA_VERSIONS,
     Java,
+    JavaHost,
     JavaServer,
     ToolMissing,
     cache_folder,
@@ -31,6 +33,7 @@ from gantrymq.testing.foreign import (
 )
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 
+Homes = Callable[[str], Path]
 HERE = Path(__file__).parent
 CACHE = cache_folder(HERE / ".cache")
 ORACLE = os.environ.get("GANTRYMQ_INTEROP_ORACLE", "")
@@ -65,35 +68,54 @@ def java5() -> Java:
     return _java("5.3.3")
 
 
-@pytest.fixture(scope="session")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A fresh folder for each call."""
+def _homes(factory: pytest.TempPathFactory, name: str) -> Homes:
     numbers = itertools.count()
-    root = tmp_path_factory.mktemp("interop")
+    root = factory.mktemp(name)
     return lambda name: root / f"{name}-{next(numbers)}"
 
 
-@pytest.fixture(scope="session", params=JAVA_VERSIONS)
-def java_client(request: pytest.FixtureRequest, homes: Callable[[str], Path]) -> ForeignClient:
+@pytest.fixture(scope="session")
+def lasting_homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+    """A fresh folder for each call, for what runs until the session ends."""
+    return _homes(tmp_path_factory, "interop")
+
+
+@pytest.fixture(scope="module")
+def homes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
+    """A fresh folder for each call. All of them go when no test of the module failed: a store of ours takes a GiB."""
+    failed = request.session.testsfailed
+    folders = _homes(tmp_path_factory, "module")
+    yield folders
+    if request.session.testsfailed == failed:
+        shutil.rmtree(folders("").parent, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def java4_client(java: Java, lasting_homes: Homes, servers: ExitStack) -> ForeignClient:
+    """The Java client library 4.9.7. All that it runs is in one process, but for ``alone``."""
+    return _client(java, lasting_homes, servers)
+
+
+@pytest.fixture(scope="session")
+def java5_client(java5: Java, lasting_homes: Homes, servers: ExitStack) -> ForeignClient:
+    """The Java client library 5.3.3, in one process as well."""
+    return _client(java5, lasting_homes, servers)
+
+
+def _client(java: Java, homes: Homes, servers: ExitStack) -> ForeignClient:
+    host = servers.enter_context(JavaHost(java, homes(f"host-{java.version}")))
+    return ForeignClient(f"java-{java.version}", host.start, homes(f"client-{java.version}"), java.program)
+
+
+@pytest.fixture(scope="session", params=["java4_client", "java5_client"], ids=JAVA_VERSIONS)
+def java_client(request: pytest.FixtureRequest) -> ForeignClient:
     """The Java client library, in each version."""
-    java = _java(request.param)
-    return ForeignClient(f"java-{java.version}", java.program, homes(f"client-{java.version}"))
+    chosen: ForeignClient = request.getfixturevalue(request.param)
+    return chosen
 
 
 @pytest.fixture(scope="session")
-def java4_client(java: Java, homes: Callable[[str], Path]) -> ForeignClient:
-    """The Java client library 4.9.7, where one version is enough."""
-    return ForeignClient("java-4.9.7", java.program, homes("client"))
-
-
-@pytest.fixture(scope="session")
-def java5_client(java5: Java, homes: Callable[[str], Path]) -> ForeignClient:
-    """The Java client library 5.3.3."""
-    return ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
-
-
-@pytest.fixture(scope="session")
-def go_client(homes: Callable[[str], Path]) -> ForeignClient:
+def go_client(lasting_homes: Homes) -> ForeignClient:
     """rocketmq-client-go."""
     try:
         program = find_go(HERE / "go", CACHE)
@@ -103,11 +125,11 @@ def go_client(homes: Callable[[str], Path]) -> ForeignClient:
     def start(home: Path, *arguments: str) -> Child:
         return Child([str(program), *arguments], home / f"{arguments[0]}.err", env={"HOME": str(home)})
 
-    return ForeignClient("go-2.1.2", start, homes("go"))
+    return ForeignClient("go-2.1.2", start, lasting_homes("go"))
 
 
 @pytest.fixture(scope="session")
-def node_client(homes: Callable[[str], Path]) -> ForeignClient:
+def node_client(lasting_homes: Homes) -> ForeignClient:
     """ali-ons, for Node."""
     try:
         command = find_node(HERE / "node", CACHE)
@@ -117,7 +139,7 @@ def node_client(homes: Callable[[str], Path]) -> ForeignClient:
     def start(home: Path, *arguments: str) -> Child:
         return Child([*command, *arguments], home / f"{arguments[0]}.err", env={"HOME": str(home)})
 
-    return ForeignClient("node-3.12.0", start, homes("node"))
+    return ForeignClient("node-3.12.0", start, lasting_homes("node"))
 
 
 @pytest.fixture(scope="session")
@@ -128,15 +150,15 @@ def servers() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="session")
-def java_nameserver(java: Java, homes: Callable[[str], Path], servers: ExitStack) -> JavaServer:
+def java_nameserver(java: Java, lasting_homes: Homes, servers: ExitStack) -> JavaServer:
     """RocketMQ's nameserver."""
-    server = start_nameserver(java, homes("java-nameserver"))
+    server = start_nameserver(java, lasting_homes("java-nameserver"))
     servers.callback(server.discard)
     return server
 
 
 @pytest.fixture(scope="module")
-def own_nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
+def own_nameserver(java: Java, homes: Homes) -> Iterator[str]:
     """The address of a RocketMQ nameserver that knows no brokers but those of one test module."""
     server = start_nameserver(java, homes("own-nameserver"))
     yield server.address
@@ -144,27 +166,27 @@ def own_nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def java_system(java: Java, java_nameserver: JavaServer, homes: Callable[[str], Path], servers: ExitStack) -> System:
+def java_system(java: Java, java_nameserver: JavaServer, lasting_homes: Homes, servers: ExitStack) -> System:
     """RocketMQ's broker at RocketMQ's nameserver."""
-    broker = start_broker(java, homes("java-broker"), java_nameserver.address, enablePropertyFilter="true")
+    broker = start_broker(java, lasting_homes("java-broker"), java_nameserver.address, enablePropertyFilter="true")
     servers.callback(broker.discard)
     return System("java", java_nameserver.address, broker.address)
 
 
 @pytest.fixture(scope="session")
-def java5_system(java5: Java, homes: Callable[[str], Path], servers: ExitStack) -> System:
+def java5_system(java5: Java, lasting_homes: Homes, servers: ExitStack) -> System:
     """RocketMQ's 5.3.3 broker and nameserver."""
-    nameserver = start_nameserver(java5, homes("java5-nameserver"))
+    nameserver = start_nameserver(java5, lasting_homes("java5-nameserver"))
     servers.callback(nameserver.discard)
-    broker = start_broker(java5, homes("java5-broker"), nameserver.address, enablePropertyFilter="true")
+    broker = start_broker(java5, lasting_homes("java5-broker"), nameserver.address, enablePropertyFilter="true")
     servers.callback(broker.discard)
     return System("java", nameserver.address, broker.address)
 
 
 @pytest.fixture(scope="session")
-def gantry(homes: Callable[[str], Path], servers: ExitStack) -> System:
+def gantry(lasting_homes: Homes, servers: ExitStack) -> System:
     """Our nameserver and broker with default settings, as one process."""
-    home = homes("gantry")
+    home = lasting_homes("gantry")
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver)
     child = servers.enter_context(gantrymq_child(serve, home / "gantry.err"))

@@ -62,8 +62,8 @@ def test_every_member_of_a_broadcasting_group_gets_every_message(java_client: Fo
     topic, group = names("t"), names("g")
     java_client.produce(system.nameserver, topic, 400, seed=5)
     with (
-        java_client.consumer(system.nameserver, topic, group, model="BROADCASTING") as one,
-        java_client.consumer(system.nameserver, topic, group, model="BROADCASTING") as other,
+        java_client.alone.consumer(system.nameserver, topic, group, model="BROADCASTING") as one,
+        java_client.alone.consumer(system.nameserver, topic, group, model="BROADCASTING") as other,
     ):
         wait_until(lambda: min(len(one.messages), len(other.messages)) >= 400, [one, other])
         check_complete(one.close(), 5, range(400))
@@ -76,7 +76,7 @@ def test_the_rest_of_a_group_takes_over_when_a_member_is_killed(java_client: For
     arguments = (f"namesrv={system.nameserver}", f"topic={topic}", "count=0", "first=4", "seed=6", "orders=true")
     with (
         java_client.run("produce", *arguments) as maker,
-        java_client.consumer(system.nameserver, topic, group) as victim,
+        java_client.alone.consumer(system.nameserver, topic, group) as victim,
         java_client.consumer(system.nameserver, topic, group) as heir,
     ):
         producer = Producer(maker)

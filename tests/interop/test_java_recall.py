@@ -80,8 +80,9 @@ def theirs(java5: Java, homes: Homes, nameserver: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["gantrymq", "java"])
-def told(request: pytest.FixtureRequest, java5: Java, own_nameserver: str, homes: Homes) -> Iterator[Told]:
-    client = ForeignClient("java-5.3.3", java5.program, homes("client-5.3.3"))
+def told(
+    request: pytest.FixtureRequest, java5: Java, java5_client: ForeignClient, own_nameserver: str, homes: Homes
+) -> Iterator[Told]:
     with ExitStack() as stack:
         broker = ours(homes, own_nameserver) if request.param == "gantrymq" else theirs(java5, homes, own_nameserver)
         address = stack.enter_context(broker)
@@ -90,9 +91,9 @@ def told(request: pytest.FixtureRequest, java5: Java, own_nameserver: str, homes
             "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
         }  # fmt: skip
         assert ask(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
-        consumer = stack.enter_context(client.consumer(own_nameserver, TOPIC, f"readers-{request.param}"))
+        consumer = stack.enter_context(java5_client.consumer(own_nameserver, TOPIC, f"readers-{request.param}"))
         pairs = (f"namesrv={own_nameserver}", f"topic={TOPIC}", f"count={COUNT}", f"after={AFTER_MS}")
-        producer = stack.enter_context(client.run("recall", *pairs))
+        producer = stack.enter_context(java5_client.run("recall", *pairs))
         waiting: list[Any] = [producer.wait_event("waits") for _ in range(COUNT)]
         producer.wait_event("started")
 

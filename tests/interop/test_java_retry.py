@@ -236,8 +236,8 @@ def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
     topic, group = names("t"), names("g")
     java4_client.produce(pair.nameserver, topic, 4)
     with (
-        retrying(java4_client, pair, topic, group, model="BROADCASTING", fail=99) as one,
-        retrying(java4_client, pair, topic, group, model="BROADCASTING", fail=99) as other,
+        retrying(java4_client.alone, pair, topic, group, model="BROADCASTING", fail=99) as one,
+        retrying(java4_client.alone, pair, topic, group, model="BROADCASTING", fail=99) as other,
     ):
         java4_client.produce(pair.nameserver, topic, 20, first=4)
         wait_until(lambda: min(len(one.messages), len(other.messages)) >= 24, [one, other])

@@ -12,7 +12,6 @@ import pytest
 import gantrymq.sync
 from gantrymq.testing.clients import ForeignClient, wait_until
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java
 from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.transactions import Transactor
 
@@ -27,7 +26,9 @@ def holds_two(received: Sized) -> bool:
     return len(received) >= 2
 
 
-def test_java_producers_end_transactions_and_are_asked(java: Java, java5: Java, homes: Callable[[str], Path]) -> None:
+def test_java_producers_end_transactions_and_are_asked(
+    java4_client: ForeignClient, java5_client: ForeignClient, homes: Callable[[str], Path]
+) -> None:
     home = homes("ours")
     address, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ["serve", "--data", str(home / "store"), "--listen", address, "--nameserver-listen", nameserver]
@@ -35,9 +36,8 @@ def test_java_producers_end_transactions_and_are_asked(java: Java, java5: Java, 
         serve += ["--set", f"plugin.transaction.{setting}"]
     with gantrymq_child(serve, home / "serve.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))
-        for release in (java, java5):
-            client = ForeignClient(f"java-{release.version}", release.program, homes(f"client-{release.version}"))
-            topic = f"StateTable-{release.version.replace('.', '-')}"
+        for client in (java4_client, java5_client):
+            topic = f"StateTable-{client.name.replace('.', '-')}"
             with gantrymq.sync.connect(nameserver) as admin:
                 admin.admin.create_topic(topic, queues=2)
             with (

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import attrs
@@ -195,29 +196,35 @@ def resume(nameserver: str, aside: list[DeliveredRecord]) -> list[tuple[int, str
 
 
 @pytest.fixture(scope="module")
-def clients(java: Java, java5: Java, homes: Homes) -> dict[str, ForeignClient]:
-    return {
-        release.version: ForeignClient(f"java-{release.version}", release.program, homes(f"client-{release.version}"))
-        for release in (java, java5)
-    }
+def clients(java4_client: ForeignClient, java5_client: ForeignClient) -> dict[str, ForeignClient]:
+    return dict(zip(JAVA_VERSIONS, (java4_client, java5_client), strict=True))
 
 
 @pytest.fixture(scope="module")
-def told_by_gantrymq(homes: Homes, clients: dict[str, ForeignClient]) -> Told:
-    with ours(homes) as nameserver:
-        return run(nameserver, clients)
+def told_by_both(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> dict[str, Told]:
+    """By broker. Both run at the same time: most of it is waiting for checks."""
+
+    def play(broker: AbstractContextManager[str]) -> Told:
+        with broker as nameserver:
+            return run(nameserver, clients)
+
+    with ThreadPoolExecutor(2) as threads:
+        return dict(zip(("gantrymq", "java"), threads.map(play, (ours(homes), theirs(java, homes))), strict=True))
 
 
 @pytest.fixture(scope="module")
-def told_by_java(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> Told:
-    with theirs(java, homes) as nameserver:
-        return run(nameserver, clients)
+def told_by_gantrymq(told_by_both: dict[str, Told]) -> Told:
+    return told_by_both["gantrymq"]
+
+
+@pytest.fixture(scope="module")
+def told_by_java(told_by_both: dict[str, Told]) -> Told:
+    return told_by_both["java"]
 
 
 @pytest.fixture(params=["gantrymq", "java"])
-def told(request: pytest.FixtureRequest) -> Told:
-    chosen: Told = request.getfixturevalue(f"told_by_{request.param}")
-    return chosen
+def told(request: pytest.FixtureRequest, told_by_both: dict[str, Told]) -> Told:
+    return told_by_both[request.param]
 
 
 @pytest.fixture(params=JAVA_VERSIONS)

@@ -30,7 +30,7 @@ from gantrymq.testing.mqadmin import (
 from gantrymq.testing.mqadmin_cases import ACCESS, CASES, CHANGES, GAPS, LAST, PREPARE, RAW, READS, RESET
 from gantrymq.testing.processes import ChildFailed, free_ports, gantrymq_child, wait_for
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 BROKER = "broker-a"
 MESSAGE = 7

@@ -37,7 +37,8 @@ def test_another_member_takes_over(
 ) -> None:
     topic, group = names("t"), names("g")
     java_client.produce(nameserver, topic, 8)
-    with java_client.consumer(nameserver, topic, group, **ORDERLY) as first:
+    client = java_client.alone if leaves == "killed" else java_client
+    with client.consumer(nameserver, topic, group, **ORDERLY) as first:
         assert {message.queue_id for message in first.wait(8)} == {0, 1, 2, 3}
         if leaves == "in order":
             first.close()

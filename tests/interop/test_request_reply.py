@@ -15,7 +15,7 @@ from gantrymq.remoting.names import reply_topic
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import ask, create_topic, is_routed
-from gantrymq.testing.processes import Child, wait_for
+from gantrymq.testing.processes import Partner, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
@@ -45,7 +45,7 @@ def is_known(broker: str, group: str) -> bool:
 @contextmanager
 def talking(
     system: Any, requester: ForeignClient, replier: ForeignClient, names: Names, held: str = ""
-) -> Iterator[tuple[Child, Child]]:
+) -> Iterator[tuple[Partner, Partner]]:
     """A requester and a replier of a topic of their own; the broker knows both."""
     topic, askers, repliers = names("t"), names("askers"), names("repliers")
     create_topic(system.broker, topic)
@@ -60,7 +60,7 @@ def talking(
         yield requesting, responding
 
 
-def make_requests(child: Child, mode: str, first: int, count: int, timeout_ms: int = 20_000) -> list[dict[str, Any]]:
+def make_requests(child: Partner, mode: str, first: int, count: int, timeout_ms: int = 20_000) -> list[dict[str, Any]]:
     """What became of so many requests."""
     child.say(f"{mode} {first} {count} {timeout_ms}")
     outcomes: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ def test_a_request_without_a_reply_times_out_and_a_late_reply_does_no_harm(
 def test_a_reply_to_a_requester_that_is_gone_is_refused_and_stored(
     java4_client: ForeignClient, system: Any, names: Names
 ) -> None:
-    with talking(system, java4_client, java4_client, names, held="0") as (requesting, responding):
+    with talking(system, java4_client.alone, java4_client, names, held="0") as (requesting, responding):
         requesting.say("async 0 1 20000")
         responding.wait_event("held")
         before = stored_replies(system.broker)

@@ -25,7 +25,7 @@ from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, cut_frames
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins, pytest.mark.flaky(reruns=0)]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
 
 BODY_MAX = 4 * 1024 * 1024
 SLAVE = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}

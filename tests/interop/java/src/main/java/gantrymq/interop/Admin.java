@@ -11,7 +11,7 @@ final class Admin {
     private static DefaultMQAdminExt start(Options options) throws Exception {
         DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
         admin.setNamesrvAddr(options.text("namesrv"));
-        admin.setInstanceName("interop-" + ProcessHandle.current().pid());
+        admin.setInstanceName("interop-" + ProcessHandle.current().pid() + "-" + System.nanoTime());
         admin.start();
         return admin;
     }

@@ -1,7 +1,9 @@
 package gantrymq.interop;
 
+import java.io.BufferedOutputStream;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
+import java.io.OutputStream;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
@@ -11,11 +13,17 @@ import java.util.TreeMap;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 
-/** JSON lines on stdout, orders on stdin. */
+/** JSON lines on stdout, orders on stdin, unless a command has another input and output. */
 final class Lines {
-    private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+    private static BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    private static PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
 
     private Lines() {
+    }
+
+    static void connect(BufferedReader input, OutputStream output) {
+        in = input;
+        out = new PrintStream(new BufferedOutputStream(output), false, StandardCharsets.UTF_8);
     }
 
     static synchronized void print(Object... pairs) {
@@ -23,11 +31,11 @@ final class Lines {
         for (int i = 0; i < pairs.length; i += 2) {
             line.put((String) pairs[i], pairs[i + 1]);
         }
-        OUT.println(RemotingSerializable.toJson(line, false));
+        out.println(RemotingSerializable.toJson(line, false));
     }
 
     static synchronized void flush() {
-        OUT.flush();
+        out.flush();
     }
 
     static void event(String name) {
@@ -65,8 +73,7 @@ final class Lines {
     }
 
     static void eachOrder(Order order) throws Exception {
-        BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
-        for (String line = input.readLine(); line != null && !line.equals("stop"); line = input.readLine()) {
+        for (String line = in.readLine(); line != null && !line.equals("stop"); line = in.readLine()) {
             order.obey(line);
         }
     }

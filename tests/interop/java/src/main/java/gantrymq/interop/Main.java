@@ -1,5 +1,8 @@
 package gantrymq.interop;
 
+import java.io.BufferedReader;
+import java.io.OutputStream;
+
 /** One program, several sub-commands; arguments are {@code name=value}, answers are JSON lines on stdout. */
 public final class Main {
     private Main() {
@@ -15,6 +18,16 @@ public final class Main {
         }
         Lines.flush();
         System.exit(code); // the clients' own threads must not keep the process
+    }
+
+    /** One command of a process that runs many: it reads and writes there. */
+    static void run(String[] arguments, BufferedReader input, OutputStream output) throws Exception {
+        Lines.connect(input, output);
+        try {
+            run(arguments);
+        } finally {
+            Lines.flush();
+        }
     }
 
     private static void run(String[] arguments) throws Exception {
@@ -61,6 +74,9 @@ public final class Main {
                 break;
             case "sql":
                 Sql.run();
+                break;
+            case "host":
+                Host.run();
                 break;
             case "golden":
                 Golden.run();

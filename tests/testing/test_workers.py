@@ -1,0 +1,30 @@
+"""How several workers share the tests (tests/conftest.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def rules(request: pytest.FixtureRequest) -> Any:
+    """The module tests/conftest.py."""
+    return next(plugin for plugin in request.config.pluginmanager.get_plugins() if hasattr(plugin, "scope_of"))
+
+
+def test_every_file_that_a_rule_names_is_there(rules: Any) -> None:
+    for name in (*rules.LONGEST, *rules.ONE_BY_ONE, *rules.BY_SYSTEM, rules.ONE_SESSION):
+        assert (TESTS / name).exists(), f"{name} moved: change tests/conftest.py"
+
+
+def test_a_worker_takes_a_file_unless_a_rule_says_otherwise(rules: Any) -> None:
+    retry = "tests/interop/test_java_retry.py"
+    assert rules.scope_of("tests/kernel/test_store.py::test_a[1]") == "tests/kernel/test_store.py"
+    assert rules.scope_of("tests/spark/test_wire.py::test_a") == rules.scope_of("tests/spark/test_source.py::test_b")
+    assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") == rules.scope_of(f"{retry}::test_b[java-2]")
+    assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") != rules.scope_of(f"{retry}::test_a[4.9.7-gantrymq]")
+    assert rules.scope_of("tests/docs/test_commands_in_docs.py::test_a[1]").endswith("::test_a[1]")
