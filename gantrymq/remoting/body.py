@@ -17,8 +17,12 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import fit, spells_differently
 
 TOLERANT_VALUES_MAX: Final = 8_192
-"""Values of a request's body that is not plain JSON of the expected form: Python reads it, 5 us a value, while other
-connections wait. Commas, colons, brackets and escapes are counted, which stand between values."""
+"""Values of a request's body that is not plain JSON of the expected form: Python reads it, 1 to 2 us a value, while
+other connections wait. Commas, colons, brackets and escapes are counted, which stand between values; what references
+repeat counts as well."""
+
+TOLERANT_BYTES_MAX: Final = 256 * 1024
+"""The longest request's body of that kind; whatever it has, spaces or one long text, Python looks at each character."""
 
 
 class Body(msgspec.Struct, rename="camel"):
@@ -67,10 +71,11 @@ class Body(msgspec.Struct, rename="camel"):
                 if not (cls.any_spelling and spells_differently(data, cls)):
                     return body
         try:
-            if values_max is not None:
-                check_values(data, values_max)
-            # Java puts U+FFFD for bytes that are no UTF-8; in a file of our own they are an error
-            return cls.from_value(fastjson.loads(data if values_max is None else data.decode(errors="replace")))
+            if values_max is None:
+                return cls.from_value(fastjson.loads(data))
+            values = check_values(data, values_max)
+            # Java puts U+FFFD for bytes that are no UTF-8; in a file of our own they are an error.
+            return cls.from_value(fastjson.loads(data.decode(errors="replace"), values_max - values))
         except ValueError as error:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"{cls.__name__}: {error}") from None
 
@@ -85,14 +90,19 @@ def count_values(data: bytes) -> int:
     return sum(map(data.count, (b",", b":", b"[", b"{", b"\\")))
 
 
-def check_values(data: bytes, values_max: int) -> None:
-    """``ValueError`` for a text that may have more values than ``values_max``."""
+def check_values(data: bytes, values_max: int) -> int:
+    """How many values the text may have; ``ValueError`` when that is more than ``values_max``, or it is too long."""
+    if len(data) > TOLERANT_BYTES_MAX:
+        raise ValueError(
+            f"a body of {len(data)} bytes that is not plain JSON of this form: {TOLERANT_BYTES_MAX} are the limit"
+        )
     values = count_values(data)
     if values > values_max:
         raise ValueError(
             f"about {values} values, and not plain JSON of this form: at most {values_max} are read so; send a smaller "
             "body, or keys and types as RocketMQ's Java client writes them"
         )
+    return values
 
 
 def _without_nulls(value: Any) -> Any:

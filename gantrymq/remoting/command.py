@@ -110,7 +110,7 @@ def _decode_json_header(header: bytes) -> Command:
         command = _decode_json(header)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         try:
-            code, ext, opaque, flag, remark, language, version = read_lenient(header)
+            code, ext, opaque, flag, remark, language, version = read_lenient(header, FIELDS_MAX)
         except ValueError as error:
             raise FatalRemoteFault(f"unreadable JSON header: {error}") from None
         command = Command(code, ext, b"", opaque, flag, remark, language, version)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import msgspec.inspect
 
-from gantrymq.remoting.fastjson_reader import DEPTH_MAX, ObjectMap, Reader
+from gantrymq.remoting.fastjson_reader import DEPTH_MAX, SHARED_MAX, ObjectMap, Reader
 
 __all__ = ["DEPTH_MAX", "SIZE_MAX", "ObjectMap", "dumps", "loads"]
 
@@ -24,11 +24,12 @@ SIZE_MAX: Final = 64 * 1024 * 1024
 """The longest text that is read. A body is shorter by its frame's limit; configuration files may be longer."""
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | str, shared_max: int = SHARED_MAX) -> Any:
     """The value that ``data`` stands for; :class:`ValueError` tells what is wrong and where.
 
     Unquoted integer keys come as int, quoted ones as str. References are resolved to the same object; one that leads
-    nowhere or to an object that is still open is an error.
+    nowhere or to an object that is still open is an error, and so are those that repeat more than ``shared_max``
+    values.
     """
     if len(data) > SIZE_MAX:
         raise ValueError(f"JSON of {len(data)} bytes, at most {SIZE_MAX} are read")
@@ -45,7 +46,7 @@ def loads(data: bytes | str) -> Any:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"JSON is no UTF-8: {error.reason} at byte {error.start}") from None
-    return Reader(text).read()
+    return Reader(text, shared_max).read()
 
 
 def dumps(value: Any, *, quoted_keys: bool = False) -> bytes:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gantrymq.remoting.body import count_values
 from gantrymq.remoting.fastjson_reader import ObjectMap, Reader
 from gantrymq.remoting.fastjson_types import comparable
 
@@ -26,6 +27,10 @@ LANGUAGES: Final = (
 )  # fmt: skip
 DIALECT_MAX_BYTES: Final = 64 * 1024
 """The longest header that is read as fastjson's dialect. A longer one must be JSON, which compiled code reads."""
+DIALECT_VALUES_MAX: Final = 1024
+"""Values of a header, or of all nested values of its fields, that are read as fastjson's dialect: Python reads them."""
+LENIENT_MAX_BYTES: Final = 256 * 1024
+"""The longest JSON header that is not in the Java client's form: properties of 32 KiB that are all escapes fit."""
 
 _FIELDS: Final = ("code", "extFields", "flag", "language", "opaque", "remark", "version")
 _FIELD_NAMES: Final = {comparable(name): name for name in _FIELDS}
@@ -34,6 +39,18 @@ _EXPONENT_MAX: Final = 2**31 - 1
 _SCALE_MAX: Final = 100
 _INTEGER = re.compile(r"[+-]?[0-9]+(?:\.0*)?", re.ASCII)
 _FAULTS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class Effort:
+    """How many values :func:`read_lenient` has read in this process so far; a reader of many headers goes by it."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values = 0
+
+
+EFFORT: Final = Effort()
 
 
 class HeaderFields(NamedTuple):
@@ -48,19 +65,22 @@ class HeaderFields(NamedTuple):
     version: int
 
 
-def read_lenient(header: bytes) -> HeaderFields:
-    """The fields of a JSON header; :class:`ValueError` tells what RocketMQ could not read either.
+def read_lenient(header: bytes, fields_max: int) -> HeaderFields:
+    """The fields of a JSON header; :class:`ValueError` tells what RocketMQ could not read either, or which limit it
+    exceeds: ``fields_max`` bounds its names. Counts its values in :data:`EFFORT`.
 
     Names match without regard to case, ``_`` and ``-``. Bytes that are no UTF-8 become U+FFFD, as in Java. A nested
     object or array becomes its JSON text, its keys in the client's order (Java: in the order of a ``HashMap``).
     """
+    if len(header) > LENIENT_MAX_BYTES:
+        raise ValueError(f"a header of {len(header)} bytes that is not in the form of RocketMQ's Java client")
     header = header.decode(errors="replace").encode()
     try:
-        values = _strict_values(header)
+        values = _strict_values(header, fields_max)
     except _FAULTS as error:
         if len(header) > DIALECT_MAX_BYTES:
             raise ValueError(str(error)) from None
-        values = _dialect_values(header.decode())
+        values = _dialect_values(header)
     values = {_field_of(name): value for name, value in values.items()}
     return HeaderFields(
         _integer(values, "code"),
@@ -88,6 +108,8 @@ class _Number(str):
 class _DialectReader(Reader):
     """Keeps numbers as text."""
 
+    whole = decimal = _Number
+
     def _number(self, match: re.Match[str]) -> Any:
         self.at = match.end()
         return _Number(match.group())
@@ -97,15 +119,31 @@ _strict_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _strict_text = msgspec.json.Decoder(str).decode
 
 
-def _strict_values(header: bytes) -> dict[str, Any]:
+def _strict_values(header: bytes, fields_max: int) -> dict[str, Any]:
     """The values of a header that is JSON."""
-    values: dict[str, Any] = {}
-    for name, raw in _strict_decode(header).items():
-        if _field_of(name) == "extFields" and bytes(raw)[:1] == b"{":
-            values[name] = {key: _strict_value(value) for key, value in _strict_decode(raw).items()}
-        else:
-            values[name] = _strict_value(raw)
+    raws = _strict_decode(header)
+    objects = {
+        name: _strict_decode(raw)
+        for name, raw in raws.items()
+        if bytes(memoryview(raw)[:1]) == b"{" and _field_of(name) == "extFields"
+    }
+    rows = [(name, raw) for name, raw in raws.items() if name not in objects]
+    fields = len(raws) + sum(map(len, objects.values()))
+    if fields > fields_max + len(_FIELDS):
+        raise ValueError(f"a header of {fields} fields")
+    EFFORT.values += fields
+    _count_dialect(raw for _, raw in rows)
+    values: dict[str, Any] = {name: _strict_value(raw) for name, raw in rows}
+    for name, own in objects.items():
+        _count_dialect(own.values())
+        values[name] = {key: _strict_value(raw) for key, raw in own.items()}
     return values
+
+
+def _count_dialect(raws: Iterable[msgspec.Raw]) -> None:
+    """Count the values of those that are nested; ``ValueError`` when they are too many for Python to read."""
+    values = sum(count_values(bytes(raw)) for raw in raws if bytes(memoryview(raw)[:1]) in (b"{", b"["))
+    _check_dialect(values)
 
 
 def _field_of(name: Any) -> str:
@@ -125,9 +163,16 @@ def _strict_value(raw: msgspec.Raw) -> Any:
     return _Number(text.decode())
 
 
-def _dialect_values(text: str) -> dict[str, Any]:
+def _check_dialect(values: int) -> None:
+    if values > DIALECT_VALUES_MAX:
+        raise ValueError(f"JSON: about {values} values that are no plain texts, at most {DIALECT_VALUES_MAX} are read")
+    EFFORT.values += values
+
+
+def _dialect_values(header: bytes) -> dict[str, Any]:
     """The values of a header in fastjson's dialect."""
-    values = _dialect_value(text)
+    _check_dialect(count_values(header))
+    values = _dialect_value(header.decode())
     if type(values) is not dict:
         raise ValueError("JSON: the header is no object")
     return values
@@ -136,7 +181,7 @@ def _dialect_values(text: str) -> dict[str, Any]:
 def _dialect_value(text: str) -> Any:
     if len(text) > DIALECT_MAX_BYTES:
         raise ValueError(f"JSON: a nested value of {len(text)} characters")
-    return _DialectReader(text).read()
+    return _DialectReader(text, DIALECT_VALUES_MAX).read()
 
 
 def _ext(fields: Any) -> dict[str, str] | None:

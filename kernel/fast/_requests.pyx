@@ -31,6 +31,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import Frame
 from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.properties import find_property, replace_properties
 
 cdef extern from "Python.h":
@@ -232,6 +233,7 @@ def read_requests(connection, buffer, limit):
     cdef Block block
     cdef HotRequest request
     cdef list requests = []
+    cdef object effort_until = None
     taken = whole_frames(data, size, limit)
     if taken < 0:
         return plain.read_requests(connection, buffer, limit)
@@ -256,12 +258,16 @@ def read_requests(connection, buffer, limit):
             if type(request) is SendRequest:
                 sent += length
         else:
+            if effort_until is None:
+                effort_until = EFFORT.values + plain.UNUSUAL_VALUES
             command = decode(Frame(mark >> 24, data[position + 8 : position + 8 + header_size],
                                    data[position + 8 + header_size : position + 4 + length]))
             if command.is_response:
                 connection.take_answer(command)
             else:
                 requests.append(Request(connection, command))
+            if EFFORT.values >= effort_until:
+                taken = position + 4 + length
         position += 4 + length
     if 4 * sent < size:
         # What waits must not keep much alive that is not its own.

@@ -21,6 +21,7 @@ from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, Frame, cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ ENTRY: Final = struct.Struct(">qiq")
 """A queue entry: log offset, record size, tag code."""
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size in an entry that stands for no message: where the queue begins late, or lost a record."""
+
+UNUSUAL_VALUES: Final = 512
+"""Values of headers in other forms than the Java client's that one call reads, before the last one: milliseconds."""
 
 Window = Callable[[int, int, int], "memoryview | bytes | None"]
 """By the number of an entry, its offset and size: see :func:`gather`."""
@@ -55,6 +59,9 @@ _V4_HEAD_SIZE: Final = HEADS[0].size
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]:
     """The requests in all whole frames at the start of ``buffer``, and how many bytes those took.
 
+    Frames are left for the next call once it has read :data:`UNUSUAL_VALUES` values of headers that are not in the
+    form of RocketMQ's Java client.
+
     ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses go to ``connection.take_answer``.
     """
     requests: list[Any] = []
@@ -63,7 +70,8 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
     data = bytes(buffer if is_whole else buffer[:8])
     position, size = 0, len(data)
     unpack, hot_headers = _PREFIX.unpack_from, HOT_HEADERS
-    while size - position >= 8:
+    effort_until = EFFORT.values + UNUSUAL_VALUES
+    while size - position >= 8 and EFFORT.values < effort_until:
         length, mark = unpack(data, position)
         start, end = position + 8, position + 4 + length
         body_start = start + (mark & 0xFFFFFF)

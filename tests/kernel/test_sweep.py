@@ -13,7 +13,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.config import LimitsSection
-from gantrymq.kernel.connection import ConnectionsBatch
+from gantrymq.kernel.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.env import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Request
@@ -546,3 +546,75 @@ def test_other_bad_bytes_are_logged_each_time(bench: Bench) -> None:
                 peer.sendall(b"GET / HTTP/1.1")
                 bench.turns(lambda n=number: sum(len(change.closed) for change in bench.changes) > n)  # type: ignore[misc]
     assert [one["event"] for one in logs if one["log_level"] == "warning"] == ["bad_bytes_received"] * 2
+
+
+def odd_frame(opaque: int, kind: str = "dialect") -> bytes:
+    """A request whose header Python reads: 500 values."""
+    values = ",".join(map(str, range(495)))
+    if kind == "dialect":
+        header = f"{{code:1,opaque:{opaque},extFields:{{a:[{values}]}}}}".encode()
+    else:
+        header = f'{{"code":1,"opaque":{opaque},"extFields":{{"a":[{values}]}}}}'.encode()
+    return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+@pytest.mark.parametrize("kind", ["dialect", "nested"])
+def test_headers_that_take_long_to_read_are_read_a_few_a_turn(bench: Bench, kind: str) -> None:
+    guilty, other = bench.connect(), bench.connect()
+    guilty.sendall(b"".join(odd_frame(number, kind) for number in range(60)))
+    bench.turns(lambda: len(bench.requests) > 0)
+    other.sendall(request(1000))
+    bench.turns(lambda: len(bench.requests) == 61)
+    assert max(map(len, bench.sweeps)) <= 5
+    assert [row.command.opaque for row in bench.requests].index(1000) < 12
+    assert [answer.opaque for answer in answers(guilty, 60)] == list(range(60))
+    guilty.close()
+    other.close()
+
+
+def test_frames_that_are_left_are_read_once_the_connection_is(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(b"".join(map(odd_frame, range(20))))
+    bench.turns(lambda: len(bench.requests) > 0)
+    connection = bench.requests[0].connection
+    connection.pause()
+    for _ in range(50):
+        bench.sweep.turn()
+    paused_at = len(bench.requests)
+    assert paused_at < 20
+    connection.resume()
+    bench.turns(lambda: len(bench.requests) == 20)
+    assert [answer.opaque for answer in answers(peer, 20)] == list(range(20))
+    peer.close()
+
+
+def test_a_connection_that_ends_takes_the_frames_along_that_are_left(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(b"".join(map(odd_frame, range(20))))
+    bench.turns(lambda: len(bench.requests) > 0)
+    bench.requests[0].connection.close("a test")
+    count = len(bench.requests)
+    for _ in range(50):
+        bench.sweep.turn()
+    assert len(bench.requests) == count
+    peer.close()
+
+
+def test_who_was_ready_when_a_turn_was_full_comes_first_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench()
+    peers = [bench.connect() for _ in range(3)]
+    served: list[int] = []
+
+    def receive(self: Sweep, connection: Connection, requests: list[Request], now: float) -> int:
+        served.append(connection.id)  # all that a turn may take; more is there
+        return LimitsSection().sweep_bytes
+
+    monkeypatch.setattr(Sweep, "_receive", receive)
+    for peer in peers:
+        peer.sendall(request(1))
+    bench.turns(lambda: len(served) == 30)
+    assert all(served.count(number) == 10 for number in set(served))
+    assert len(set(served)) == 3
+    for peer in peers:
+        peer.close()
+    bench.sweep.close()

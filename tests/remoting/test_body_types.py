@@ -18,7 +18,7 @@ from gantrymq.remoting.bodies import (
     SubscriptionData,
     TopicConfig,
 )
-from gantrymq.remoting.body import TOLERANT_VALUES_MAX, Body
+from gantrymq.remoting.body import TOLERANT_BYTES_MAX, TOLERANT_VALUES_MAX, Body
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import SCAN_MAX_BYTES
 
@@ -147,10 +147,27 @@ def test_a_long_heartbeat_in_plain_json_stays_out_of_the_slow_reader(monkeypatch
     subscriptions = [SubscriptionData.for_tags(f"topic-{index:06}", "A || B") for index in range(20_000)]
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=subscriptions)]).to_bytes()
     assert len(data) > 20 * SCAN_MAX_BYTES
-    monkeypatch.setattr("gantrymq.remoting.fastjson.loads", lambda _: pytest.fail("the slow reader was called"))
+    monkeypatch.setattr("gantrymq.remoting.fastjson.loads", lambda *_: pytest.fail("the slow reader was called"))
     assert len(HeartbeatData.from_request(data).consumer_data_set[0].subscription_data_set) == 20_000
 
 
 def test_keys_of_a_map_stay_as_they_are() -> None:
     config = TopicConfig.from_request(b"{'topicName':'T',attributes:{Message_Type:1,'order':'x'}}")
     assert config.attributes == {"Message_Type": "1", "order": "x"}
+
+
+ODD_BODIES = {
+    "references": b'{"a":[' + b"0," * 1000 + b'0],"b":[' + b'{"$ref":"$.a"},' * 900 + b"0]}",
+    "long numbers": b"{x:[" + (b"1" * 399 + b",") * 4000 + b"]}",
+    "spaces": b"{consumerGroup:" + b" " * TOLERANT_BYTES_MAX + b"'g'}",
+    "one text": b"{consumerGroup:'" + b"x" * TOLERANT_BYTES_MAX + b"'}",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_BODIES)
+def test_a_short_count_of_values_does_not_stand_for_much_work(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[object] = []
+    monkeypatch.setattr("gantrymq.remoting.body.fit", lambda value, _: fitted.append(value))
+    with pytest.raises(RemoteFault):
+        LockBatchRequestBody.from_request(ODD_BODIES[kind])
+    assert not fitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.remoting import fastjson
+from gantrymq.remoting import fastjson, fastjson_reader
 from gantrymq.remoting.fastjson import DEPTH_MAX, ObjectMap, dumps, loads
+from gantrymq.remoting.fastjson_reader import Reader
+from gantrymq.remoting.lenient_header import _DialectReader
 
 
 class Queue(msgspec.Struct, rename="camel", frozen=True):
@@ -241,3 +244,43 @@ def test_a_reference_deeper_than_anything_leads_nowhere() -> None:
     with pytest.raises(ValueError, match="leads nowhere") as refused:
         loads(b'[{"$ref":"$' + b".a" * 1_000_000 + b'"}]')
     assert len(str(refused.value)) < 200
+
+
+SPACES = st.sampled_from(["", "", " ", "\n\t ", "\ufeff", ","])
+WORDS = st.sampled_from(["true", "false", "null", "NaN", "undefined", "truex", "nul"])
+NUMBERS = st.one_of(
+    st.integers(-(10**25), 10**25).map(str), st.floats(allow_nan=False).map(repr),
+    st.sampled_from(["01", "-0", "1.5", "-1.50", "1.", ".5", "1e3", "--1", "1" * 18, "1" * 19, "1" * 18 + ".5"]),
+)  # fmt: skip
+STRINGS = st.builds(
+    lambda quote, text: quote + text + quote,
+    st.sampled_from("\"'"),
+    st.lists(st.sampled_from(["a", "\u00e4", "'", '"', "\\n", "\\'", '\\"', "\\ud83d", ",", "]", " "])).map("".join),
+)
+SCALARS = st.one_of(WORDS, NUMBERS, STRINGS)
+KEYS = st.one_of(STRINGS, st.sampled_from(["a", "b_1", "$ref", '"$ref"', "3", "-7", "1.5", "\u00e4"]))
+
+
+def container(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    item = st.builds("".join, st.tuples(SPACES, inner, SPACES))
+    member = st.builds("".join, st.tuples(SPACES, KEYS, SPACES, st.just(":"), SPACES, inner, SPACES))
+    return st.one_of(
+        st.lists(item, max_size=4).map(lambda items: "[" + ",".join(items) + "]"),
+        st.lists(member, max_size=4).map(lambda items: "{" + ",".join(items) + "}"),
+    )
+
+
+@pytest.mark.parametrize("kind", [Reader, _DialectReader])
+@given(text=st.recursive(SCALARS, container, max_leaves=12))
+def test_the_patterns_for_plain_values_read_what_the_methods_read(kind: type[Reader], text: str) -> None:
+    outcomes: list[Any] = []
+    for patterns in ((), ("_ELEMENT", "_MEMBER")):
+        with pytest.MonkeyPatch.context() as patch:
+            for name in patterns:
+                patch.setattr(fastjson_reader, name, re.compile("(?!)"))
+            try:
+                value = kind(text).read()
+                outcomes.append((type(value), repr(value)))
+            except ValueError as error:
+                outcomes.append(str(error).partition(" at character ")[0])
+    assert outcomes[0] == outcomes[1]

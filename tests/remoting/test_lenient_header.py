@@ -6,8 +6,9 @@ import pytest
 
 from gantrymq.remoting.command import Command, decode
 from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.fastjson_reader import Reader
 from gantrymq.remoting.frame import JSON_HEADER, Frame
-from gantrymq.remoting.lenient_header import DIALECT_MAX_BYTES
+from gantrymq.remoting.lenient_header import DIALECT_MAX_BYTES, DIALECT_VALUES_MAX, EFFORT, LENIENT_MAX_BYTES
 
 
 def read(header: bytes | str) -> Command:
@@ -144,3 +145,44 @@ def test_a_long_header_may_have_numbers_but_not_the_dialect() -> None:
     for written in ("a:1", '"a":[1]' + " " * DIALECT_MAX_BYTES + "]", '"a":[' + "1," * DIALECT_MAX_BYTES + "1]"):
         with pytest.raises(FatalRemoteFault):
             read(f'{{"code":1,"extFields":{{{written},"b":"{text}"}}}}')
+
+
+NESTED = "[" + "0," * (DIALECT_VALUES_MAX // 4) + "0]"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"{{code:1,extFields:{{a:[{'0,' * DIALECT_VALUES_MAX}0]}}}}",
+        f'{{"code":1,"extFields":{{{",".join(f"{name!r}:{NESTED}" for name in "abcde")}}}}}'.replace("'", '"'),
+        f'{{"code":1,"flag":"0",{",".join(f"{name!r}:{NESTED}" for name in "abcde")}}}'.replace("'", '"'),
+        '{"code":1,"extFields":{' + ",".join(f'"a{number}":1' for number in range(300)) + "}}",
+        '{"code":1,"flag":"0",' + ",".join(f'"a{number}":1' for number in range(300)) + "}",
+        f'{{"code":1,"extFields":{{"a":1,"b":"{"x" * LENIENT_MAX_BYTES}"}}}}',
+        '{"code":1,"extFields":{"a":[0,1,2],"b":[' + '{"$ref":"$.a"},' * 100 + "0]}}",
+    ],
+    ids=["dialect", "nested", "nested beside", "fields", "names", "bytes", "references"],
+)
+def test_a_header_that_would_take_long_to_read_is_a_fatal_fault(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_values = 0
+
+    def read_value(self: Reader) -> object:
+        nonlocal read_values
+        read_values += self.text.count(",")
+        return original(self)
+
+    original = Reader.read
+    monkeypatch.setattr(Reader, "read", read_value)
+    with pytest.raises(FatalRemoteFault):
+        read(header)
+    assert read_values <= DIALECT_VALUES_MAX
+
+
+def test_each_value_of_an_odd_header_counts_as_effort() -> None:
+    before = EFFORT.values
+    read('{"code":1,"extFields":{"a":"b"}}')
+    assert EFFORT.values == before
+    read('{"code":1,"extFields":{"a":1,"b":2}}')
+    assert 3 <= EFFORT.values - before < 10
+    read("{code:1,extFields:{a:[" + "0," * 500 + "0]}}")
+    assert EFFORT.values - before > 500
