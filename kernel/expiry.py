@@ -38,7 +38,7 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     expired = Expired(len(detached), held, holder if held else "")
     if not detached:
         return expired
-    log.info("log files expired", files=len(detached), log_start=broker.log.min_offset)
+    log.info("log_files_expired", files=len(detached), log_start=broker.log.min_offset)
     # First of all: until then a queue's first offset names a message that is gone.
     for number, queue in enumerate(broker.queues, start=1):
         queue.correct_min(broker.log.min_offset)

@@ -122,7 +122,7 @@ class Recovery:
             corrupt=tuple(self._log.quarantine),
             seconds=self._env.monotonic() - began,
         )
-        log.info("recovered", **attrs.asdict(report))
+        log.info("store_recovered", **attrs.asdict(report))
         return report
 
     # ----------------------------------------------------------------------------------------------------- plans
@@ -224,7 +224,7 @@ class Recovery:
             position = segment.end if stop is Stop.BLANK else batch.end
             if self._env.monotonic() - told >= 1:
                 told = self._env.monotonic()
-                log.info("recovering", offset=position, files_end=self._segments.end)
+                log.info("store_recovering", offset=position, files_end=self._segments.end)
             if position > covered:
                 batch.start, batch.end = covered, position
                 covered = position

@@ -193,7 +193,12 @@ class Consumer(Generic[R]):
                 starting.start_soon(self._start_pulling, queue)
         if lost or gained:
             log.info(
-                "rebalanced", topic=self.topic, group=self.group, queues=len(mine), lost=len(lost), gained=len(gained)
+                "queues_rebalanced",
+                topic=self.topic,
+                group=self.group,
+                queues=len(mine),
+                lost=len(lost),
+                gained=len(gained),
             )
 
     async def _retry_queues(self, members: list[str]) -> set[MessageQueue]:

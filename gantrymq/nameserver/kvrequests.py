@@ -47,7 +47,7 @@ class KVRequests:
         async with self._turn:
             await trio.to_thread.run_sync(change, *arguments)
         self._changed()
-        log.info("KV config changed", namespace=arguments[0], key=arguments[1])
+        log.info("kv_config_changed", namespace=arguments[0], key=arguments[1])
 
     async def _get(self, request: Command, connection: object) -> Command:
         header = read_header(headers.KVConfigHeader, request.ext)

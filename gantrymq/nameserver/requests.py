@@ -129,7 +129,7 @@ class Requests:
                 raise RemoteFault(ResponseCode.NO_PERMISSION, NOT_A_PEER)
             return await handler(request, connection)
         except RemoteFault as fault:
-            log.info("request refused", code=request.code, answer=fault.code, remark=fault.remark)
+            log.info("request_refused", code=request.code, answer=fault.code, remark=fault.remark)
             return request.answer(fault.code, fault.remark)
         except Exception as error:
             # A fault of ours must not take the nameserver from everyone else.
@@ -164,7 +164,7 @@ class Requests:
             drop_missing=self.switches.delete_topic_with_broker_registration,
         )
         if new:
-            log.info("broker registered", **_fields(identity), topics=len(wrapper.topic_config_table))
+            log.info("broker_registered", **_fields(identity), topics=len(wrapper.topic_config_table))
         if result.replaced is not None:
             log.warning("duplicate_broker_registered", **_fields(identity), other=result.replaced)
         answer = headers.RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
@@ -182,13 +182,13 @@ class Requests:
         header = read_header(headers.BrokerHeader, request.ext)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         known = self._routes.unregister(identity)
-        log.info("broker unregistered", **_fields(identity), known=known)
+        log.info("broker_unregistered", **_fields(identity), known=known)
         return success(request)
 
     async def _register_topic(self, request: Command, connection: object) -> Command:
         topic = read_header(headers.TopicHeader, request.ext).topic
         if not self._routes.register_topic(topic, TopicRouteData.from_request(request.body or b"{}").queue_datas):
-            log.info("topic of an unknown broker left out", topic=topic)
+            log.info("topic_of_unknown_broker_ignored", topic=topic)
         return success(request)
 
     async def _query_data_version(self, request: Command, connection: object) -> Command:
@@ -280,19 +280,19 @@ class Requests:
     async def _delete_topic(self, request: Command, connection: object) -> Command:
         header = read_header(headers.DeleteTopicInNameserverHeader, request.ext)
         self._routes.delete_topic(header.topic, header.cluster_name)
-        log.info("topic deleted", topic=header.topic, cluster=header.cluster_name)
+        log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name)
         return success(request)
 
     async def _wipe_write_perm(self, request: Command, connection: object) -> Command:
         name = read_header(headers.BrokerNameHeader, request.ext).broker_name
         count = self._routes.wipe_write_perm(name)
-        log.info("write permission wiped", broker=name, topics=count)
+        log.info("write_permission_wiped", broker=name, topics=count)
         return success(request, headers.WipeWritePermResponse(wipe_topic_count=count))
 
     async def _add_write_perm(self, request: Command, connection: object) -> Command:
         name = read_header(headers.BrokerNameHeader, request.ext).broker_name
         count = self._routes.add_write_perm(name)
-        log.info("write permission added", broker=name, topics=count)
+        log.info("write_permission_added", broker=name, topics=count)
         return success(request, headers.AddWritePermResponse(add_topic_count=count))
 
     async def _get_config(self, request: Command, connection: object) -> Command:
@@ -308,7 +308,7 @@ class Requests:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
         self.switches = self.switches.changed(given)
         self._cache.clear()
-        log.info("configuration changed", **{name: value.strip() for name, value in given.items()})
+        log.info("config_changed", **{name: value.strip() for name, value in given.items()})
         return success(request)
 
 

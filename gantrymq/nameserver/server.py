@@ -132,7 +132,7 @@ class NameServer:
             nursery.start_soon(self._notices.run)
             for listener in listeners:
                 nursery.start_soon(self._listen, listener, nursery)
-            log.info("nameserver listens", address=self.address)
+            log.info("nameserver_listening", address=self.address)
             task_status.started(self.address)
 
     def topic_changed(self, topic: str) -> None:
@@ -224,7 +224,7 @@ class NameServer:
             self._shares.remove(site, connection)
             self._buffered -= len(connection.buffer)
             for live in self.routes.remove_connection(connection):
-                log.info("broker left", broker=live.identity.name, address=live.identity.address, reason=reason)
+                log.info("broker_left", broker=live.identity.name, address=live.identity.address, reason=reason)
             log.debug("connection_closed", peer=peer, reason=reason)
             await trio.aclose_forcefully(stream)
 

@@ -67,7 +67,7 @@ class FlowControlPlugin:
         if waited <= self._limit_s:
             if self._busy:
                 self._busy = False
-                log.info("messages are taken again")
+                log.info("messages_accepted_again")
             return
         if not self._busy:
             self._busy = True

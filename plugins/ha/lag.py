@@ -49,4 +49,4 @@ class LagWatch:
                 log.warning("slave_behind", peer=copy.address, lag_bytes=missing, lag_seconds=round(seconds, 1))
             elif copy in self._behind and seconds == 0.0:
                 self._behind.discard(copy)
-                log.info("slave level again", peer=copy.address, offset=copy.acknowledged)
+                log.info("slave_caught_up", peer=copy.address, offset=copy.acknowledged)

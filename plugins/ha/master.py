@@ -69,7 +69,7 @@ class Master:
 
     async def run(self) -> None:
         """Until cancelled; then slaves are sent what they have not got yet, and the address is free again."""
-        log.info("waiting for slaves", address=self.address)
+        log.info("waiting_for_slaves", address=self.address)
         with contextlib.closing(self._listener):
             self._listener.listen(64)
             async with trio.open_nursery() as nursery:
@@ -114,7 +114,7 @@ class Master:
 
     async def _serve(self, stream: trio.SocketStream, copy: Copy) -> None:
         reason = "it has closed the connection"
-        log.info("slave connected", peer=copy.address)
+        log.info("slave_connected", peer=copy.address)
         try:
             async with stream:
                 await self._talk(stream, copy)
@@ -144,7 +144,7 @@ class Master:
                 for offset in reports.feed(data):
                     if copy.start < 0:
                         copy.start = copy.sent = self._start_for(offset)
-                        log.info("sending the log", peer=copy.address, start=copy.start, reported=offset)
+                        log.info("sending_log", peer=copy.address, start=copy.start, reported=offset)
                         nursery.start_soon(self._send, stream, copy)
                     elif offset > copy.sent:
                         raise BadFrame(f"it reports {offset}, and was sent the log up to {copy.sent}")

@@ -173,7 +173,7 @@ class Slave:
             nursery.start_soon(self._leave_deposed, epoch)
             self.connected_to = address
             self.heard_at = broker.env.monotonic()
-            log.info("following the master", master=address, offset=broker.log.end)
+            log.info("following_master", master=address, offset=broker.log.end)
             nursery.start_soon(self._report, stream)
             tail = Tail(broker)
             try:

@@ -86,7 +86,7 @@ class Tables:
             again_at = trio.current_time() + min(AGAIN_S, self._interval)
             await self._fetch(channel, said)
             if self._failure or not self.fetched:
-                log.info("tables fetched", master=address)
+                log.info("tables_fetched", master=address)
             self._failure = ""
             self.fetched += 1
             with trio.move_on_after(self._interval):

@@ -32,10 +32,10 @@ class Whereabouts:
             log.error("slave_is_its_own_master", address=broker)
             return
         if broker and not self._fixed_broker and broker != self._broker:
-            log.info("the master is", address=broker)
+            log.info("master_found", address=broker)
             self._broker = broker
         if ha and not self._fixed_ha and ha != self._ha:
-            log.info("the master waits for slaves", address=ha)
+            log.info("replication_address_found", address=ha)
             self._ha = ha
             self._known.set()
 

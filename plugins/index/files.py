@@ -106,7 +106,7 @@ class IndexFiles:
         file.begin()
         self.files.append(file)
         self._names_unsynced = True
-        log.info("index file begun", path=file.path)
+        log.info("index_file_created", path=file.path)
 
     # ----------------------------------------------------------------------------------------- for a worker thread
 
@@ -192,7 +192,7 @@ class IndexFiles:
         for file in doomed:
             file.close(for_good=True)
             self._env.unlink(file.path)
-            log.info("index file deleted", path=file.path, log_starts=offset)
+            log.info("index_file_deleted", path=file.path, log_starts=offset)
         return count
 
     def close(self) -> None:

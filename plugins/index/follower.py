@@ -121,7 +121,7 @@ class Follower:
             return
         await trio.to_thread.run_sync(self._build, self._broker.store.dispatched)
         if index.position < self._broker.store.dispatched:
-            log.info("building the index", position=index.position, log_end=self._broker.store.dispatched)
+            log.info("index_building", position=index.position, log_end=self._broker.store.dispatched)
             await trio.sleep(max(began + 1 / STEPS_A_SECOND - trio.current_time(), 0))
 
     def _build(self, target: int) -> None:

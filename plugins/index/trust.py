@@ -73,7 +73,7 @@ class Trust:
         whole = self._vouched and missing is None and len(kept) == len(names)
         index.files = kept
         index.position = self._position(marks if whole else None, kept)
-        log.info("index loaded", files=len(kept), position=index.position, log_end=self._log.end)
+        log.info("index_loaded", files=len(kept), position=index.position, log_end=self._log.end)
 
     def _missing(self, known: dict[str, FileMark], names: list[str]) -> str | None:
         """The first file that should be there and is not."""

@@ -58,7 +58,7 @@ class MetricsServer:
 
     async def run(self) -> None:
         """Until cancelled; then the address is free again."""
-        log.info("metrics are served", url=f"http://{self.address}{PATH}")
+        log.info("metrics_listening", url=f"http://{self.address}{PATH}")
         with contextlib.closing(self._listener):
             async with trio.open_nursery() as nursery:
                 while True:
@@ -76,7 +76,7 @@ class MetricsServer:
                 while await reader.answer_one():
                     pass
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
-            log.debug("reader gone", reason=str(error) or "too slow")
+            log.debug("metrics_reader_gone", reason=str(error) or "too slow")
         finally:
             self._open -= 1
 

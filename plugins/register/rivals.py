@@ -161,7 +161,7 @@ class Rivals:
             says = read_properties(bytes(settings.body or b""))
             told = KVTable.from_bytes(runtime.body).table
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
-            log.info("the registered one does not answer", address=address, reason=str(error) or "no answer")
+            log.info("registered_broker_silent", address=address, reason=str(error) or "no answer")
             return None
         broker = self._broker
         named = (says.get("brokerName"), says.get("brokerId"), says.get("brokerClusterName"))

@@ -95,7 +95,7 @@ class Cleaner:
             if is_short:
                 log.error("next_log_file_refused")
             else:
-                log.info("room for the log's next file again, messages are taken")
+                log.info("next_log_file_accepted")
         if self.full or not is_short:
             return self.full
         return (
@@ -107,7 +107,7 @@ class Cleaner:
         if full and not self.full:
             log.error("disk_full", used_percent=round(ratio * 100))
         elif self.full and not full:
-            log.info("disk has room again, messages are taken", used_percent=round(ratio * 100))
+            log.info("disk_has_room", used_percent=round(ratio * 100))
         self.full = self._reason(ratio) if full else ""
 
     def _reason(self, ratio: float) -> str:

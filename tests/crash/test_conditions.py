@@ -235,7 +235,7 @@ def test_ended_under_load_it_drains_and_the_next_start_reads_nothing_again(
         thread.join()
     assert not (tmp_path / "data" / "abort").exists()
     again = serve()
-    (recovered,) = [line for line in again.log() if line["event"] == "recovered"][-1:]
+    (recovered,) = [line for line in again.log() if line["event"] == "store_recovered"][-1:]
     assert (recovered["clean"], recovered["scanned_bytes"]) == (True, 0)
     with RawPeer(again.address) as peer:
         for number in range(4):

@@ -6,7 +6,7 @@ import ast
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -154,13 +154,14 @@ LOGGED = (
     "gantrymq/spark",
 )
 LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
+ALL_LEVELS = {**LEVELS, "debug": "debug", "info": "info"}
 
 
-def logged() -> Iterator[tuple[str, str, str]]:
-    """Name, level and file of each event that is logged at warning or above."""
+def logged(levels: Mapping[str, str] = LEVELS) -> Iterator[tuple[str, str, str]]:
+    """Name, level and file of each event that is logged; by default at warning or above."""
     for path in [ROOT / "gantrymq" / "sync.py", *(one for folder in LOGGED for one in (ROOT / folder).rglob("*.py"))]:
         for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in levels):
                 continue
             if ast.unparse(node.func.value) in {"log", "self._log"}:
                 event = node.args[0]
@@ -169,7 +170,7 @@ def logged() -> Iterator[tuple[str, str, str]]:
                 )  # client/transactions.py: two literals
                 if not is_passed_on:
                     assert isinstance(event, ast.Constant), f"{path}:{node.lineno}: an event's name is a literal"
-                    yield event.value, LEVELS[node.func.attr], str(path.relative_to(ROOT))
+                    yield event.value, levels[node.func.attr], str(path.relative_to(ROOT))
 
 
 def test_every_event_at_warning_or_above_is_listed_with_meaning_and_action() -> None:
@@ -184,5 +185,7 @@ def test_every_event_at_warning_or_above_is_listed_with_meaning_and_action() -> 
 
 def test_events_have_names_in_snake_case() -> None:
     assert [
-        f"{path}: {name}" for name, _, path in logged() if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", name)
+        f"{path}: {name}"
+        for name, _, path in logged(ALL_LEVELS)
+        if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", name)
     ] == []

@@ -26,7 +26,7 @@ def test_without_any_setup_nothing_goes_to_standard_output(
 ) -> None:
     with caplog.at_level(logging.WARNING, "gantrymq"):
         LibraryLog().warning("pull_failed", topic="T", queue=3)
-        LibraryLog().info("rebalanced", queues=8)
+        LibraryLog().info("queues_rebalanced", queues=8)
     assert [record.getMessage() for record in caplog.records] == ["event='pull_failed' topic='T' queue=3"]
     assert capsys.readouterr().out == ""
 
@@ -35,8 +35,8 @@ def test_an_application_that_configured_structlog_gets_the_fields() -> None:
     log = LibraryLog()
     with structlog.testing.capture_logs() as lines:
         structlog.configure(processors=structlog.get_config()["processors"])
-        log.info("rebalanced", queues=8)
-    assert lines == [{"event": "rebalanced", "queues": 8, "log_level": "info"}]
+        log.info("queues_rebalanced", queues=8)
+    assert lines == [{"event": "queues_rebalanced", "queues": 8, "log_level": "info"}]
 
 
 def test_an_exception_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,4 +38,4 @@ def test_a_slave_that_falls_behind_and_comes_back_is_told_of_once_each() -> None
     now[0] += 60
     assert looked() == [], "told once"
     copies.acknowledge(slow, 1500, now[0])
-    assert looked() == [("slave level again", "slow:1", None, None)]
+    assert looked() == [("slave_caught_up", "slow:1", None, None)]
