@@ -9,7 +9,8 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # a native part is built from these: when they change, it is installed anew
-BUILD_INPUTS := $(wildcard pyproject.toml setup.cfg setup.py kernel/fast/*.px? plugins/*/*.pyx)
+BUILD_INPUTS := pyproject.toml setup.cfg setup.py $(sort $(shell find kernel plugins -name '*.pyx' -o -name '*.px[di]'))
+MODULES := $(sort $(shell find gantrymq kernel plugins -name '*.py'))
 QUICK := not slow and not interop and not spark and not crash
 # What runs with the plain twins as well: the folders of the broker, and elsewhere what opts in (tests/conftest.py).
 # Foreign software is the same to both twins where other tests show that they write the same bytes.
@@ -85,7 +86,7 @@ check: lint
 # A million mutated inputs for each parser (`make test` has ten thousand), then as many as coverage finds in an hour, with
 # the compiled loops built for it. Their corpora stay in build/corpora, where the next run goes on.
 GUIDED := build/guided
-$(GUIDED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantrymq/*/*/*.py kernel/*.py kernel/*/*.py plugins/*/*.py) | $(VENV)/.test
+$(GUIDED)/.built: $(BUILD_INPUTS) $(MODULES) | $(VENV)/.test
 	@command -v clang >/dev/null || { echo 'make fuzz needs clang: on Debian and Ubuntu, apt install clang' >&2; exit 1; }
 	@echo 'Building the compiled loops with coverage and the address sanitizer (some minutes)'
 	@mkdir -p $(GUIDED)
@@ -105,7 +106,7 @@ SANITIZED := build/sanitized
 SANITIZED_TESTS := tests/kernel/fast tests/plugins/transaction/test_twins.py tests/plugins/index/test_twins.py \
 	tests/broker/test_fuzz.py tests/fuzz/test_parsers.py tests/hostile \
 	--ignore tests/hostile/test_nameserver_flood.py --ignore tests/hostile/test_strangers.py
-$(SANITIZED)/.built: $(BUILD_INPUTS) $(wildcard gantrymq/*.py gantrymq/*/*.py gantrymq/*/*/*.py kernel/*.py kernel/*/*.py plugins/*/*.py) | $(VENV)/.test
+$(SANITIZED)/.built: $(BUILD_INPUTS) $(MODULES) | $(VENV)/.test
 	@echo 'Building the compiled loops with sanitizers (some minutes)'
 	@mkdir -p $(SANITIZED)
 	@CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined' $(BIN)/python setup.py -q build --parallel 2 \

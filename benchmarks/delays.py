@@ -24,10 +24,10 @@ from tempfile import TemporaryDirectory
 import attrs
 from systems import Setup, start
 
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.record import properties_in, store_timestamp_in
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.log.record import properties_in, store_timestamp_in
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.properties import find_property
 
 AT_ONCE = 512

@@ -21,8 +21,8 @@ from stores import GIB, free_bytes
 from systems import Setup, home_of, processor_seconds, start
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.remoting.channel import Channel, open_channel

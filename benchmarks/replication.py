@@ -32,8 +32,8 @@ from gantrymq.bench.plan import Load, Plan
 from gantrymq.bench.running import default_processes, run
 from gantrymq.client import connect
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver

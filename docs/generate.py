@@ -9,8 +9,9 @@ from pathlib import Path
 import rich_click as click
 
 from gantrymq.cli.group import COMMANDS, cli
-from gantrymq.kernel import properties_file
-from gantrymq.kernel.config import build_config, read_settings, show
+from gantrymq.kernel.config import broker_conf
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings, show
 from gantrymq.kernel.manager import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 
@@ -94,7 +95,7 @@ OPTIONAL_PLUGINS = ("ha", "metrics")
 def configuration_page() -> str:
     """``configuration.md``: every key with its default and RocketMQ's name."""
     names: dict[tuple[str, str], list[str]] = {}
-    for theirs, (section, key, _) in properties_file._KEYS.items():
+    for theirs, (section, key, _) in broker_conf._KEYS.items():
         names.setdefault((section, key), []).append(theirs)
     manager = load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS])
     out, section = [NOTE, CONFIGURATION], ""

@@ -19,7 +19,7 @@ from gantrymq.remoting.properties import find_property, replace_properties
 if TYPE_CHECKING:
     from gantrymq.kernel.filters import MessageFilter
     from gantrymq.kernel.processors import Request
-    from gantrymq.kernel.record import Record
+    from gantrymq.kernel.store.log.record import Record
 
 STORED: Final = frozenset(
     {

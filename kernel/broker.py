@@ -14,24 +14,22 @@ from typing import Any
 import structlog
 import trio
 
-from gantrymq.kernel.acks import Acks
+from gantrymq.kernel.acks import Acks, FlushStrategy
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
-from gantrymq.kernel.config import Config
-from gantrymq.kernel.connection import Connection, encode_host
+from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.env import Env, Waker
-from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
-from gantrymq.kernel.flushing import FlushStrategy
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
-from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.observers import Observers
-from gantrymq.kernel.queues import ConsumeQueues
-from gantrymq.kernel.requests import RequestTable
-from gantrymq.kernel.services import Service, Services
-from gantrymq.kernel.store import Store, StoreConfig
-from gantrymq.kernel.sweep import Sweep
-from gantrymq.kernel.timeslices import SLICES, Pace
+from gantrymq.kernel.manager import Observers, PluginManager
+from gantrymq.kernel.network.connection import Connection, encode_host
+from gantrymq.kernel.network.requests import RequestTable
+from gantrymq.kernel.network.sweep import Sweep
+from gantrymq.kernel.network.time_slices import SLICES, Pace
+from gantrymq.kernel.registry import Service, Services
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.queues.table import ConsumeQueues
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.peers import is_loopback

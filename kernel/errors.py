@@ -1,6 +1,8 @@
-"""Errors of ours that a user sees: each says what is wrong and what to do."""
+"""Errors that a user or a plugin sees, those of disk and log included: each says what is wrong and what to do."""
 
 from __future__ import annotations
+
+import errno
 
 
 class StartError(Exception):
@@ -9,3 +11,71 @@ class StartError(Exception):
 
 class PluginError(Exception):
     """A plugin raised where only a refusal is allowed: a bug that stops the broker, named by plugin and hook."""
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors that go away when there is room again: a full disk, a quota, a limit on the size of files."""
+NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+
+class StoreInUse(StartError):
+    """Another broker holds the lock of this store."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the store is in use: another broker holds {path}. Stop that broker, or give this one a data folder of "
+            "its own"
+        )
+
+
+class StoreNotWritable(StartError):
+    """The store's folder, or a file in it, cannot be written by this user."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(
+            f"cannot write {path}: {error.strerror}. Give the broker's user the right to write there, or choose "
+            "another data folder"
+        )
+
+
+class NoRoom(StartError):
+    """The disk, or the process, has no room for a file that the store needs; it can be tried again when there is."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        remedy = (
+            "Raise the limit of open files (ulimit -n)"
+            if error.errno in NO_DESCRIPTORS
+            else "Free some space on that disk"
+        )
+        super().__init__(f"no room for {path}: {error.strerror}. {remedy}; a running broker goes on by itself")
+
+
+def blame(path: str, error: OSError) -> StartError:
+    """The error that tells a user what to do about ``error``, which happened to ``path``."""
+    if error.errno in NO_ROOM:
+        return NoRoom(path, error)
+    if error.errno in _NOT_ALLOWED:
+        return StoreNotWritable(path, error)
+    return StartError(f"the store at {path} cannot be used: {error}. Look after the disk, then start the broker again")
+
+
+class LogPoisoned(Exception):
+    """The disk failed under the log: nothing more may be written or acknowledged; the broker must stop."""
+
+
+class OutOfLog(ValueError):
+    """Something was asked for that lies before the first file, behind the end, or across the end of a file."""
+
+
+class CorruptRange(Exception):
+    """The bytes asked for are quarantined: they were acknowledged once and can no longer be trusted."""
+
+
+class UnreadableRange(CorruptRange):
+    """The disk cannot give the bytes asked for, now at least. ``offset``: where they begin; ``reason``: its error."""
+
+    def __init__(self, offset: int, size: int, reason: str) -> None:
+        super().__init__(f"{size} bytes at {offset}: the disk cannot give them: {reason}")
+        self.offset = offset
+        self.reason = reason

@@ -27,17 +27,16 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from gantrymq.kernel.acks import AckGate
+    from gantrymq.kernel.acks import AckGate, FlushStrategy
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.commitlog import CommitLog
-    from gantrymq.kernel.config import Config
-    from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.filters import FilterCompiler
-    from gantrymq.kernel.flushing import FlushStrategy
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor
-    from gantrymq.kernel.services import Service
+    from gantrymq.kernel.registry import Service
+    from gantrymq.kernel.store.log.commitlog import CommitLog
 
 PROJECT = "gantrymq"
 

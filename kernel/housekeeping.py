@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from gantrymq.kernel.acks import Acks
-from gantrymq.kernel.store import Store
-from gantrymq.kernel.sweep import Sweep
+from gantrymq.kernel.network.sweep import Sweep
+from gantrymq.kernel.store.store import Store
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -13,7 +13,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import H, read_header
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 
 class Request:

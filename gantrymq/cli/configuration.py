@@ -32,7 +32,7 @@ def print_config(as_json: bool, **flags: Any) -> None:
     """
     import attrs
 
-    from gantrymq.kernel.config import show
+    from gantrymq.kernel.config.sources import show
 
     rows = load(ConfigFlags(**flags)).config.explain()
     if as_json:

@@ -7,7 +7,7 @@ from datetime import datetime
 import attrs
 import rich_click as click
 
-from gantrymq.kernel.fields import DURATION_ALLOWED, parse_duration
+from gantrymq.kernel.config.fields import DURATION_ALLOWED, parse_duration
 
 _ZONES = "such as Z or +01:00"
 

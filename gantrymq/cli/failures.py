@@ -86,9 +86,8 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def explain(error: BaseException) -> tuple[str, int]:
     """Text and exit code of one error."""
-    from gantrymq.kernel.commitlog import LogPoisoned
-    from gantrymq.kernel.errors import PluginError, StartError
-    from gantrymq.kernel.settings import ConfigError
+    from gantrymq.kernel.config.sources import ConfigError
+    from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
     from gantrymq.remoting.errors import GantryError
 
     if isinstance(error, ConfigError):

@@ -11,9 +11,9 @@ import attrs
 import rich_click as click
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.config.sources import Settings
     from gantrymq.kernel.manager import PluginManager
-    from gantrymq.kernel.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +72,8 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     and ``StartError``.
     """
     from gantrymq.cli.failures import advice_for, warn
-    from gantrymq.kernel.config import ConfigError, build_config, read_settings
+    from gantrymq.kernel.config.sections import build_config
+    from gantrymq.kernel.config.sources import ConfigError, read_settings
     from gantrymq.kernel.manager import load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS
 
@@ -101,8 +102,8 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
 def _overrides(settings: Settings) -> tuple[str, bytes] | None:
     """The file of what administrators changed, under the folder that the settings name; None when there is none."""
     from gantrymq.cli.failures import advice_for
-    from gantrymq.kernel.config import BrokerConfig, ConfigError
-    from gantrymq.kernel.settings import OVERRIDES_PATH
+    from gantrymq.kernel.config.sections import BrokerConfig
+    from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError
 
     place = settings.values.get(("broker", "data"))
     folder = place.value if place is not None else attrs.fields(BrokerConfig).data.default

@@ -67,7 +67,7 @@ async def run_broker(
     A broker that asks for it is started again, with the configuration as ``load`` finds it then.
     """
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.env import SystemEnv
+    from gantrymq.kernel.env.system import SystemEnv
 
     if sys.platform != "linux":
         raise CommandFailed(
@@ -108,7 +108,7 @@ def settle_collector() -> None:
 
 async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
     """One life of a broker, until it ends or ``stop``; whether it is to be started again."""
-    from gantrymq.kernel.services import Registration
+    from gantrymq.plugins.services import Registration
 
     finished = trio.Event()
     await nursery.start(_run_to_end, broker, finished)

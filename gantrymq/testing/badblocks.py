@@ -6,7 +6,8 @@ import errno
 from typing import Any
 from weakref import WeakSet
 
-from gantrymq.kernel.env import File, SystemEnv
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast.plain_flusher import Flusher
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.positions import Positions

@@ -1,6 +1,6 @@
 """Environments for tests: a disk in memory that can lose what was not synced, and one whose calls fail on demand.
 
-Both stand in for :class:`gantrymq.kernel.env.SystemEnv`, under a store or a whole broker.
+Both stand in for :class:`gantrymq.kernel.env.system.SystemEnv`, under a store or a whole broker.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import random
 import threading
 from typing import Any, Self
 
-from gantrymq.kernel.env import DiskUsage, EventWaker, File, Lock, StoreInUse, Waker
+from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, Waker
+from gantrymq.kernel.env.system import EventWaker, SystemListener
+from gantrymq.kernel.errors import StoreInUse
 from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.kernel.listening import Listener, SystemListener
 from gantrymq.testing.faultenv import FaultEnv, FaultFile
 
 __all__ = ["FaultEnv", "FaultFile", "MemoryEnv", "MemoryFile"]

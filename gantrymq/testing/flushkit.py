@@ -22,9 +22,10 @@ import attrs
 import trio
 import trio.testing
 
-from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
+from gantrymq.kernel.acks import FlushStrategy
 from gantrymq.kernel.env import File, Waker
-from gantrymq.kernel.flushing import FlushStrategy
+from gantrymq.kernel.errors import LogPoisoned
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.testing.envs import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 

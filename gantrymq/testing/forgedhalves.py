@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import HEADS, Record, encode
+from gantrymq.kernel.store.log.record import HEADS, Record, encode
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_HALF_TOPIC

@@ -15,13 +15,14 @@ import attrs
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.config import build_config
-from gantrymq.kernel.env import Env, SystemEnv
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.manager import load_plugins
-from gantrymq.kernel.services import Registration
-from gantrymq.kernel.settings import read_settings
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import Channel, open_channel
 
 START_S = 10.0

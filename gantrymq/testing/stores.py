@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.fast import tag_code
-from gantrymq.kernel.record import BLANK_MAGIC, Record, decode, encode
+from gantrymq.kernel.store.log.record import BLANK_MAGIC, Record, decode, encode
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
 
 Queues = dict[str, bytes]
 """``topic/queue id`` to the entries of that consume queue."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.recovery import RecoveryReport
-from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.recovery.recovery import RecoveryReport
+from gantrymq.kernel.store.store import Store, StoreConfig
 
 TINY = StoreConfig(commit_log_file_bytes=4096, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=100)
 """Files so small that a few dozen messages roll them over."""

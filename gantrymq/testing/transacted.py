@@ -9,14 +9,15 @@ from typing import Any, Final
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import new_batch, read_requests
 from gantrymq.kernel.processors import BatchProcessor, Request
-from gantrymq.kernel.record import Record, decode
-from gantrymq.kernel.services import ConsumerOffsets, ProducerGroups, Services, TopicTable
-from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.kernel.registry import Services
+from gantrymq.kernel.store.log.record import Record, decode
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.services import ConsumerOffsets, ProducerGroups, TopicTable
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.state_strategy import StateTableStrategy

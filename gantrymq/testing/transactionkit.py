@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.store import StoreConfig
+from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.envs import MemoryEnv

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, PullForm, PullTerms, Suggest, pull_form
-from gantrymq.kernel.fast.plain_requests import PullLimits, QueuePart, reply_form
+from gantrymq.kernel.fast.plain_requests import PullLimits, QueuePart
+from gantrymq.kernel.fast.plain_sends import reply_form
 
 STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "

@@ -15,7 +15,7 @@ cdef enum:
     WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
     WINDOWS = 256  # parts of the log that one answer is made from
     KEPT_WINDOWS = 16  # those that are kept for the next answers, of
-    KEPT_WINDOW_BYTES = 1 << 16  # each at most: the size of a block in kernel.logwindows
+    KEPT_WINDOW_BYTES = 1 << 16  # each at most: the size of a block in kernel/store/log/windows.py
     KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
     CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
     KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
@@ -391,7 +391,7 @@ cdef class PullAnswers:
         if count < 1:
             return -1
         owner.topic = PyUnicode_AsUTF8AndSize(topic, &owner.topic_size)
-        if owner.topic_size >= 5 and memcmp(owner.topic, b"%LMQ%", 5) == 0:  # LIGHT_TOPIC of kernel.consumequeue
+        if owner.topic_size >= 5 and memcmp(owner.topic, b"%LMQ%", 5) == 0:  # LIGHT_TOPIC
             owner.topic = NULL
         owner.queue_id, owner.first = queue_id, offset
         total = self.collect(entry, count, limits, &owner, &scanned)

@@ -122,7 +122,7 @@ cdef struct Run:
 
 
 cdef bint is_record(const uint8_t* at, int64_t size, int64_t offset) noexcept nogil:
-    """See :func:`gantrymq.kernel.record.is_intact`; ``size`` bytes are there."""
+    """See :func:`gantrymq.kernel.store.log.record.is_intact`; ``size`` bytes are there."""
     cdef int64_t body_at, end
     cdef uint32_t bits, magic
     if size < 88:

@@ -2,12 +2,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Pull
-from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
 from gantrymq.kernel.fast.plain_pulls import PullDesk, Suggest
 from gantrymq.kernel.fast.plain_requests import PullLimits, ReplyForm, Terms, Window
+from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.remoting.headers import PullMessageHeader
 
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]: ...

@@ -4,7 +4,7 @@ cdef bytes NO_RECORD = bytes(HEAD)
 
 
 cdef class StoredRecord:
-    """See :class:`gantrymq.kernel.record.Record`, which this is to who reads it. It has bytes of its own."""
+    """See :class:`gantrymq.kernel.store.log.record.Record`, which this is to who reads it. It has bytes of its own."""
 
     def __cinit__(self):
         # One that nobody filled is a record of zeros.
@@ -80,7 +80,7 @@ cdef class StoredRecord:
         return offset_message_id(self.store_host, self.offset)
 
     def property_of(self, bytes name not None):
-        """See :meth:`gantrymq.kernel.record.Record.property_of`."""
+        """See :meth:`gantrymq.kernel.store.log.record.Record.property_of`."""
         cdef Part value
         if not find_value(self.at(self.properties_at), self.properties_size, name, &value) or not value.size:
             return None

@@ -1,7 +1,7 @@
 """The store's inner loops as plain functions: encode rows, scan records, queue entries, tag hashes.
 
-They are written for speed, not for reading: see :mod:`gantrymq.kernel.record` for the same record spelled out. All
-state is in the arguments, so that a compiled twin can take their place.
+They are written for speed, not for reading: see :mod:`gantrymq.kernel.store.log.record` for the same record spelled
+out. All state is in the arguments, so that a compiled twin can take their place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.record import (
+from gantrymq.kernel.store.log.record import (
     BLANK_BYTES,
     BLANK_MAGIC,
     CRC_MASK,

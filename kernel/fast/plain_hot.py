@@ -18,7 +18,7 @@ from gantrymq.remoting.frame import JSON_HEADER, Frame
 from gantrymq.remoting.headers import H, read_header
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 CODE_BYTES: Final = 12
 """So many bytes at the start of a header tell which of :data:`HOT_HEADERS` it is."""

@@ -19,9 +19,9 @@ from gantrymq.remoting.frame import BINARY_HEADER
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
-    from gantrymq.kernel.commitlog import CommitLog
-    from gantrymq.kernel.consumequeue import ConsumeQueue
-    from gantrymq.kernel.logwindows import LogWindows
+    from gantrymq.kernel.store.log.commitlog import CommitLog
+    from gantrymq.kernel.store.log.windows import LogWindows
+    from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 
 Suggest = Callable[[int], int]
 """The id of the broker that a reader shall turn to next, by the log offset of the last entry that was looked at."""

@@ -16,7 +16,16 @@ from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entrie
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_rows, answer_sends, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import CRC_MASK, HEADS, HOST_V6_BITS, BadRecord, Record, body_end_in, decode_at, is_intact
+from gantrymq.kernel.store.log.record import (
+    CRC_MASK,
+    HEADS,
+    HOST_V6_BITS,
+    BadRecord,
+    Record,
+    body_end_in,
+    decode_at,
+    is_intact,
+)
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, Frame, cut_frames
@@ -25,7 +34,7 @@ from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 ENTRY: Final = struct.Struct(">qiq")
 """A queue entry: log offset, record size, tag code."""

@@ -18,7 +18,7 @@ from gantrymq.remoting.frame import BINARY_HEADER
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.processors import Request
 
 Terms = tuple[int, int]

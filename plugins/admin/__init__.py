@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import LiveSettings
 from gantrymq.plugins.admin.brokers import BrokerAdmin
 from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.config import AdminConfig
@@ -21,10 +20,11 @@ from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.admin.told import tell
 from gantrymq.plugins.admin.topics import TopicAdmin
+from gantrymq.plugins.services import LiveSettings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 

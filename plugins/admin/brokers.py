@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.reading import stored_at
-from gantrymq.kernel.services import Retention
+from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.services import Retention
 from gantrymq.remoting.admin_headers import ConfigVersionResponse
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode

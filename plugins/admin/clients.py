@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.reading import find_named, stored_at
-from gantrymq.kernel.record import BadRecord
-from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.reading import find_named, stored_at
 from gantrymq.plugins.admin.config import AdminConfig
+from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
 from gantrymq.remoting.admin_bodies import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
 from gantrymq.remoting.admin_headers import (
     ConsumeDirectlyHeader,

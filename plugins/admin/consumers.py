@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from gantrymq.kernel.processors import Heavy, Request
-from gantrymq.kernel.reading import message_stored_at
-from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.kernel.store.reading import message_stored_at
+from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from gantrymq.remoting.admin_headers import BrokerConsumeStatsHeader, ConsumeStatsHeader
 from gantrymq.remoting.bodies import MessageQueue
@@ -23,7 +23,7 @@ from gantrymq.remoting.headers import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.timeslices import Pace
+    from gantrymq.kernel.network.time_slices import Pace
 
 
 ROWS_MAX = 65_536

@@ -1,7 +1,7 @@
 """What administrators changed, kept for the next start: ``config/overrides.toml`` under the store's folder.
 
 The file is read by whoever builds the configuration, between the configuration file and the environment
-(:func:`gantrymq.kernel.settings.read_settings`). Here it is written.
+(:func:`gantrymq.kernel.config.sources.read_settings`). Here it is written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from gantrymq.kernel.config.sources import OVERRIDES_PATH, show
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.settings import OVERRIDES_PATH, show
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

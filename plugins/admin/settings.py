@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import attrs
 import structlog
 
-from gantrymq.kernel.fields import coerce
-from gantrymq.kernel.properties_file import translate
+from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.config.fields import coerce
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies import DataVersion
 from gantrymq.remoting.codes import ResponseCode

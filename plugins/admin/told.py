@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.kernel.reading import stored_at
+from gantrymq.kernel.store.reading import stored_at
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.processors import Handler, Heavy, Request
-from gantrymq.kernel.reading import message_stored_at
-from gantrymq.kernel.services import ConsumerGroups, ConsumerOffsets, TopicTable
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.admin.config import AdminConfig
+from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, TopicTable
 from gantrymq.remoting.admin_bodies import (
     ConsumeQueueBody,
     ConsumeQueueEntry,

@@ -17,26 +17,19 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import (
-    ConsumerGroups,
-    GroupTable,
-    LiveSettings,
-    ProducerGroups,
-    QueueLocks,
-    Service,
-    TopicTable,
-)
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
 from gantrymq.plugins.clients.heartbeat import Heartbeats
 from gantrymq.plugins.clients.told import tell
+from gantrymq.plugins.services import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, QueueLocks, TopicTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
-    from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import ConnectionsBatch
 
 
 class ClientsPlugin:

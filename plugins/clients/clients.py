@@ -21,8 +21,8 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import ConsumerGroupHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
     from gantrymq.kernel.env import Env
+    from gantrymq.kernel.network.connection import Connection
 
 log = structlog.get_logger("gantrymq.clients")
 

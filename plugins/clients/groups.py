@@ -16,7 +16,7 @@ from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
 from gantrymq.remoting.names import is_retry_topic
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 
 @attrs.define(eq=False)

@@ -8,11 +8,11 @@ import msgspec
 import structlog
 
 from gantrymq.kernel.processors import AnswerSteps, Handler, Request
-from gantrymq.kernel.rarewarnings import RareWarnings
-from gantrymq.kernel.services import GroupTable, QueueLocks, TopicTable
+from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
+from gantrymq.plugins.services import GroupTable, QueueLocks, TopicTable
 from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

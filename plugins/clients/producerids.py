@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 
 class ProducerIds:

@@ -19,16 +19,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import LiveSettings, Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.consume.config import LIVE_KEYS, ConsumeConfig
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.consume.suggest import Suggestions
+from gantrymq.plugins.services import LiveSettings
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
 

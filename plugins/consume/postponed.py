@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import UnreadableRange
+from gantrymq.kernel.errors import UnreadableRange
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 log = structlog.get_logger("gantrymq.consume")
 

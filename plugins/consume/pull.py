@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
-from gantrymq.kernel.commitlog import UnreadableRange
+from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.fast import PullAnswers, PullDesk, PullForm, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
-from gantrymq.kernel.logwindows import LogWindows, NotAtHand
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.kernel.store.log.windows import LogWindows, NotAtHand
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
 from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
+from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import PullMessageHeader

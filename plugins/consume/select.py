@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
 from gantrymq.kernel.fast import PullLimits, QueuePart
 from gantrymq.kernel.fast.plain_requests import is_of
 from gantrymq.kernel.filters import RecordFilter
-from gantrymq.kernel.record import body_end_in, is_intact, properties_in
+from gantrymq.kernel.store.log.record import body_end_in, is_intact, properties_in
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64

@@ -11,14 +11,14 @@ import attrs
 import structlog
 
 from gantrymq.kernel.filters import CodeFilter, FilterCompiler, FilterSteps, MessageFilter
-from gantrymq.kernel.rarewarnings import RareWarnings
-from gantrymq.kernel.services import ConsumerGroups
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.plugins.services import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.bodies import SubscriptionGroupConfig
 
 SUBSCRIPTION = 4

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.reading import is_entrys, is_misled, look_at
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.delivery import NO_RECORD
 from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
@@ -20,8 +20,8 @@ from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.properties import java_hash
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.record import Record
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.log.record import Record
+    from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.delay.departures import Departures
     from gantrymq.plugins.delay.timerfiles import TimerFiles
 

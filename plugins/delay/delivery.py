@@ -1,8 +1,8 @@
 """Bring back what is due: level by level, in the order of its queue, in batches through the ordinary write path.
 
 Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike there, a step of the clock lets
-nothing out early (``kernel/storeclock.py``), and with delivery pipelined, too, a message whose put failed is put again
-before the level goes on.
+nothing out early (``kernel/store/log/clock.py``), and with delivery pipelined, too, a message whose put failed is put
+again before the level goes on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import structlog
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
-from gantrymq.kernel.reading import is_entrys, is_misled, look_at
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.level import Level
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.positions import Positions
@@ -24,8 +24,8 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.consumequeue import ConsumeQueue
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
+    from gantrymq.kernel.store.store import Store
 
 BATCH_ROWS = 512
 BATCH_BYTES = 4 * 1024 * 1024

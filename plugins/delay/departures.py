@@ -14,8 +14,8 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.reading import look_at
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.reading import look_at
 from gantrymq.plugins.delay.delivery import (
     BACKLOG_BYTES,
     BATCH_BYTES,
@@ -46,7 +46,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPI
 from gantrymq.remoting.properties import replace_properties
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.delay.timerfiles import TimerFiles
 
 LEAD_MS: Final = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.statefile import load_state
+from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting.bodies import DelayOffsetSerializeWrapper
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import partial
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.record import PREPARED_BIT
+from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.plugins.delay.handles import encode_handle
 from gantrymq.plugins.delay.levels import Levels, read_level
 from gantrymq.plugins.delay.times import (

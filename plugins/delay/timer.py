@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.env import Env, NoRoom
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import NoRoom
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.delay.arrivals import Arrivals
 from gantrymq.plugins.delay.delivery import IDLE_MS
 from gantrymq.plugins.delay.departures import Departures
@@ -23,7 +24,7 @@ from gantrymq.remoting.names import TIMER_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
 
 SAVE_MS: Final = 1000
 """How often the files are written (``timerFlushIntervalMs``): what was delivered since, a crash may repeat."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import structlog
 
-from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.delay.timercheck import TimerCheck
 from gantrymq.plugins.delay.timerlog import (
     DEFAULT,

@@ -11,8 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gantrymq.kernel.env import NO_ROOM, NoRoom
-from gantrymq.kernel.segments import Segment, Segments
+from gantrymq.kernel.errors import NO_ROOM, NoRoom
+from gantrymq.kernel.store.log.segments import Segment, Segments
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gantrymq.plugins.delay.times import PRECISION_MS
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.env import Env
-    from gantrymq.kernel.files import File
+    from gantrymq.kernel.env import Env, File
 
 SLOTS: Final = 2 * 7 * 86_400
 """``TIMER_WHEEL_TTL_DAY`` days, twice."""

@@ -21,16 +21,17 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.filters import compile_steps, run_steps
-from gantrymq.kernel.services import ConsumerGroups, Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
 from gantrymq.plugins.filter.consumers import ConsumerFilters
+from gantrymq.plugins.services import ConsumerGroups
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.filters import FilterCompiler, FilterSteps, MessageFilter
     from gantrymq.kernel.processors import Processor
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gantrymq.kernel.filters import FilterCompiler, compile_steps
+from gantrymq.kernel.network.time_slices import Pace
 from gantrymq.kernel.processors import Heavy, Request
-from gantrymq.kernel.timeslices import Pace
 from gantrymq.remoting.bodies import CheckClientConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gantrymq.kernel.filters import run_steps
-from gantrymq.kernel.statefile import load_state
+from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.body import Body
 from gantrymq.remoting.errors import RemoteFault

@@ -18,13 +18,13 @@ import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.config import duration
-from gantrymq.kernel.services import LiveSettings
+from gantrymq.kernel.config.fields import duration
+from gantrymq.plugins.services import LiveSettings
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
 
 log = structlog.get_logger("gantrymq.flowcontrol")
 

@@ -19,17 +19,16 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.config import duration, size
+from gantrymq.kernel.config.fields import duration, size
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.acks import AckGate
+    from gantrymq.kernel.acks import AckGate, FlushStrategy
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.commitlog import CommitLog
-    from gantrymq.kernel.config import Config
-    from gantrymq.kernel.flushing import FlushStrategy
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.store.log.commitlog import CommitLog
 
 log = structlog.get_logger("gantrymq.flush")
 

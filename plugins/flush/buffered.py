@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from gantrymq.kernel.commitlog import CommitLog
 from gantrymq.kernel.env import Waker
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.remoting.codes import ResponseCode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
 
 
 class IntervalFlush:

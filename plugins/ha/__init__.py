@@ -27,7 +27,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Heavy
-from gantrymq.kernel.services import LiveSettings, Replication, Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
@@ -44,6 +44,7 @@ from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.told import tell_master, tell_slave
 from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.services import LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
@@ -51,7 +52,7 @@ from gantrymq.remoting.peers import LOOPBACK, PeerRule
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import BrokerConfig, Config
+    from gantrymq.kernel.config.sections import BrokerConfig, Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import SCAN_ROWS, CorruptRange
-from gantrymq.kernel.salvage import find_record
+from gantrymq.kernel.errors import CorruptRange
+from gantrymq.kernel.store.log.commitlog import SCAN_ROWS
+from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import tell_epoch
 from gantrymq.plugins.ha.matches import LogMatch

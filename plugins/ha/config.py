@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from gantrymq.kernel.config import address, duration, number, size
+from gantrymq.kernel.config.fields import address, duration, number, size
 from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES
 from gantrymq.remoting.peers import PeerRule
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import attrs
 
-from gantrymq.kernel.commitlog import CommitLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.remoting.codes import ResponseCode
 
 

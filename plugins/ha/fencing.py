@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.services import LiveSettings
+from gantrymq.plugins.services import LiveSettings
 from gantrymq.remoting.admin_headers import RoleChangedHeader
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

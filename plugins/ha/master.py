@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.listening import accept_from
-from gantrymq.kernel.logwindows import LogWindows, NotAtHand
-from gantrymq.kernel.segments import DISK_BLOCK_BYTES
+from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError
+from gantrymq.kernel.network.listening import accept_from
+from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES
+from gantrymq.kernel.store.log.windows import LogWindows, NotAtHand
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
@@ -25,7 +24,7 @@ from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.listening import Listener
+    from gantrymq.kernel.env import Listener
     from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.lease import Lease
 

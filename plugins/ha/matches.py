@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES
 from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
 from gantrymq.remoting.codes import ResponseCode

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.env import NoRoom
-from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.record import BadRecord, check_begun
+from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
+from gantrymq.kernel.store.log.record import BadRecord, check_begun
 from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
 from gantrymq.plugins.ha.find import find_master
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, BadFrame, Pieces

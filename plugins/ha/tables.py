@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

@@ -14,16 +14,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import MessageIndex, Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.follower import Follower
 from gantrymq.plugins.index.layout import Shape
+from gantrymq.plugins.services import MessageIndex
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import DispatchBatch
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
 
 
 class IndexPlugin:

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.env import NO_DESCRIPTORS, NO_ROOM, Env
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM
 from gantrymq.plugins.index.build import first_with_keys, key_hash
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, Header, Shape, file_name
 from gantrymq.plugins.index.marks import FileMark, IndexMarks
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.commitlog import CommitLog
+    from gantrymq.kernel.store.log.commitlog import CommitLog
 
 log = structlog.get_logger("gantrymq.index")
 

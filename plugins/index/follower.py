@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.commitlog import CorruptRange
-from gantrymq.kernel.salvage import find_record
+from gantrymq.kernel.errors import CorruptRange
+from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
 from gantrymq.plugins.index.trust import StopKind, Trust

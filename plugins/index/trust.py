@@ -13,14 +13,14 @@ import attrs
 import structlog
 
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.logerrors import CorruptRange
+from gantrymq.kernel.errors import CorruptRange
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.indexfile import IndexFile
 from gantrymq.plugins.index.layout import HEADER_BYTES, NAME, Header, decode_header
 from gantrymq.plugins.index.marks import FileMark, IndexMarks, read_marks
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.commitlog import CommitLog
+    from gantrymq.kernel.store.log.commitlog import CommitLog
 
 log = structlog.get_logger("gantrymq.index")
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import ConsumerGroups, QueueLocks
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.requests import LockRequests
 from gantrymq.plugins.locks.table import LockTable
+from gantrymq.plugins.services import ConsumerGroups, QueueLocks
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
-    from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor
 
 

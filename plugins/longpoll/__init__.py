@@ -18,15 +18,15 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import DispatchBatch, PullBatch
-from gantrymq.kernel.config import duration, number
-from gantrymq.kernel.services import Service
+from gantrymq.kernel.config.fields import duration, number
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.longpoll.hold import HeldPulls
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
-    from gantrymq.kernel.connection import ConnectionsBatch
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import ConnectionsBatch
 
 SCAN_S = 0.2
 """How late a pull's time-out may be answered; RocketMQ looks each 5 s."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from gantrymq.kernel.batch import DispatchBatch, Pull, PullBatch
-from gantrymq.kernel.connection import Connection
+from gantrymq.kernel.network.connection import Connection
 from gantrymq.remoting.peers import FairShares
 
 Resume = Callable[[list[Pull]], None]

@@ -20,12 +20,12 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.services import Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.metrics.config import MetricsConfig
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.plugins.metrics.exposition import Text
     from gantrymq.plugins.metrics.server import MetricsServer
 

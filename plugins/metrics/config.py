@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config import address, duration, number
+from gantrymq.kernel.config.fields import address, duration, number
 
 
 @attrs.frozen(kw_only=True)

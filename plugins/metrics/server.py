@@ -16,12 +16,11 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.listening import accept_from
+from gantrymq.kernel.network.listening import accept_from
 from gantrymq.remoting.address import format_address, parse_address
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.env import Env
-    from gantrymq.kernel.listening import Listener
+    from gantrymq.kernel.env import Env, Listener
     from gantrymq.plugins.metrics.config import MetricsConfig
     from gantrymq.plugins.metrics.exposition import Text
 

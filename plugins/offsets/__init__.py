@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import ConsumerOffsets
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.lag import tell_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.services import ConsumerOffsets
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 

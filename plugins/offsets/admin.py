@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.reading import message_stored_at
-from gantrymq.kernel.services import ConsumerGroups, GroupTable, TopicTable
+from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.remoting.admin_bodies import CorrectionOffsets
 from gantrymq.remoting.admin_headers import CloneGroupHeader, CorrectionOffsetHeader, GroupHeader, TimestampResponse
 from gantrymq.remoting.bodies import TopicList

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.reading import stored_at
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault

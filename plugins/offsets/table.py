@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.statefile import load_state
+from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.fastjson import dumps
 

@@ -17,15 +17,15 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.services import GroupTable, SendRules, TopicTable
 from gantrymq.plugins.produce.rules import Rules
 from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
+from gantrymq.plugins.services import GroupTable, SendRules, TopicTable
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.processors import Processor
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import check_topic, traits_of
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.headers import SendMessageHeader
 

@@ -9,8 +9,8 @@ import attrs
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault

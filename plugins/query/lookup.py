@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.logscan import checked_size
-from gantrymq.kernel.reading import find_named
-from gantrymq.kernel.record import BadRecord, Record, decode
-from gantrymq.kernel.services import MessageIndex
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord, Record, decode
+from gantrymq.kernel.store.log.scan import checked_size
+from gantrymq.kernel.store.reading import find_named
+from gantrymq.plugins.services import MessageIndex
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
 

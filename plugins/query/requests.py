@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.services import MessageIndex
 from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
+from gantrymq.plugins.services import MessageIndex
 from gantrymq.remoting.admin_headers import (
     UNIQUE_KEY_QUERY,
     QueryMessageHeader,

@@ -12,15 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import Registration, Replication, RouteChanges, Service, TopicTable
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.registrar import Registrar
 from gantrymq.plugins.register.rivals import Rivals
+from gantrymq.plugins.services import Registration, Replication, RouteChanges, TopicTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
 
 
 class RegisterPlugin:

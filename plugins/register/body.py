@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import Replication
+from gantrymq.plugins.services import Replication
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies import DataVersion, TopicConfig
 from gantrymq.remoting.codes import RequestCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config import duration
+from gantrymq.kernel.config.fields import duration
 
 
 @attrs.frozen(kw_only=True)

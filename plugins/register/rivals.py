@@ -30,7 +30,7 @@ from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.services import Replication
+    from gantrymq.plugins.services import Replication
 
 log = structlog.get_logger("gantrymq.register")
 

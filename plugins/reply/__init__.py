@@ -14,15 +14,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.services import LiveSettings, Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.reply.config import ReplyConfig
 from gantrymq.plugins.reply.push import Pusher
 from gantrymq.plugins.reply.replies import ReplyProcessor
+from gantrymq.plugins.services import LiveSettings
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
 

@@ -19,7 +19,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 IN_FLIGHT_MAX: Final = 48
 """Pushes that one client may owe an answer to. Below ``connection.ASKED_MAX``, so that administrators can still ask."""

@@ -14,9 +14,9 @@ import structlog
 
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.services import ProducerGroups, SendRules
 from gantrymq.plugins.reply.config import ReplyConfig
 from gantrymq.plugins.reply.push import Pusher
+from gantrymq.plugins.services import ProducerGroups, SendRules
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault

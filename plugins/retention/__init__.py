@@ -23,15 +23,16 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.config import duration, number, size
-from gantrymq.kernel.services import LiveSettings, Retention, Service
+from gantrymq.kernel.config.fields import duration, number, size
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.plugins.retention.policy import Rules
+from gantrymq.plugins.services import LiveSettings, Retention
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 

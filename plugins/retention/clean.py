@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
-from gantrymq.kernel.record import BadRecord
+from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
 from gantrymq.plugins.retention.reserve import Reserve
 

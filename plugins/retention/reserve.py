@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.env import NO_ROOM
+from gantrymq.kernel.errors import NO_ROOM
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

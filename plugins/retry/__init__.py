@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.services import GroupTable, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.plugins.retry.sendback import SendBackProcessor
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:

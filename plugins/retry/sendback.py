@@ -10,12 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request, take_each
-from gantrymq.kernel.reading import find_named
-from gantrymq.kernel.record import BadRecord, Record
-from gantrymq.kernel.services import GroupTable, Statistics, TopicTable
+from gantrymq.kernel.store.log.record import BadRecord, Record
+from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.retry.deadletter import DeadLetters
+from gantrymq.plugins.services import GroupTable, Statistics, TopicTable
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault

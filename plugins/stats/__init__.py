@@ -20,7 +20,8 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.processors import Processor, Request
-from gantrymq.kernel.services import Service, Statistics
+from gantrymq.kernel.registry import Service
+from gantrymq.plugins.services import Statistics
 from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import PERIODS
 from gantrymq.plugins.stats.measuring import Measuring
@@ -34,7 +35,7 @@ from gantrymq.remoting.headers import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 SECONDS = 1.0

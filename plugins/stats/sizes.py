@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import Final
 
-from gantrymq.kernel.consumequeue import FILLER_SIZE
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 
 KIB: Final = 1024
 BOUNDS: Final = (KIB, 4 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB, 4096 * KIB)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.consumequeue import FILLER_SIZE, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE, ConsumeQueue
 from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import Item
 from gantrymq.plugins.stats.sizes import WORDS, Sizes, sizes_of

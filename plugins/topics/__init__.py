@@ -22,7 +22,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import GroupTable, LiveSettings, RouteChanges, TopicTable
+from gantrymq.plugins.services import GroupTable, LiveSettings, RouteChanges, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
@@ -31,7 +31,7 @@ from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 LIVE_KEYS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.plugins.topics.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, changed_attributes, parse_changes
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from gantrymq.kernel.config import number
+from gantrymq.kernel.config.fields import number
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRACE_TOPIC, refuse_unsendable_topic, validate_topic

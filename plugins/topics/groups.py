@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.statefile import load_state
+from gantrymq.kernel.store.state_file import load_state
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.statetable import StateTable, Unknown
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper

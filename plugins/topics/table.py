@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from gantrymq.kernel.statefile import load_state
+from gantrymq.kernel.store.state_file import load_state
 from gantrymq.plugins.topics.autocreate import UNIT_SUBSCRIPTION, boot_topics, inherited, topic_config
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups

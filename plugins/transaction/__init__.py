@@ -24,7 +24,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Trait
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.services import Service
+from gantrymq.kernel.registry import Service
 from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
@@ -37,7 +37,7 @@ from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
 

@@ -10,10 +10,10 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.record import Record, encode
-from gantrymq.kernel.services import ProducerGroups
+from gantrymq.kernel.network.connection import Connection
+from gantrymq.kernel.store.log.record import Record, encode
+from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from gantrymq.kernel.fields import duration, number
+from gantrymq.kernel.config.fields import duration, number
 
 
 @attrs.frozen(kw_only=True)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.reading import look_at
+from gantrymq.kernel.store.reading import look_at
 from gantrymq.plugins.transaction.fast import match_records, read_endings
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
@@ -24,7 +24,7 @@ from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 from gantrymq.remoting.transaction_headers import EndTransactionHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.transaction.plain import Ending
 
 TURN_BYTES: Final = 4 * 1024 * 1024

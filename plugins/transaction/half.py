@@ -13,10 +13,11 @@ from collections.abc import Iterator
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-from gantrymq.kernel.consumequeue import ConsumeQueue
 from gantrymq.kernel.fast import answer_rows, new_batch
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import ConsumerOffsets, Service, TopicTable
+from gantrymq.kernel.registry import Service
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
+from gantrymq.plugins.services import ConsumerOffsets, TopicTable
 from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows, split_named
 from gantrymq.plugins.transaction.halfload import load_halves
 from gantrymq.plugins.transaction.halfrows import (

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import structlog
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.record import BadRecord, Record
-from gantrymq.kernel.services import ConsumerOffsets
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord, Record
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.store import Store
+from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.plugins.transaction.halfrows import (
     CHECK_TIMES,
     END_CODE,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
-from gantrymq.kernel.store import StoreConfig
+from gantrymq.kernel.store.log.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
+from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC

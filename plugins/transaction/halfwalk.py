@@ -14,9 +14,9 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.connection import Connection
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import ProducerGroups
+from gantrymq.kernel.network.connection import Connection
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.halfload import read_half
 from gantrymq.plugins.transaction.halfrows import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from gantrymq.kernel.consumequeue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
 from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -20,7 +20,7 @@ from gantrymq.remoting.transaction_headers import EndTransactionHeader, Transact
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch
     from gantrymq.kernel.processors import Request
-    from gantrymq.kernel.record import Record
+    from gantrymq.kernel.store.log.record import Record
 
 KIND: Final = "plain"
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import attrs
 
-from gantrymq.kernel.consumequeue import ENTRY, UNIT, ConsumeQueue
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import QueueEntries
-from gantrymq.kernel.openfiles import OpenFiles
-from gantrymq.kernel.segments import Segments, StoreDamaged
+from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.open_files import OpenFiles
 
 TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"
 QUEUE_ID: Final = 0

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
-from gantrymq.kernel.reading import find_named
-from gantrymq.kernel.record import BadRecord, Record, parse_offset_message_id
+from gantrymq.kernel.store.log.record import BadRecord, Record, parse_offset_message_id
+from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.transaction.endings import TURN_BYTES
 from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gantrymq.kernel.processors import Request
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
 
 NOT_FOUND = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC."
 NOT_PUT = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."

@@ -15,8 +15,9 @@ import trio
 
 from gantrymq.kernel.batch import STORED, AppendBatch, DispatchBatch
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import Service, TopicTable
+from gantrymq.kernel.registry import Service
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.plugins.services import TopicTable
 from gantrymq.plugins.transaction.halfrows import check_size
 from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.statefiles import StateFiles

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import attrs
 import structlog
 
-from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
-from gantrymq.kernel.segments import Segment, StoreDamaged
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import NO_ROOM, NoRoom
+from gantrymq.kernel.store.log.segments import Segment, StoreDamaged
 from gantrymq.plugins.transaction.redo import RedoLog
 from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
 from gantrymq.plugins.transaction.staterows import (
@@ -32,7 +33,7 @@ from gantrymq.plugins.transaction.statetable import StateRow, StateTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import DispatchBatch
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
 
 log = structlog.get_logger("gantrymq.transaction")
 

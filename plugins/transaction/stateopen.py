@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import structlog
 
-from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.redo import PREPARED_MARK, OpenRecords, RedoLog
 from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
 from gantrymq.plugins.transaction.staterows import STATE_BITS, find_rows, scan_whole

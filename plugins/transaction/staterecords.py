@@ -6,7 +6,7 @@ Source: RocketMQ 3.2 ``EndTransactionProcessor.endMessageTransaction``. Like the
 from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.staterows import STATE_BITS
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties

@@ -13,8 +13,9 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.commitlog import CommitLog, CorruptRange, OutOfLog
-from gantrymq.kernel.record import BadRecord, Record
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.plugins.transaction.redo import PREPARED_MARK
 from gantrymq.plugins.transaction.statetable import PREPARED, StateRow
 from gantrymq.remoting.properties import find_property, java_hash

@@ -14,8 +14,9 @@ from typing import Final
 import attrs
 import structlog
 
-from gantrymq.kernel.env import NO_ROOM, Env, NoRoom
-from gantrymq.kernel.segments import Segment, Segments
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import NO_ROOM, NoRoom
+from gantrymq.kernel.store.log.segments import Segment, Segments
 from gantrymq.remoting.transaction_headers import TransactionState
 
 ROW: Final = struct.Struct(">qiIii")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import ProducerGroups
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.staterecords import add_aside, add_end
 from gantrymq.plugins.transaction.staterows import read_prepared
@@ -23,7 +23,7 @@ from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.properties import find_property
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.connection import Connection
+    from gantrymq.kernel.network.connection import Connection
 
 SLICE_ROWS = 256
 """So many open rows are looked at before others get their turn."""

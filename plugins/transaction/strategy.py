@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.env import Env
-    from gantrymq.kernel.services import Service, Services
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.registry import Service, Services
+    from gantrymq.kernel.store.store import Store
     from gantrymq.plugins.transaction.config import TransactionConfig
     from gantrymq.plugins.transaction.plain import Ending
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch
-    from gantrymq.kernel.store import Store
+    from gantrymq.kernel.store.store import Store
 
 _SWEEP_AT_LEAST: Final = 4096
 

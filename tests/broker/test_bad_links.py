@@ -19,8 +19,8 @@ import trio
 import gantrymq
 from gantrymq import SendStatus
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.services import Registration
 from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins.services import Registration
 from gantrymq.testing.hapair import read_all
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.ledger import Ledger

@@ -16,7 +16,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.errors import PluginError, StartError
-from gantrymq.kernel.services import Service
+from gantrymq.kernel.registry import Service
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command

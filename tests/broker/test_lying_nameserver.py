@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel.services import Registration
+from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames

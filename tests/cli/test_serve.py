@@ -257,7 +257,7 @@ def test_a_folder_that_the_system_refuses_is_told(
     def refuse(path: str, *_rest: object, **_more: object) -> int:
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr("gantrymq.kernel.env.os.open", refuse)
+    monkeypatch.setattr("gantrymq.kernel.env.system.os.open", refuse)
     outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
     (line,) = user_lines(outcome.err)
     assert outcome.code == 1
@@ -268,7 +268,7 @@ def test_a_full_disk_is_told_at_the_start(cli: Cli, tmp_path: Path, monkeypatch:
     def full(*_arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gantrymq.kernel.env.os.posix_fallocate", full)
+    monkeypatch.setattr("gantrymq.kernel.env.system.os.posix_fallocate", full)
     outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
     (line,) = user_lines(outcome.err)
     assert (outcome.code, outcome.out) == (1, "")

@@ -45,7 +45,9 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         return ("gantrymq.kernel", "gantrymq.remoting", "gantrymq._version")
     if area == "plugins":
         own = parts[2] if len(parts) > 2 else ""
-        return (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.kernel", "gantrymq.remoting")
+        # `services` has the protocols by which plugins know each other.
+        ours = (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.plugins.services")
+        return (*ours, "gantrymq.kernel", "gantrymq.remoting")
     if area in ("client", "nameserver"):
         return (f"gantrymq.{area}", "gantrymq.remoting", "gantrymq.message", "gantrymq.errors", "gantrymq._version")
     if area in ("message", "sync"):
@@ -74,13 +76,13 @@ SYSTEM_CALLS = {"open", "eval", "exec", "input", "print", "__import__"}
     ids=module_of,
 )
 def test_only_the_environment_touches_the_operating_system(path: Path) -> None:
-    if module_of(path) == "gantrymq.kernel.env":
+    if module_of(path) in ("gantrymq.kernel.env", "gantrymq.kernel.env.system"):
         return
     for name, line in imports_of(path):
-        assert name.partition(".")[0] not in SYSTEM_MODULES, f"{path}:{line}: {name}; ask kernel/env.py"
+        assert name.partition(".")[0] not in SYSTEM_MODULES, f"{path}:{line}: {name}; ask kernel/env/"
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in SYSTEM_CALLS, f"{path}:{node.lineno}: {node.func.id}(); ask kernel/env.py"
+            assert node.func.id not in SYSTEM_CALLS, f"{path}:{node.lineno}: {node.func.id}(); ask kernel/env/"
 
 
 FEATURES = ("delay", "slave", "half", "retry", "transaction")
@@ -99,3 +101,33 @@ def test_the_kernel_knows_no_feature() -> None:
             assert name.isupper() or not any(feature in lowered for feature in FEATURES), (
                 f"{path}:{node.lineno}: {name}"
             )
+
+
+FACADES = ("gantrymq.kernel", "gantrymq.kernel.fast")
+"""Packages that offer names of their modules: the hook markers, and whichever twin runs."""
+
+
+def defined_names(path: Path) -> set[str]:
+    """What a module defines itself: classes, functions, assigned names; not what it imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
+    """No name has a second address, so that it is found, moved and replaced in one place."""
+    paths = {module_of(path): path for path in SOURCES if module_of(path).startswith("gantrymq.kernel")}
+    own = {module: defined_names(path) for module, path in paths.items() if module not in FACADES}
+    tests = [path for folder in ("tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
+    for path in (*SOURCES, *tests):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module in own:
+                for alias in node.names:
+                    is_module = f"{node.module}.{alias.name}" in paths
+                    assert is_module or alias.name in own[node.module], (
+                        f"{path}:{node.lineno}: {node.module} only imports {alias.name}; import it from its own module"
+                    )

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.kernel.commitlog import CorruptRange, OutOfLog
-from gantrymq.kernel.record import BadRecord
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.store import Store
 from gantrymq.testing.envs import FaultEnv, FaultFile, MemoryEnv
 from gantrymq.testing.tinystore import batch_of, open_store
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.kernel.env import File, SystemEnv
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.errors import LogPoisoned
+from gantrymq.kernel.store.store import Store
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 from gantrymq.testing.faultenv import FaultFile
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue

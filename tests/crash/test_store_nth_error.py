@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import LogPoisoned, StartError
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC

@@ -28,7 +28,8 @@ import pytest
 
 from gantrymq.cli.group import COMMANDS
 from gantrymq.kernel import hookimpl, hookspecs
-from gantrymq.kernel.config import build_config, read_settings, show
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings, show
 from gantrymq.kernel.manager import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.remoting.codes import RequestCode

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
-from gantrymq.kernel.config import KERNEL_SECTIONS
-from gantrymq.kernel.fields import parse_duration, parse_size
+from gantrymq.kernel.config.fields import parse_duration, parse_size
+from gantrymq.kernel.config.sections import KERNEL_SECTIONS
 from gantrymq.kernel.manager import PluginManager, load_plugins
 from gantrymq.nameserver.server import NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
@@ -24,7 +24,7 @@ LIMIT_NAME = re.compile(
     r"(?:^|_)(?:MAX|LIMIT|KEPT|ONCE|USE|REMEMBERED|WAITING|BACKLOG|UNIQUE)(?:_|$)|^SCAN_(?:ENTRIES|BYTES)$"
 )
 NO_LIMITS = {
-    "kernel/segments.py: _END_MAX": "what fits into 64 bits",
+    "kernel/store/log/segments.py: _END_MAX": "what fits into 64 bits",
     "kernel/fast/plain_sends.py: _VARYING_MAX": "the digits of three numbers",
     "gantrymq/remoting/fastjson_reader.py: _NUMBER_MAX_LENGTH": "the digits of a number",
     "gantrymq/remoting/lenient_header.py: _EXPONENT_MAX": "Java's int",

@@ -13,10 +13,10 @@ from pathlib import Path
 import attrs
 
 from gantrymq.kernel import fast
-from gantrymq.kernel.checkpoint import Checkpoint, decode_checkpoint, decode_marks
+from gantrymq.kernel.config.sources import ConfigError, read_settings
 from gantrymq.kernel.fast import plain, plain_requests
-from gantrymq.kernel.record import BadRecord, decode, is_intact, properties_in
-from gantrymq.kernel.settings import ConfigError, read_settings
+from gantrymq.kernel.store.log.record import BadRecord, decode, is_intact, properties_in
+from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, decode_checkpoint, decode_marks
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.plugins.index.layout import decode_header

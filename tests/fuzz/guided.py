@@ -29,9 +29,9 @@ import atheris
 # The code whose coverage guides; to instrument all of the broker takes longer than a short run.
 INSTRUMENTED = [
     "fuzz_targets",
-    "gantrymq.kernel.checkpoint",
+    "gantrymq.kernel.store.recovery.checkpoint",
     "gantrymq.kernel.fast",
-    "gantrymq.kernel.record",
+    "gantrymq.kernel.store.log.record",
     "gantrymq.plugins.filter",
     "gantrymq.plugins.produce.validate",
     "gantrymq.remoting",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR
-from gantrymq.kernel.commitlog import LogPoisoned
+from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.plugins.index.plain import KEYS_MAX
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -124,7 +124,7 @@ async def test_memory_that_ends_in_the_middle_of_an_append_stops_the_broker_and_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     """It used to go on, with queue offsets that no record has: what it acknowledged then was never readable."""
-    from gantrymq.kernel import commitlog
+    from gantrymq.kernel.store.log import commitlog
 
     real, armed = commitlog.encode_rows, [False]
 

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.record import HEADS, Record, encode, offset_message_id
+from gantrymq.kernel.store.log.record import HEADS, Record, encode, offset_message_id
 from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

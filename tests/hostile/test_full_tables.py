@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.kernel.services import TopicTable
+from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.testing.harness import broker_and_channel

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.services import Statistics
+from gantrymq.plugins.services import Statistics
 from gantrymq.plugins.stats.items import PERIODS, Item
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.kernel.requests import RequestTable
-from gantrymq.kernel.timeslices import Pace
+from gantrymq.kernel.network.requests import RequestTable
+from gantrymq.kernel.network.time_slices import Pace
 from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.topics import TopicAdmin

@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.expiry import drop_before
-from gantrymq.kernel.services import Retention
+from gantrymq.plugins.services import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

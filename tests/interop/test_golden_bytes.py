@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gantrymq.kernel import record as records
-from gantrymq.kernel.consumequeue import ENTRY
+from gantrymq.kernel.store.log import record as records
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.produce.validate import split_batch
 from gantrymq.remoting import bodies, fastjson
 from gantrymq.remoting.codes import RequestCode

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.services import GroupTable, Registration, TopicTable
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.offsets.table import Offsets
+from gantrymq.plugins.services import GroupTable, Registration, TopicTable
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics

@@ -15,10 +15,10 @@ import attrs
 import pytest
 import trio
 
-from gantrymq.kernel.consumequeue import ENTRY
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC

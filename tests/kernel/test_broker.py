@@ -15,9 +15,9 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.env import File, StoreInUse, SystemEnv, SystemFile
-from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv, SystemFile
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, StoreInUse
 from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

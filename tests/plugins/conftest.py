@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 import pytest
 
-from gantrymq.kernel.config import build_config, read_settings
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.requests import RequestTable
-from gantrymq.kernel.services import Services
+from gantrymq.kernel.registry import Services
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
 

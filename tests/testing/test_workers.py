@@ -23,7 +23,7 @@ def test_every_file_that_a_rule_names_is_there(rules: Any) -> None:
 
 def test_a_worker_takes_a_file_unless_a_rule_says_otherwise(rules: Any) -> None:
     retry = "tests/interop/test_java_retry.py"
-    assert rules.scope_of("tests/kernel/test_store.py::test_a[1]") == "tests/kernel/test_store.py"
+    assert rules.scope_of("tests/kernel/store/test_store.py::test_a[1]") == "tests/kernel/store/test_store.py"
     assert rules.scope_of("tests/spark/test_wire.py::test_a") == rules.scope_of("tests/spark/test_source.py::test_b")
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") == rules.scope_of(f"{retry}::test_b[java-2]")
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") != rules.scope_of(f"{retry}::test_a[4.9.7-gantrymq]")

@@ -22,7 +22,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.config import filled
+from gantrymq.kernel.config.fields import filled
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
@@ -30,7 +30,7 @@ from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, decode_properties
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config import Config
+    from gantrymq.kernel.config.sections import Config
 
 log = structlog.get_logger("gantrymq.stamp")
 

@@ -8,9 +8,8 @@ from typing import Any, Self
 
 import trio
 
-from gantrymq.kernel.env import Waker
+from gantrymq.kernel.env import Listener, Waker
 from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.kernel.listening import Listener
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.simulated.network import Network
 

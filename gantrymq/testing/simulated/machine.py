@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.settings import OVERRIDES_PATH
+from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.testing.harness import make_broker
 from gantrymq.testing.simulated.env import SimulatedEnv

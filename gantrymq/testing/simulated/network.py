@@ -68,7 +68,7 @@ def on(process: Process | str) -> Iterator[None]:
 
 
 class MemoryListener:
-    """A :class:`gantrymq.kernel.listening.Listener` of the network."""
+    """A :class:`gantrymq.kernel.env.Listener` of the network."""
 
     def __init__(self, network: Network, address: tuple[str, int]) -> None:
         self.address = address

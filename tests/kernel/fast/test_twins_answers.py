@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
-from gantrymq.kernel.config import LimitsSection
-from gantrymq.kernel.consumequeue import ConsumeQueue
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
-from gantrymq.kernel.store import Store, StoreConfig
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
+from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.consume import pull as pull_module
 from gantrymq.plugins.consume.config import ConsumeConfig
 from gantrymq.plugins.consume.limits import TransferLimits

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import pytest
 
-from gantrymq.kernel.env import File, SystemEnv, SystemFile
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.fast import plain_flusher
 
 TWINS: dict[str, type[plain_flusher.Flusher]] = {"plain": plain_flusher.Flusher}

@@ -18,8 +18,8 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.fast import Layout, plain_requests, reply_form
 from gantrymq.kernel.fast.plain import encode_rows
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.record import encode as encode_record
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.record import encode as encode_record
 from gantrymq.plugins.produce.send import Origin, SendProcessor
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode

@@ -16,8 +16,8 @@ import pytest
 
 from gantrymq.kernel import fast, hookimpl
 from gantrymq.kernel.fast import plain_requests
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.record import encode as encode_record
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.record import encode as encode_record
 from gantrymq.plugins.produce.send import Origin
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode

@@ -10,14 +10,13 @@ from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.servers import overridden
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.config import ConfigError
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.services import Retention, TopicTable
-from gantrymq.kernel.settings import OVERRIDES_PATH
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.retention import RetentionConfig
+from gantrymq.plugins.services import Retention, TopicTable
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.javaproperties import read_properties
 

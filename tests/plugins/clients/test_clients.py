@@ -9,8 +9,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from gantrymq.kernel.connection import ConnectionsBatch
-from gantrymq.kernel.services import ConsumerGroups, GroupTable, TopicTable
+from gantrymq.kernel.network.connection import ConnectionsBatch
+from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.remoting.bodies import (
     ConsumerData,
     ConsumerList,

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.remoting.bodies import ConsumerData, SubscriptionData

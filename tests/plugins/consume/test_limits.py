@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

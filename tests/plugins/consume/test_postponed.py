@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.kernel import logerrors
-from gantrymq.kernel.env import File, SystemEnv, SystemFile
-from gantrymq.kernel.services import Statistics
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv, SystemFile
+from gantrymq.kernel.store.log import unreadable
 from gantrymq.plugins.consume import postponed
 from gantrymq.plugins.consume import pull as pull_module
+from gantrymq.plugins.services import Statistics
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
@@ -163,7 +164,7 @@ async def test_a_disk_that_fails_costs_the_pulls_that_want_it_until_it_gives_wha
             assert "the disk cannot give them" in (answer.remark or "")
         assert disk.fetches
         disk.fails = False
-        monkeypatch.setattr(logerrors, "UNREADABLE_S", 0.0)
+        monkeypatch.setattr(unreadable, "UNREADABLE_S", 0.0)
         assert bodies(await channel.call(pull(0), 10.0)) == [b"m0", b"m1"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel import rarewarnings
+from gantrymq.kernel import rare_warnings
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.plugins.consume import subscriptions
 from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -242,7 +242,7 @@ async def test_an_expression_that_comes_with_each_pull_is_compiled_once_as_long_
 async def test_a_refused_expression_is_logged_once_an_hour_for_a_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(rarewarnings, "KEYS_MAX", 2)
+    monkeypatch.setattr(rare_warnings, "KEYS_MAX", 2)
     async with broker_and_channel(tmp_path) as (_, channel):
         await send(channel, 1)
         capsys.readouterr()
@@ -270,7 +270,7 @@ async def test_a_refused_expression_is_logged_once_an_hour_for_a_group(
         assert len(await logged(("g2", expressions[0]), ("g2", expressions[0]))) == 1
         assert not await logged(("g1", expressions[0])), "g1 was logged"
         assert not await logged(("g3", expressions[0])), "there is no room to remember g3"
-        monkeypatch.setattr(rarewarnings, "QUIET_S", 0.0)
+        monkeypatch.setattr(rare_warnings, "QUIET_S", 0.0)
         lines = "".join(await logged(("g3", expressions[0]), ("g1", expressions[0])))
         assert "group=g3" in lines
         assert "group=g1" in lines

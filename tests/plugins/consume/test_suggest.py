@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.kernel.env import SystemEnv
-from gantrymq.kernel.services import ConsumerOffsets, TopicTable
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.plugins.services import ConsumerOffsets, TopicTable
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

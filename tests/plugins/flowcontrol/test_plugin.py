@@ -11,7 +11,7 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.harness import make_broker, run_broker

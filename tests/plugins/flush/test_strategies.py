@@ -11,8 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from gantrymq.kernel.commitlog import CommitLog, LogPoisoned
+from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit

@@ -12,8 +12,8 @@ import trio
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.services import Replication
 from gantrymq.plugins.ha import HaPlugin
+from gantrymq.plugins.services import Replication
 from gantrymq.testing.harness import make_broker, run_broker
 
 PLUGIN = "gantrymq.plugins.ha:HaPlugin"

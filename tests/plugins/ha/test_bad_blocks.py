@@ -11,11 +11,11 @@ import pytest
 import structlog.testing
 import trio
 
-from gantrymq.kernel import logerrors
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.services import TopicTable
+from gantrymq.kernel.store.log import unreadable
 from gantrymq.plugins.ha import master as ha_master
 from gantrymq.plugins.ha.status import master_info
+from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.badblocks import BadBlocksEnv
@@ -31,7 +31,7 @@ BAD = (200_704, 204_800)
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is asked again soon."""
-    monkeypatch.setattr(logerrors, "UNREADABLE_S", 0.05)
+    monkeypatch.setattr(unreadable, "UNREADABLE_S", 0.05)
     monkeypatch.setattr(ha_master, "UNREADABLE_RETRY_S", 0.1)
 
 

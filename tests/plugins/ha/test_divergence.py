@@ -9,8 +9,8 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import ConsumerOffsets, Replication
 from gantrymq.plugins.ha.epochs import FILE
+from gantrymq.plugins.services import ConsumerOffsets, Replication
 from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

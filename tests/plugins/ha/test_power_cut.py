@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.copies import CopiedGate, Copies, Copy
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, commit, open_store, read_queue

@@ -12,13 +12,12 @@ import pytest
 import trio
 
 from gantrymq.kernel.batch import DispatchBatch
-from gantrymq.kernel.env import NoRoom
-from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import ConsumerOffsets, GroupTable, Replication, TopicTable
+from gantrymq.kernel.errors import NoRoom, StartError
 from gantrymq.plugins.ha import master as master_module
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ResponseCode

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel.config import Config, ConfigError, build_config
+from gantrymq.kernel.config.sections import Config, build_config
+from gantrymq.kernel.config.sources import ConfigError, read_settings
 from gantrymq.kernel.manager import load_plugins
-from gantrymq.kernel.settings import read_settings
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.remoting.channel import open_channel

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from gantrymq.kernel.commitlog import OutOfLog
-from gantrymq.kernel.record import BadRecord
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.errors import OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Pieces
 from gantrymq.plugins.ha.slave import Tail
 from gantrymq.testing.envs import MemoryEnv

@@ -9,8 +9,8 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.store import Store
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.layout import Shape
 from gantrymq.plugins.index.trust import StopKind, Trust

@@ -9,7 +9,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.services import MessageIndex
+from gantrymq.plugins.services import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

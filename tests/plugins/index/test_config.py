@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gantrymq.kernel.config import build_config, read_settings
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.manager import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.index.config import IndexConfig

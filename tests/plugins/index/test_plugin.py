@@ -12,12 +12,13 @@ import trio
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.env import File, SystemEnv
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.segments import Segments
-from gantrymq.kernel.services import MessageIndex
+from gantrymq.kernel.env import File
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.plugins.index import follower
 from gantrymq.plugins.index.files import IndexFiles
+from gantrymq.plugins.services import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send

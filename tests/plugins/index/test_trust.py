@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gantrymq.kernel.commitlog import LogPoisoned
-from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.errors import LogPoisoned, StartError
 from gantrymq.plugins.index.layout import ENTRY, Shape
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 

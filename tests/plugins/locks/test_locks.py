@@ -10,7 +10,7 @@ import pytest
 import structlog
 import structlog.testing
 
-from gantrymq.kernel.connection import ConnectionsBatch
+from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.plugins.locks import table as lock_table
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.table import LockTable

@@ -18,15 +18,15 @@ import gantrymq
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.config import build_config
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.config.sections import build_config
+from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import load_plugins
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.services import ConsumerOffsets, Replication
-from gantrymq.kernel.settings import read_settings
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.metrics import MetricsPlugin
+from gantrymq.plugins.services import ConsumerOffsets, Replication
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
 
 pytestmark = pytest.mark.trio

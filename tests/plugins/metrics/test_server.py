@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.metrics.config import MetricsConfig
 from gantrymq.plugins.metrics.exposition import Text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gantrymq.kernel.properties_file import translate
+from gantrymq.kernel.config.broker_conf import translate
 
 PROM = {"metricsExporterType": "PROM"}
 

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
 
 

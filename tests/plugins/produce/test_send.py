@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.kernel.record import decode as decode_record
+from gantrymq.kernel.store.log.record import decode as decode_record
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.kernel.env import SystemEnv
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.query import lookup
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

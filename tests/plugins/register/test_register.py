@@ -15,10 +15,10 @@ import trio.testing
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.kernel.services import Registration, TopicTable
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
+from gantrymq.plugins.services import Registration, TopicTable
 from gantrymq.remoting.bodies import TopicRouteData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode

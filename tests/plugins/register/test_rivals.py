@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import Registration
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.register import rivals
+from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.testing.harness import make_broker, run_broker

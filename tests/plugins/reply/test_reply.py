@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.connection import Connection
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import ProducerGroups
+from gantrymq.kernel.network.connection import Connection
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.plugins.services import ProducerGroups
 from gantrymq.remoting.bodies import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode

@@ -13,12 +13,13 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.env import DiskUsage, SystemEnv
+from gantrymq.kernel.env import DiskUsage
+from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.segments import Segment
-from gantrymq.kernel.services import Retention
+from gantrymq.kernel.store.log.segments import Segment
 from gantrymq.plugins.retention.clean import Cleaner
+from gantrymq.plugins.services import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.harness import make_broker, run_broker

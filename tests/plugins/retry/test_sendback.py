@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

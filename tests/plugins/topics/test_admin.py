@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel.services import GroupTable, RouteChanges, TopicTable
+from gantrymq.plugins.services import GroupTable, RouteChanges, TopicTable
 from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfigSerializeWrapper
 
 TOPIC = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.plugins.topics import groups as group_module
 
 TOPIC = {

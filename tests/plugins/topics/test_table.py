@@ -11,7 +11,7 @@ import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import GroupTable, TopicTable
+from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies import DataVersion, SubscriptionGroupWrapper, TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC

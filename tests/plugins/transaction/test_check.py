@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, Questions
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.transacted import Producers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.record import Record
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction import halfwalk
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.plugins.transaction.halfload import count_open_halves

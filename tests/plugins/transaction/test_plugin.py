@@ -11,7 +11,7 @@ import trio
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.services import ConsumerOffsets
+from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.remoting.bodies import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

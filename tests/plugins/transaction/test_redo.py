@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.redo import PREPARED_MARK, RedoLog
 from gantrymq.testing.envs import MemoryEnv
 

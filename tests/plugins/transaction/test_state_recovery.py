@@ -10,9 +10,9 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.commitlog import CommitLog
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.store import StoreConfig
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
 from gantrymq.plugins.transaction.statetable import ROW, UNIT
 from gantrymq.remoting.codes import ResponseCode

@@ -11,7 +11,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.store import StoreConfig
+from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction import state_strategy
 from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
 from gantrymq.plugins.transaction.statemarks import read_marks

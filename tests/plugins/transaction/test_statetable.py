@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gantrymq.kernel.segments import StoreDamaged
+from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.statetable import ENDS, PREPARED, UNIT, StateRow, StateTable
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 

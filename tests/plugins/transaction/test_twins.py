@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 
 from gantrymq.kernel import fast as kernel_fast
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.consumequeue import ENTRY
 from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.record import Record
-from gantrymq.kernel.record import encode as encode_record
+from gantrymq.kernel.store.log.record import Record
+from gantrymq.kernel.store.log.record import encode as encode_record
+from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.transaction import half, plain
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.plugins.transaction.halfrows import STATE_BITS, hiding
@@ -321,7 +321,7 @@ def lived(steps: list[Step], host: bytes, twin: Any, kernel: Any) -> Any:
         patch.setattr("gantrymq.plugins.transaction.half_rows", twin.half_rows)
         patch.setattr("gantrymq.testing.transacted.new_batch", kernel.new_batch)
         patch.setattr("gantrymq.testing.transacted.read_requests", kernel.read_requests)
-        patch.setattr("gantrymq.kernel.reading.read_records", kernel.read_records)
+        patch.setattr("gantrymq.kernel.fast.read_records", kernel.read_records)
         patch.setattr(half, "new_batch", kernel.new_batch)
         patch.setattr(half, "answer_rows", kernel.answer_rows)
         world = TransactedStore(MemoryEnv(), config=attrs.evolve(TINY, store_host=host), check_max=3)

@@ -1,0 +1,182 @@
+"""What the user set and where: file, overrides, environment, flags, one over the other, not yet typed.
+
+The first of two steps: the names of the plugins to load are known here, and only the loaded plugins know the types of
+their sections (:mod:`gantrymq.kernel.config.sections`).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import attrs
+
+from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.errors import StartError
+from gantrymq.remoting.javaproperties import read_properties
+
+Origin = Literal["default", "file", "override", "environment", "flag"]
+OVERRIDES_PATH = "config/overrides.toml"
+"""Under the store's folder: what administrators changed while the broker ran, as TOML."""
+ENVIRONMENT_PREFIX = "GANTRYMQ_"
+PROPERTIES_SUFFIXES = (".conf", ".properties")
+
+
+class ConfigError(StartError):
+    """The configuration is not usable. ``problems``: one line each, all that were found."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@attrs.frozen
+class Setting:
+    """One value as it was written. ``source``: the file's or variable's name; ``is_text``: to be read by its type."""
+
+    value: object
+    origin: Origin
+    source: str
+    is_text: bool
+
+
+@attrs.frozen
+class Settings:
+    """All that was set, by ``(section, key)``; the later origin has won. ``notes``: what the user should know."""
+
+    values: Mapping[tuple[str, str], Setting]
+    enable: tuple[str, ...]
+    disable: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_settings(
+    path: str = "",
+    data: bytes | None = None,
+    environ: Mapping[str, str] | None = None,
+    sets: Sequence[str] = (),
+    enable: Sequence[str] = (),
+    disable: Sequence[str] = (),
+    overrides: tuple[str, bytes] | None = None,
+) -> Settings:
+    """Merge a file's bytes (``path`` only names it), the environment and flags; precedence in this order, last wins.
+
+    ``overrides``: name and bytes of the file of :data:`OVERRIDES_PATH`; it stands between file and environment.
+
+    ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
+    ``enable`` and ``disable`` add to the lists of ``[plugins]``. Raises :class:`ConfigError`.
+    """
+    values: dict[tuple[str, str], Setting] = {}
+    problems: list[str] = []
+    notes: list[str] = []
+    if data is not None:
+        reader = _from_properties if path.endswith(PROPERTIES_SUFFIXES) else _from_toml
+        values.update(reader(path, data, problems, notes))
+    overridden: dict[tuple[str, str], Setting] = {}
+    if overrides is not None:
+        overridden = _from_toml(*overrides, problems, notes, "override")
+    values.update(overridden)
+    values.update(_from_environment(environ or {}))
+    values.update(_from_flags(sets, problems))
+    notes += [
+        f"{setting.source}: {place[0]}.{place[1]} = {show(setting.value)} is not in force: {values[place].origin} "
+        f"{values[place].source} stands over it"
+        for place, setting in overridden.items()
+        if values[place] is not setting
+    ]
+    names = {key: (*_names(values, key, problems), *added) for key, added in (("enable", enable), ("disable", disable))}
+    for key, added in (("enable", enable), ("disable", disable)):
+        if added:
+            values["plugins", key] = Setting(list(names[key]), "flag", f"--{key}", False)
+    if problems:
+        raise ConfigError(problems)
+    return Settings(values, names["enable"], names["disable"], tuple(notes))
+
+
+def show(value: object) -> str:
+    """A value as TOML would have it, for messages and ``print-config``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\0", "\\u0000") + '"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(show(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {show(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def _names(values: Mapping[tuple[str, str], Setting], key: str, problems: list[str]) -> tuple[str, ...]:
+    setting = values.get(("plugins", key))
+    if setting is None:
+        return ()
+    value = setting.value
+    if setting.is_text and isinstance(value, str):
+        value = [name.strip() for name in value.split(",") if name.strip()]
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        problems.append(
+            f"plugins.{key} = {show(value)} ({setting.origin} {setting.source}): allowed: a list of names, "
+            'each an entry point or "module:attr"'
+        )
+        return ()
+    return tuple(value)
+
+
+def _from_toml(
+    path: str, data: bytes, problems: list[str], _notes: list[str], origin: Origin = "file"
+) -> dict[tuple[str, str], Setting]:
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        problems.append(f"{path}: this is not TOML: {error}")
+        return {}
+    values: dict[tuple[str, str], Setting] = {}
+    sections = [(name, table) for name, table in document.items() if name != "plugin"]
+    plugins = document.get("plugin", {})
+    if isinstance(plugins, dict):
+        sections += [(f"plugin.{name}", table) for name, table in plugins.items()]
+    else:
+        sections.append(("plugin", plugins))
+    for section, table in sections:
+        if not isinstance(table, dict):
+            problems.append(f"{path}: {section} = {show(table)} stands outside of a section such as [broker]")
+            continue
+        for key, value in table.items():
+            values[section, key] = Setting(value, origin, path, False)
+        if not table:
+            # an empty section has nothing to say, but its name is still checked
+            values[section, ""] = Setting(None, origin, path, False)
+    return values
+
+
+def _from_properties(path: str, data: bytes, problems: list[str], notes: list[str]) -> dict[tuple[str, str], Setting]:
+    try:
+        ours, unmapped = translate(read_properties(data))
+    except ValueError as error:
+        problems.append(f"{path}: {error}")
+        return {}
+    notes += [f"{path}: {key} has no counterpart here and is ignored" for key in unmapped]
+    return {place: Setting(value, "file", path, True) for place, value in ours.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, str], Setting]:
+    """``GANTRYMQ_BROKER__NAME``, ``GANTRYMQ_PLUGIN__FLUSH__MODE``; without ``__`` it is not a setting."""
+    values: dict[tuple[str, str], Setting] = {}
+    for name, value in sorted(environ.items()):
+        if name.startswith(ENVIRONMENT_PREFIX) and "__" in name:
+            *section, key = name[len(ENVIRONMENT_PREFIX) :].lower().split("__")
+            values[".".join(section), key] = Setting(value, "environment", name, True)
+    return values
+
+
+def _from_flags(sets: Sequence[str], problems: list[str]) -> dict[tuple[str, str], Setting]:
+    values: dict[tuple[str, str], Setting] = {}
+    for text in sets:
+        place, equals, value = text.partition("=")
+        section, dot, key = place.strip().rpartition(".")
+        if not equals or not dot or not section or not key:
+            problems.append(f"--set {text}: allowed: section.key=value, such as broker.name=broker-b")
+            continue
+        values[section, key] = Setting(value, "flag", "--set", True)
+    return values

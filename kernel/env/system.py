@@ -1,0 +1,329 @@
+"""The system implementation of :mod:`gantrymq.kernel.env`: Linux, by calls."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, Waker
+from gantrymq.kernel.errors import StoreInUse, StoreNotWritable
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.fast.plain_flusher import Flusher
+
+
+class _Descriptor:
+    """A descriptor of the system, closed when nobody refers to it any more: no call meets another file's number."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.number >= 0:
+            close(self.number)
+
+
+_CLOSED = _Descriptor(-1)
+
+
+class SystemFile:
+    """A :class:`File` of Linux.
+
+    Reads are calls, never loads from a map: a page that the disk cannot give would end the process by SIGBUS, where a
+    call ends with an :class:`OSError`.
+    """
+
+    def __init__(self, descriptor: int | _Descriptor) -> None:
+        self._descriptor = _Descriptor(descriptor) if isinstance(descriptor, int) else descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor.number
+
+    def share(self) -> SystemFile:
+        return SystemFile(self._descriptor)
+
+    # Each method keeps a reference of its own while it runs: whoever deletes the file closes it in another thread.
+
+    def size(self) -> int:
+        descriptor = self._descriptor
+        return os.fstat(descriptor.number).st_size
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        descriptor = self._descriptor
+        written = os.pwrite(descriptor.number, data, offset)
+        size = len(data)
+        while written < size:
+            # A short write is how a disk that fills up announces itself: the next one tells the reason.
+            more = os.pwrite(descriptor.number, memoryview(data)[written:], offset + written)
+            if more == 0:
+                raise OSError(errno.EIO, "a write that writes nothing")
+            written += more
+
+    def pread(self, size: int, offset: int) -> bytes:
+        descriptor = self._descriptor
+        data = os.pread(descriptor.number, size, offset)
+        while data and len(data) < size:
+            more = os.pread(descriptor.number, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def peek(self, size: int, offset: int) -> bytes | None:
+        data = bytearray(size)
+        return bytes(data) if self.peek_into(memoryview(data), offset) == size else None
+
+    def peek_into(self, buffer: memoryview, offset: int) -> int:
+        descriptor = self._descriptor
+        try:
+            return os.preadv(descriptor.number, [buffer], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # A file system that cannot tell is read as it always was.
+            data = self.pread(len(buffer), offset)
+            buffer[: len(data)] = data
+            return len(data)
+
+    def read_ahead(self, offset: int, size: int) -> None:
+        descriptor = self._descriptor
+        os.posix_fadvise(descriptor.number, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def data_ranges(self, offset: int) -> list[tuple[int, int]]:
+        # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.
+        ranges: list[tuple[int, int]] = []
+        descriptor = self._descriptor
+        try:
+            while True:
+                start = os.lseek(descriptor.number, offset, os.SEEK_DATA)
+                offset = os.lseek(descriptor.number, start, os.SEEK_HOLE)
+                ranges.append((start, offset))
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return ranges
+            raise
+
+    def datasync(self) -> None:
+        descriptor = self._descriptor
+        os.fdatasync(descriptor.number)
+
+    def truncate(self, size: int) -> None:
+        descriptor = self._descriptor
+        os.ftruncate(descriptor.number, size)
+
+    def preallocate(self, size: int) -> None:
+        descriptor = self._descriptor
+        os.posix_fallocate(descriptor.number, 0, size)
+
+    def close(self) -> None:
+        self._descriptor = _CLOSED
+
+
+class EventWaker:
+    """A :class:`Waker` over an eventfd."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def wake(self) -> None:
+        if self._descriptor >= 0:
+            os.eventfd_write(self._descriptor, 1)
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class SystemLock:
+    """A POSIX record lock on byte 0 of a file that says ``lock``, as ``DefaultMessageStore.start`` takes it."""
+
+    _held: set[str] = set()  # noqa: RUF012 - one for the process, on purpose
+    _guard = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.realpath(path)
+        # Record locks belong to the process: a second store in this one would get it too, and closing any descriptor of
+        # the file would let it go. So the process's own holders are told apart before the file is touched.
+        with self._guard:
+            if self._path in self._held:
+                raise StoreInUse(path)
+            self._held.add(self._path)
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                os.pwrite(self._descriptor, b"lock", 0)
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, BlockingIOError | PermissionError) and error.errno in (errno.EAGAIN, errno.EACCES):
+                raise (StoreInUse(path) if error.errno == errno.EAGAIN else StoreNotWritable(path, error)) from None
+            raise
+
+    def _forget(self) -> None:
+        with self._guard:
+            self._held.discard(self._path)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._forget()
+
+
+class SystemListener:
+    """A :class:`Listener` of Linux. OSError or OverflowError when the address cannot be taken (port 0: any)."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+        except BaseException:
+            self._socket.close()
+            raise
+        self._socket.setblocking(False)
+        name = self._socket.getsockname()
+        self.address = str(name[0]), int(name[1])
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def listen(self, backlog: int) -> None:
+        self._socket.listen(backlog)
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        accepted, peer = self._socket.accept()
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return accepted, (str(peer[0]), int(peer[1]))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class SystemEnv:
+    """Linux itself."""
+
+    def __init__(self) -> None:
+        # Since boot, suspended time included: the wall clock may be set back under us, this one is not.
+        self._anchor_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._random = random.Random()  # noqa: S311 - spreads load, guards nothing
+
+    def open(self, path: str, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        return SystemFile(os.open(path, flags, 0o600))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def mkdirs(self, path: str) -> None:
+        path = os.path.abspath(path)
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            os.mkdir(folder, 0o700)
+            self.sync_dir(os.path.dirname(folder))
+
+    def replace(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(descriptor, memoryview(data)[written:])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if os.path.exists(path):
+            # A second name, not a rename: at every moment one of the two contents is there under its own name.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}.bak")
+            os.link(path, f"{path}.bak")
+        os.replace(temporary, path)
+        self.sync_dir(os.path.dirname(os.path.abspath(path)))
+
+    def read_bytes(self, path: str) -> bytes:
+        with open(path, "rb") as stream:
+            return stream.read()
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def rmtree(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> Lock:
+        return SystemLock(path)
+
+    def disk_usage(self, path: str) -> DiskUsage:
+        usage = shutil.disk_usage(path)
+        return DiskUsage(usage.total, usage.free)
+
+    def memory_bytes(self) -> int:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def wall_ms(self) -> int:
+        return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + self._anchor_ns) // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def random_int(self, bound: int) -> int:
+        return self._random.randrange(bound)
+
+    def waker(self) -> Waker:
+        return EventWaker()
+
+    def bind(self, host: str, port: int) -> Listener:
+        return SystemListener(host, port)
+
+    def flusher(self) -> Flusher:
+        from gantrymq.kernel.fast import Flusher as SystemFlusher  # which asks this module which of its twins to use
+
+        return SystemFlusher()

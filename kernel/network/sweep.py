@@ -1,0 +1,443 @@
+"""The one task that owns all broker connections.
+
+All sockets sit in one ``epoll``; the task waits for the epoll's own descriptor and then takes every ready socket:
+receive, cut frames, decode headers, hand all requests over in one call, write every answer with one ``send`` a
+connection. A task per connection would cost more than the work itself. A turn is bounded in bytes and rows; what is
+left stays ready in the epoll (level triggered) and the kernel rotates its ready list, so connections take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+from collections import OrderedDict
+from collections.abc import Callable
+
+import structlog
+import trio
+
+from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.env import Env, Listener
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.fast import read_requests
+from gantrymq.kernel.network.adaptive_wait import Patience
+from gantrymq.kernel.network.admission import Admission
+from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
+from gantrymq.kernel.network.listening import OUT_OF_DESCRIPTORS
+from gantrymq.kernel.processors import Request
+from gantrymq.remoting.bad_bytes import BadBytesLog
+from gantrymq.remoting.errors import FatalRemoteFault
+from gantrymq.remoting.lenient_header import EFFORT
+
+log = structlog.get_logger("gantrymq.sweep")
+
+RECEIVE_BYTES = 256 * 1024
+EVENTS_A_TURN = 512
+ACCEPTS_A_TURN = 128
+CHECKED_AT_ONCE = 256
+TURNS_WITHOUT_CHECKPOINT = 64
+STAY_S = 0.0015
+LINGER_S = 0.001
+"""Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
+lingers where the next ones come: at most these two together pass until the other tasks run."""
+SPINS = 200
+"""How often it looks without waiting before it lingers, after a turn of one request: some 100 microseconds. Who sends
+one message at a time is answered sooner than this thread could be woken for the next."""
+
+TURN_VALUES = 1024
+"""Values of headers that are not in the form of RocketMQ's Java client, after which a turn receives nothing more:
+Python reads them, some microseconds each."""
+
+_GONE = select.EPOLLHUP | select.EPOLLERR
+
+
+class Sweep:
+    """Sockets in, requests out; answers back. ``handle`` takes all requests of a turn, ``progress`` runs after it."""
+
+    def __init__(
+        self,
+        env: Env,
+        limits: LimitsSection,
+        handle: Callable[[list[Request]], None],
+        connections_changed: Callable[[ConnectionsBatch], None],
+        progress: Callable[[], None],
+    ) -> None:
+        self._env = env
+        self._limits = limits
+        self._handle = handle
+        self._connections_changed, self._progress = connections_changed, progress
+        self._bad_bytes = BadBytesLog(log)
+        self._epoll = select.epoll()
+        self.waker = env.waker()
+        self._epoll.register(self.waker.fileno(), select.EPOLLIN)
+        self._listener: Listener | None = None
+        self._listening = self._accepting = self._short = False
+        self._admission = Admission(limits, self.drop)
+        self._connections: dict[int, Connection] = {}
+        self._dirty: dict[Connection, None] = {}
+        self._unsent = self._unread = 0
+        self._unchecked: list[Connection] = []
+        self._rest: OrderedDict[Connection, None] = OrderedDict()
+        """Connections of which whole frames are in memory, left for the next turn; none that is paused."""
+        self._unserved: list[int] = []
+        """Descriptors that were ready when the turn's limits were reached: they come first in the next one. The epoll
+        names the same ones first each time."""
+        self._changes = ConnectionsBatch()
+        self._numbers = 0
+        self._in_turn = False
+        self.is_handling = False
+        """Whether requests are handed over at this moment; ``progress`` follows."""
+        self._now = 0.0
+        self._lingering = Patience()
+        self._spinning = Patience()
+        self._few = self._gives_way = False
+        self.has_waiting: Callable[[], bool] = bool
+        """Whether requests wait for a turn: ``handle`` is then called with none as well."""
+
+    # ------------------------------------------------------------------------------------------------- listening
+
+    def bind(self, host: str, port: int) -> tuple[str, int]:
+        """Take the address (port 0: any) without accepting yet; returns what was taken."""
+        try:
+            self._listener = self._env.bind(host, port)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StartError(
+                f"cannot listen on {host}:{port}: {reason}; choose another address with --listen HOST:PORT"
+            ) from None
+        return self._listener.address
+
+    def listen(self) -> None:
+        """Accept connections from now on."""
+        if self._listener is None:
+            raise RuntimeError("bind first")
+        self._listener.listen(1024)
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._listening = self._accepting = True
+
+    def stop_listening(self) -> None:
+        """Take no new connection; those that are open go on."""
+        if self._listener is not None:
+            if self._accepting:
+                self._epoll.unregister(self._listener.fileno())
+            self._accepting = False
+            self._listener.close()
+            self._listener = None
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.stop_listening()
+        for connection in list(self._connections.values()):
+            self._flush(connection)
+            self.drop(connection, "the broker stops")
+        self._report_changes()
+        self._epoll.close()
+        self.waker.close()
+
+    # --------------------------------------------------------------------------------------------------- running
+
+    @property
+    def connections(self) -> list[Connection]:
+        """The open connections."""
+        return list(self._connections.values())
+
+    def wake(self) -> None:
+        """Let the next turn come soon; safe to call from any thread."""
+        self.waker.wake()
+
+    def give_way(self) -> None:
+        """Another task brings work of its own: the next time it does not linger, which would keep that one waiting."""
+        self._gives_way = True
+
+    async def run(self, is_full: Callable[[], bool]) -> None:
+        """Turn until cancelled. While ``is_full()`` nothing is received: only the waker brings the next turn."""
+        while True:
+            if is_full():
+                await trio.lowlevel.wait_readable(self.waker.fileno())
+            elif self._rest or self.has_waiting():
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+            leave_at = self._env.monotonic() + STAY_S
+            for turns in range(TURNS_WITHOUT_CHECKPOINT):
+                if not self.turn(receive=not is_full(), linger=turns > 0) or self._now > leave_at:
+                    break
+
+    def turn(self, *, receive: bool = True, linger: bool = False) -> bool:
+        """Do all that is ready now, or soon if it may ``linger``; returns whether another turn may follow at once."""
+        waiting = receive and self.has_waiting()
+        rest = receive and bool(self._rest)
+        events = self._events(linger and receive and not waiting and not rest)
+        if not events and not waiting and not rest:
+            return False
+        if self._unserved:
+            places = {descriptor: place for place, descriptor in enumerate(self._unserved)}
+            events.sort(key=lambda event: places.get(event[0], len(places)))
+            self._unserved = []
+        self._in_turn = True
+        self._now = now = self._env.monotonic()
+        requests: list[Request] = []
+        budget = self._limits.sweep_bytes if receive else 0
+        effort_until = EFFORT.values + TURN_VALUES
+        waker = self.waker.fileno()
+        listener = self._listener.fileno() if self._accepting and self._listener is not None else -1
+        for descriptor, event in events:
+            if descriptor == waker:
+                self.waker.drain()
+            elif descriptor == listener:
+                self._accept(now)
+            else:
+                connection = self._connections.get(descriptor)
+                if connection is None:
+                    continue
+                if event & select.EPOLLOUT:
+                    self._dirty[connection] = None
+                if connection.is_paused:
+                    connection.notice(event)
+                elif not event & (select.EPOLLIN | _GONE):
+                    pass
+                elif budget > 0 and len(requests) < self._limits.sweep_rows:
+                    if connection not in self._rest:
+                        budget -= self._receive(connection, requests, now)
+                        if EFFORT.values >= effort_until:
+                            budget = 0
+                else:
+                    self._unserved.append(descriptor)
+        if rest:
+            self._read_rest(requests, now, effort_until)
+        self._few = len(requests) == 1
+        if requests or waiting:
+            self.is_handling = True
+            self._handle(requests)
+            self.is_handling = False
+        self._progress()
+        self._report_changes()
+        self._in_turn = False
+        # Only the waker, and nobody was answered: nobody is about to send the next request.
+        quiet = not self._dirty and len(events) == 1 and events[0][0] == waker
+        self._flush_dirty()
+        return receive and not quiet
+
+    def _events(self, linger: bool) -> list[tuple[int, int]]:
+        """What is ready, descriptors and event bits; it lingers unless that was in vain of late."""
+        if not linger or self._gives_way:
+            self._gives_way = self._gives_way and not linger
+            return self._epoll.poll(0, EVENTS_A_TURN)
+        if self._few and self._spinning.allows():
+            for _ in range(SPINS):
+                events = self._epoll.poll(0, EVENTS_A_TURN)
+                if events:
+                    self._spinning.learn(True)
+                    return events
+            self._spinning.learn(False)
+        if not self._lingering.allows():
+            return self._epoll.poll(0, EVENTS_A_TURN)
+        events = self._epoll.poll(LINGER_S, EVENTS_A_TURN)
+        self._lingering.learn(events)
+        return events
+
+    def touch(self, connection: Connection, size: int) -> None:
+        """The connection has ``size`` bytes more to send. Within a turn they wait for its end, while there is room."""
+        self._unsent += size
+        self._dirty[connection] = None
+        if self._unsent > self._limits.buffered_bytes:
+            self._flush_dirty()
+            self._shed(self._unsent, lambda other: other.outbound_bytes, "answers that are not taken fill the memory")
+        elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+            self._flush(connection)
+        if not self._in_turn:
+            self._flush_dirty()
+
+    def is_congested(self, connection: Connection) -> bool:
+        """Whether more than a quarter of the write buffer waits, even after an attempt to send it.
+
+        A quarter: further answers may come on top that nobody asks about.
+        """
+        if connection.outbound_bytes > self._limits.write_buffer_bytes // 4:
+            self._flush(connection)
+        return connection.outbound_bytes > self._limits.write_buffer_bytes // 4
+
+    def watch(self, connection: Connection) -> None:
+        """Let the epoll tell what the connection wants to hear of now."""
+        self._epoll.modify(connection.sock.fileno(), connection.interest)
+        if not connection.is_paused and _has_frame(connection.inbound):
+            self._rest[connection] = None
+            if not self._in_turn:
+                self.waker.wake()
+
+    def drop(self, connection: Connection, reason: str) -> None:
+        """Close ``connection``; its share of the next ``connections_changed`` follows with the turn."""
+        if connection.closed:
+            return
+        connection.closed = True
+        descriptor = connection.sock.fileno()
+        self._connections.pop(descriptor, None)
+        self._admission.closed(connection)
+        self._dirty.pop(connection, None)
+        self._rest.pop(connection, None)
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(descriptor)
+        connection.sock.close()
+        self._unsent -= connection.outbound_bytes
+        connection.outbound_bytes = 0
+        connection.outbound.clear()
+        connection.inbound.clear()
+        log.debug("connection_closed", peer=connection.address, reason=reason)
+        connection.ended()
+        self._changes.closed.append(connection)
+        if not self._in_turn:
+            self.waker.wake()
+
+    def check_deadlines(self) -> None:
+        """Close who is idle, takes too long over a frame, or fills the memory; accept again after a shortage. To be
+        called four times a second, which looks at everybody once a second at least."""
+        now = self._env.monotonic()
+        if not self._unchecked:
+            self._unchecked = list(self._connections.values())
+            self._unread = 0
+        # A quarter a call: looking at ten thousand at once would be felt by whoever waits meanwhile.
+        count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
+        connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
+        idle_since, frame_since = now - self._limits.idle, now - self._limits.frame_deadline
+        accepted_since = now - self._limits.first_frame
+        for connection in connections:
+            self._unread += len(connection.inbound)
+            if connection.is_paused:
+                connection.excuse(now)
+            elif connection.active_at < idle_since:
+                self.drop(connection, "idle")
+            elif connection.partial_since is not None and connection.partial_since < frame_since:
+                self.drop(connection, "a frame took too long")
+            elif connection.silent_since is not None and connection.silent_since < accepted_since:
+                self.drop(connection, "no frame came")
+        if not self._unchecked:
+            self._shed(self._unread, lambda connection: len(connection.inbound), "unfinished frames fill the memory")
+        if self._listener is not None and self._listening and not self._accepting:
+            self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+            self._accepting = True
+
+    # ---------------------------------------------------------------------------------------------------- pieces
+
+    def _shed(self, total: int, size_of: Callable[[Connection], int], reason: str) -> None:
+        """When ``total`` is past the limit for all together, close those that take most until a quarter is free."""
+        if total <= self._limits.buffered_bytes:
+            return
+        for connection in sorted(self._connections.values(), key=size_of, reverse=True):
+            size = size_of(connection)
+            log.warning("connection_closed", peer=connection.address, reason=reason, bytes=size)
+            self.drop(connection, reason)
+            total -= size
+            if total <= self._limits.buffered_bytes * 3 // 4:
+                return
+
+    def _accept(self, now: float) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in OUT_OF_DESCRIPTORS:
+                    if not self._short:  # once a shortage, not with each attempt
+                        log.warning("accept_failed", error=str(error), connections=len(self._connections))
+                    self._short = True
+                    self._epoll.unregister(self._listener.fileno())
+                    self._accepting = False
+                    return
+                continue
+            self._short = False
+            if not self._admission.admits(peer[0], now):
+                sock.close()
+                continue
+            self._numbers += 1
+            connection = Connection(self, sock, self._numbers, peer, now)
+            self._connections[sock.fileno()] = connection
+            self._admission.opened(connection)
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+            self._changes.opened.append(connection)
+
+    def _receive(self, connection: Connection, requests: list[Request], now: float) -> int:
+        try:
+            data = connection.sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            self.drop(connection, str(error))
+            return 0
+        if not data:
+            self.drop(connection, "closed by the peer")
+            return 0
+        connection.active_at = now
+        self._read(connection, data, requests, now)
+        return len(data)
+
+    def _read(self, connection: Connection, data: bytes, requests: list[Request], now: float) -> None:
+        """Take the requests out of what the connection has sent; ``data`` is what came now."""
+        inbound = connection.inbound
+        if inbound:
+            inbound += data
+        try:
+            received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes)
+        except FatalRemoteFault as error:
+            self._bad_bytes.report(connection.address, error, now)
+            self.drop(connection, str(error))
+            return
+        if inbound:
+            del inbound[:taken]
+        elif taken < len(data):
+            inbound += data[taken:]
+        if taken:
+            connection.silent_since = None
+        if not inbound:
+            connection.partial_since = None
+        elif taken or connection.partial_since is None:
+            connection.partial_since = now
+        requests += received
+        if inbound and taken and _has_frame(inbound):
+            self._rest[connection] = None
+
+    def _read_rest(self, requests: list[Request], now: float, effort_until: int) -> None:
+        """Go on with frames that an earlier turn has left, with one connection at least."""
+        for _ in range(len(self._rest)):
+            connection, _none = self._rest.popitem(last=False)
+            if not connection.is_paused:  # else :meth:`watch` brings it back
+                self._read(connection, b"", requests, now)
+            if EFFORT.values >= effort_until or len(requests) >= self._limits.sweep_rows:
+                return
+
+    def _report_changes(self) -> None:
+        changes = self._changes
+        if changes.opened or changes.closed:
+            self._changes = ConnectionsBatch()
+            self._connections_changed(changes)
+
+    def _flush_dirty(self) -> None:
+        while self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for connection in dirty:
+                self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        before = connection.outbound_bytes
+        try:
+            connection.write()
+        except OSError as error:
+            self._unsent -= before - connection.outbound_bytes
+            self.drop(connection, str(error))
+            return
+        self._unsent -= before - connection.outbound_bytes
+        if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+            log.warning("slow_reader_closed", peer=connection.address)
+            self.drop(connection, "the peer does not read its answers")
+            return
+        wants = bool(connection.outbound)
+        if wants != connection.wants_write:
+            connection.wants_write = wants
+            self.watch(connection)
+
+
+def _has_frame(inbound: bytearray) -> bool:
+    return len(inbound) >= 4 and int.from_bytes(inbound[:4], "big") + 4 <= len(inbound)

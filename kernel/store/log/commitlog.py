@@ -1,0 +1,410 @@
+"""The commit log: every message of the broker, one behind the other, in files of one size.
+
+It knows no policy. One batch is one write a file; offsets, queue offsets and the store timestamp are given here. A
+failed write or flush poisons the log for good: Linux reports a lost page once and then calls it clean, so that a second
+flush that succeeds would mean nothing. ``docs/format/record.md``, ``docs/format/store.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from errno import EIO
+
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.env import Env, Waker
+from gantrymq.kernel.errors import NO_ROOM, CorruptRange, LogPoisoned, NoRoom, OutOfLog, UnreadableRange
+from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
+from gantrymq.kernel.store.log.clock import StoreClock
+from gantrymq.kernel.store.log.prefault import RoomAhead
+from gantrymq.kernel.store.log.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
+from gantrymq.kernel.store.log.scan import checked_size
+from gantrymq.kernel.store.log.segments import Segment, Segments
+from gantrymq.kernel.store.log.unreadable import UnreadablePlaces
+from gantrymq.kernel.store.log.write_behind import WriteBehind
+from gantrymq.remoting.codes import ResponseCode
+
+log = structlog.get_logger("gantrymq.commitlog")
+
+__all__ = ["SCAN_ROWS", "USUAL_BYTES", "CommitLog", "CorruptRange", "LogPoisoned", "OutOfLog", "UnreadableRange"]
+
+SCAN_ROWS = 4096
+USUAL_BYTES = 1024
+"""Most records are no longer: a look at one takes so much at once."""
+
+
+class CommitLog:
+    """The log in ``folder``. One thread appends; :meth:`flush` and the reading methods may be called from any.
+
+    ``next_offsets`` is the table of the next queue offset by (topic, queue id); the log reads and advances it.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        *,
+        file_bytes: int,
+        next_offsets: dict[tuple[str, int], int],
+        store_host: bytes,
+        max_body_bytes: int,
+    ) -> None:
+        self._env = env
+        self.clock = StoreClock(env)
+        self.segments = Segments(env, folder, file_bytes, staging)
+        self._next_offsets = next_offsets
+        self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
+        self._tail = (0, 0)
+        self._flusher = env.flusher()
+        self._followed: Segment | None = None
+        self._behind: WriteBehind | None = None
+        self.ahead = RoomAhead(self.segments, self._flusher.sync)
+        self._poison: str | None = None
+        self.quarantine: list[tuple[int, int]] = []
+        """Ranges of bytes, start and end, that may not be read."""
+        self._places = UnreadablePlaces(self.segments, env.monotonic)
+
+    # ------------------------------------------------------------------------------------------------- watermarks
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the first byte there is."""
+        return self.segments.start
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last record that was appended."""
+        return self._tail[0]
+
+    @property
+    def written(self) -> int:
+        """The offset up to which records can be read: :attr:`end`, unless they are written behind."""
+        return self._tail[0] if self._behind is None else self._behind.written
+
+    @property
+    def durable(self) -> int:
+        """The offset behind the last record that is certainly on the disk."""
+        return self._flusher.durable
+
+    @property
+    def durable_mark(self) -> tuple[int, int]:
+        """:attr:`durable` and the store timestamp (ms since 1970) of that record, of one moment."""
+        return self._flusher.durable_mark
+
+    @property
+    def last_timestamp(self) -> int:
+        """Store timestamp of the last record: the next one's is not lower."""
+        return self._tail[1]
+
+    def open(self) -> None:
+        """Find the files. Where the log ends is for the recovery to find out (:meth:`opened_at`)."""
+        self.segments.load()
+
+    def opened_at(self, end: int, timestamp: int) -> None:
+        """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
+        self._tail = (end, timestamp)
+        self._flusher.start_at(end, timestamp)
+        self._followed = None
+        self.clock.begin(timestamp)
+        self.ahead.start_at(end)
+
+    def check(self) -> None:
+        """Raise :class:`LogPoisoned` if the log is poisoned."""
+        if self._poison is not None:
+            raise LogPoisoned(self._poison)
+
+    def poison(self, doing: str, error: BaseException) -> LogPoisoned:
+        """Poison the log because ``error`` happened while ``doing``. Returns what is to be raised."""
+        is_disk = isinstance(error, OSError)
+        reason = str(error) if is_disk else f"{error!r:.1000}"
+        what_to_do = "Look after the disk, then start the broker again" if is_disk else "Start the broker again"
+        self._poison = (
+            f"{doing} failed: {reason}. Nothing more is acknowledged. {what_to_do}: "
+            f"everything up to offset {self.durable} is safe"
+        )
+        self._flusher.fail(error if isinstance(error, OSError) else OSError(EIO, reason))
+        log.error("log_poisoned", doing=doing, error=reason, durable=self.durable)
+        return LogPoisoned(self._poison)
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def append(self, batch: AppendBatch) -> None:
+        """Write the live rows of ``batch`` and fill its columns; refused rows get offset -1 and size 0.
+
+        Rows that are too large are refused with MESSAGE_ILLEGAL. Without room for the next file the rest of the rows is
+        refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`; whatever else
+        fails, memory included, poisons the log: queue offsets may have been given to records that it does not have.
+        """
+        self.check()
+        try:
+            self._append(batch)
+        except OSError as error:
+            raise self.poison("writing to the commit log", error) from error
+        except BaseException as error:
+            raise self.poison("appending to the commit log", error) from error
+
+    def _append(self, batch: AppendBatch) -> None:
+        start, timestamp = self._tail
+        timestamp = max(self.clock.now_ms(), timestamp)
+        batch.place(start, timestamp)
+        rows = batch.live
+        index, position = 0, start
+        try:
+            while index < len(rows):
+                index, position = self._append_to_file(batch, rows, index, position)
+        except NoRoom as error:
+            for row in rows[index:]:
+                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+            log.warning("rows_refused", reason=str(error), rows=len(rows) - index)
+        if position > start:
+            batch.end = position
+            self._tail = (position, timestamp)
+            (self._behind or self._flusher).appended(position, timestamp)
+
+    def append_encoded(self, position: int, data: bytes | memoryview) -> DispatchBatch:
+        """Write the records, whole and intact, and the blank that ``data`` begins with; ``position`` is the log's end.
+
+        They are another log's bytes and stay as they are. A log without files may begin at the start of any. Returns
+        what was taken, some thousand records at most: not what belongs into the next file, or to a record that is cut.
+        Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`, :class:`LogPoisoned`.
+        """
+        self.check()
+        end, timestamp = self._tail
+        first = not len(self.segments) and end == 0
+        if position % self.segments.file_bytes if first else position != end:
+            raise OutOfLog(f"records for {position}: the log, files of {self.segments.file_bytes}, ends at {end}")
+        data = data[: self.segments.file_bytes - position % self.segments.file_bytes]
+        batch, why = scan(data, position, SCAN_ROWS, check_body=True, copied=True)
+        if why is Stop.BAD or why is Stop.ZERO:
+            raise BadRecord(f"no intact record at {batch.end}")
+        batch.end = position + len(data) if why is Stop.BLANK else batch.end
+        if batch.end > position:
+            try:
+                self._put(self.segments.ensure(position), position, data[: batch.end - position])
+            except NoRoom:
+                raise
+            except OSError as error:
+                raise self.poison("writing to the commit log", error) from error
+            except BaseException as error:
+                raise self.poison("appending to the commit log", error) from error
+            self._tail = (batch.end, max(batch.newest_timestamp if len(batch) else 0, timestamp))
+            (self._behind or self._flusher).appended(*self._tail)
+        return batch
+
+    def _append_to_file(
+        self, batch: AppendBatch, rows: range | list[int], index: int, position: int
+    ) -> tuple[int, int]:
+        """Write as many rows as the file at ``position`` takes. Returns the next index and position."""
+        segment = self.segments.ensure(position)
+        room = segment.end - position
+        parts, next_index, end = encode_rows(batch, rows, index, position, room, self._next_offsets, self._layout)
+        if next_index < len(rows):
+            # The next file first: without it the records behind the blank would have no place.
+            try:
+                self.segments.ensure(segment.end)
+            except NoRoom as error:
+                self._write(batch, rows, index, next_index, position, parts)
+                for row in rows[next_index:]:
+                    batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+                log.warning("rows_refused", reason=str(error), rows=len(rows) - next_index)
+                return len(rows), end
+            parts.append(blank(segment.end - end))
+            end = segment.end
+        self._write(batch, rows, index, next_index, position, parts)
+        return next_index, end
+
+    def _write(
+        self,
+        batch: AppendBatch,
+        rows: range | list[int],
+        index: int,
+        next_index: int,
+        position: int,
+        parts: list[bytes],
+    ) -> None:
+        data = b"".join(parts)
+        if not data:
+            return
+        try:
+            self._put(self.segments.ensure(position), position, data)
+        except NoRoom:
+            self._give_back(batch, rows[index:next_index])
+            raise
+
+    def _put(self, segment: Segment, position: int, data: bytes | memoryview) -> None:
+        """``data``, in one file, to the operating system or to who writes behind. :class:`NoRoom`: it is not there."""
+        if self._behind is None and segment is not self._followed:
+            self._flusher.follow(segment.file)
+            self._followed = segment
+        self.ahead.appending(position + len(data))
+        if self._behind is not None:
+            self._behind.put(segment, position, bytes(data))
+            return
+        try:
+            self.segments.write(position, data)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # The room was reserved, yet some file systems (copy on write) cannot promise it. Whatever part was written
+            # must not lie behind the end as something that looks like a record.
+            self._take_back(position, len(data))
+            raise NoRoom(self.segments.folder, error) from error
+
+    def _take_back(self, position: int, size: int) -> None:
+        """Let zeros be where a write failed. Where nothing was written there may be no room for zeros either."""
+        try:
+            self.segments.write(position, bytes(size))
+        except OSError as error:
+            if error.errno not in NO_ROOM or self.segments.pread(position, size).strip(b"\0"):
+                raise
+
+    def _give_back(self, batch: AppendBatch, rows: range | list[int]) -> None:
+        for row in reversed(rows):
+            if batch.queue_offsets[row] >= 0 and not batch.sys_flags[row] & 4:
+                self._next_offsets[batch.topics[row], batch.queue_ids[row]] = batch.queue_offsets[row]
+            batch.offsets[row], batch.sizes[row], batch.queue_offsets[row] = -1, 0, -1
+
+    def prepare_next(self) -> bool:
+        """Make what will be needed next before it is; for a worker thread. False when there is no room.
+
+        That is the next file, once this one is half full, and what
+        :class:`~gantrymq.kernel.store.log.prefault.RoomAhead` does.
+        """
+        self.check()
+        try:
+            middle = self.segments.end - self.segments.file_bytes // 2
+            made = self.segments.prepare_next() if self.end >= middle else True
+            self.ahead.prepare(self._tail[0])
+            return made
+        except OSError as error:
+            raise self.poison("making room for the commit log", error) from error
+
+    def flush(self) -> int:
+        """Bring all that was appended onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
+        self.check()
+        if self._behind is not None:
+            self._behind.write_out()
+        try:
+            return self._flusher.flush()
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def flush_when_asked(self, waker: Waker) -> None:
+        """For a thread: flush whenever :meth:`ask_flush` was called, wake after each, until :meth:`end_flushing`.
+
+        All that is appended while one flush runs is covered by the next; the last covers all. Raises
+        :class:`LogPoisoned`.
+        """
+        self.ahead.zeros = True
+        try:
+            self._flusher.run(waker)
+        except OSError as error:
+            raise self._flush_failed(error) from error
+
+    def ask_flush(self) -> None:
+        """Let the thread in :meth:`flush_when_asked` flush; never blocks."""
+        self._flusher.ask()
+
+    def end_flushing(self) -> None:
+        """Let :meth:`flush_when_asked` return when all is flushed."""
+        self._flusher.stop()
+
+    def write_behind(self, waker: Waker) -> WriteBehind:
+        """From now on appended records stay in memory until what is returned, or :meth:`flush`, writes them.
+
+        Until then they can be neither read nor flushed; ``waker`` is woken each time :attr:`written` has moved. That a
+        disk has no room for what was reserved is found out too late to refuse a row: it poisons the log.
+        """
+        self._behind = WriteBehind(self._flusher, self.end, waker, self.check, self.poison)
+        return self._behind
+
+    def _flush_failed(self, error: OSError) -> LogPoisoned:
+        self.check()  # another thread may have been told first, or something else failed
+        return self.poison("flushing the commit log", error)
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def view(self, offset: int, size: int) -> bytes:
+        """``size`` bytes at ``offset``. :class:`OutOfLog`, :class:`CorruptRange`, or its kind ``UnreadableRange``."""
+        self.check_range(offset, size)
+        data = self._places.read(offset, size)
+        if len(data) != size:
+            raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
+        return data
+
+    def check_range(self, offset: int, size: int) -> None:
+        """Raise :class:`OutOfLog` or :class:`CorruptRange` where :meth:`view` would without reading."""
+        if offset < self.segments.start or size < 0 or offset + size > self.written:
+            raise OutOfLog(f"{size} bytes at {offset}: the log reaches from {self.segments.start} to {self.written}")
+        for start, end in self.quarantine:
+            if offset < end and offset + size > start:
+                raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
+
+    def mistrust(self, start: int, end: int) -> None:
+        """Quarantine a range that turned out to be damaged, until the next start."""
+        self.quarantine = sorted({*self.quarantine, (start, end)})
+
+    def read_record(self, offset: int) -> Record:
+        """The record at ``offset``, checked. :class:`OutOfLog`, :class:`CorruptRange`, or ``BadRecord``."""
+        usual = 0 if self.quarantine or offset < 0 else min(USUAL_BYTES, self.written - offset)
+        data = self._places.read_if_readable(offset, max(usual, 0))
+        if not 4 <= int.from_bytes(data[:4], "big") <= len(data):
+            data = self.view(offset, checked_size(self.view, offset))
+        return decode_at(data, offset)
+
+    def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
+        """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
+
+        Each batch begins where the one before ended, unless the front of the log was deleted meanwhile: then the next
+        one begins with what is left. Quarantined ranges are stepped over: no row is from there. Raises
+        :class:`CorruptRange` where something is no record, :class:`UnreadableRange` where the disk fails. A record that
+        reaches over ``stop`` is left out.
+        """
+        stop = min(stop, self.written)
+        position = max(start, self.segments.start)
+        while position < stop:
+            hole = next((end for first, end in self.quarantine if first <= position < end), None)
+            if hole is not None:
+                batch, why = scan(b"", position, 0, check_body=False)
+                batch.end = min(hole, stop)
+            else:
+                limit = min([stop, *(first for first, _ in self.quarantine if first > position)])
+                batch, why = self._places.scan(position, limit, rows)
+                if why is Stop.BLANK:
+                    segment = self.segments.at(position)
+                    batch.end = limit if segment is None else min(limit, segment.end)
+                elif why is Stop.BAD or why is Stop.ZERO:
+                    raise CorruptRange(f"no record at {batch.end}, below the end of the log at {self._tail[0]}")
+            if batch.end > position:
+                yield batch
+            elif position < self.segments.start:
+                position = self.segments.start  # another thread has deleted the front
+                continue
+            elif why is not Stop.CUT:
+                if self.segments.at(position) is None:
+                    return  # the end was cut off meanwhile
+                raise CorruptRange(f"nothing can be read at {position}, below the end of the log at {self._tail[0]}")
+            if why is Stop.CUT:
+                return
+            position = batch.end
+
+    # ---------------------------------------------------------------------------------------------------- the ends
+
+    def detach_before(self, offset: int) -> list[Segment]:
+        """Let the log begin behind the files that end at or before ``offset``, never behind the one in use.
+
+        Nothing of them can be read any more; :meth:`discard` deletes them, which may take a worker thread a while.
+        """
+        detached = self.segments.detach_before(min(offset, self.written))
+        self.quarantine = [place for place in self.quarantine if place[1] > self.min_offset]
+        return detached
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that were detached. :class:`OSError` leaves the rest for the next start."""
+        self.segments.discard(detached)
+
+    def close(self) -> None:
+        """Close the files; what is not flushed stays with the operating system."""
+        self.segments.close()

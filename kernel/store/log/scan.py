@@ -1,0 +1,101 @@
+"""Scanning the files of the log in blocks, so that neither a large file nor a damaged length decides what is read."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.fast import Stop, scan
+from gantrymq.kernel.store.log.record import BLANK_BYTES, BLANK_MAGIC, HEADS, LEAST_BYTES, BadRecord, check_begun
+from gantrymq.kernel.store.log.segments import Segments
+from gantrymq.remoting.records import MAGIC_V1
+
+BLOCK_BYTES: Final = 256 * 1024
+ROW_BYTES: Final = 1024
+"""A reader of few records reads no more than this for each, and at least a page."""
+_LEAST_READ: Final = 4096
+LARGE_BYTES: Final = 64 * 1024
+"""A damaged length up to this may be read as it is."""
+_PREFIX = struct.Struct(">iI")
+_LONGEST_HEAD: Final = max(head.size for head in HEADS.values())
+
+
+def scan_block(
+    segments: Segments, offset: int, limit: int, rows: int, *, check_body: bool, replay: bool = False
+) -> tuple[DispatchBatch, Stop]:
+    """Scan from ``offset`` on as :func:`gantrymq.kernel.fast.scan` does, a block or at least one record.
+
+    Nothing at or behind ``limit`` is read, nor behind the end of the file. ``Stop.ROWS`` also means that the block
+    ended. :class:`OSError` when the disk cannot give what ``offset`` begins with.
+    """
+    segment = segments.at(offset)
+    if segment is None:
+        return scan(b"", offset, 0, check_body=False)[0], Stop.DATA
+    size = min(limit, segment.end) - offset
+    data = segments.read_readable(offset, min(size, BLOCK_BYTES, max(rows * ROW_BYTES, _LEAST_READ)))
+    batch, stop = scan(data, offset, rows, check_body=check_body, replay=replay)
+    if len(data) == size:
+        return batch, stop
+    if stop is Stop.BLANK:
+        stop = Stop.CUT  # it reaches to the end of the block, not of the file
+    if stop is Stop.DATA:
+        return batch, Stop.ROWS
+    if stop is not Stop.CUT:
+        return batch, stop
+    if batch.end > offset:
+        return batch, Stop.ROWS
+    whole = _whole_size(segments, offset, size)
+    if whole is None:
+        return batch, Stop.BLANK if _is_blank(segments, offset, size) else Stop.BAD
+    if whole > size:
+        return batch, Stop.CUT
+    data = segments.pread(offset, whole)
+    batch, stop = scan(data, offset, min(rows, 1), check_body=check_body, replay=replay)
+    return batch, Stop.ROWS if batch.end > offset else stop
+
+
+def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
+    """The size that the record at ``offset`` gives itself, 0 at least; ``view`` as :meth:`CommitLog.view`.
+
+    A large one is believed, and may cost memory, only of a record whose lengths agree: else ``BadRecord``.
+    """
+    size = int.from_bytes(view(offset, 4), "big", signed=True)
+    if size > LARGE_BYTES:
+        head = view(offset, _LONGEST_HEAD)
+        check_begun(head)
+        if int.from_bytes(head[28:36], "big") != offset:
+            raise BadRecord(f"the record at {offset} belongs to another place")
+    return max(size, 0)
+
+
+def _is_blank(segments: Segments, offset: int, size: int) -> bool:
+    """Whether the mark that the rest of the file is unused is at ``offset``."""
+    head = segments.pread(offset, BLANK_BYTES)
+    return len(head) == BLANK_BYTES and _PREFIX.unpack(head) == (size, BLANK_MAGIC)
+
+
+def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
+    """How long the record is that begins at ``offset``, of which all lengths agree; None when none begins there.
+
+    More than ``size`` when it does not end within that. The body is not read: a damaged length costs no memory.
+    """
+    head = segments.pread(offset, min(_LONGEST_HEAD, size))
+    if len(head) < LEAST_BYTES or _PREFIX.unpack_from(head)[1] == BLANK_MAGIC:
+        return None
+    try:
+        check_begun(head)
+    except BadRecord:
+        return None
+    if int.from_bytes(head[28:36], "big") != offset:
+        return None
+    whole, magic = _PREFIX.unpack_from(head)
+    if whole > size:
+        return int(whole)
+    fixed = HEADS[int.from_bytes(head[36:40], "big") & 0x30].size
+    at = offset + fixed + int.from_bytes(head[fixed - 4 : fixed], "big")
+    width = 1 if magic == MAGIC_V1 else 2
+    at += width + int.from_bytes(segments.pread(at, width), "big")
+    at += 2 + int.from_bytes(segments.pread(at, 2), "big")
+    return int(whole) if at == offset + whole else None

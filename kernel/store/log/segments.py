@@ -1,0 +1,348 @@
+"""Files of one size, named by the 20-digit offset of their first byte, that together are one long file.
+
+The log and every consume queue lie in such a row of files. A file is made under ``staging/`` and gets its name when it
+has its full size: RocketMQ's broker refuses to start when one has another size. What was never written reads as zeros.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+
+import structlog
+
+from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM, NoRoom, StartError
+
+log = structlog.get_logger("gantrymq.segments")
+
+_NAME = re.compile(r"[0-9]{20}")
+DISK_BLOCK_BYTES = 4096
+"""What a disk gives or cannot give, and the system's page, is a multiple of it."""
+_END_MAX = 2**63 - 1
+"""Offsets are numbers of 64 bits in the files and in compiled code."""
+_CHUNK_BYTES = 1024 * 1024
+_ZEROS = bytes(_CHUNK_BYTES)
+_OPENING = threading.Lock()
+
+
+class StoreDamaged(StartError):
+    """Files of the store contradict each other in a way that must not be mended by guessing."""
+
+
+class Segment:
+    """One file: ``base`` is the offset of its first byte. It is opened when it is first used."""
+
+    def __init__(self, env: Env, path: str, base: int, size: int, file: File | None = None) -> None:
+        self._env = env
+        self.path = path
+        self.base = base
+        self.end = base + size
+        self.unsynced = False
+        self._file = file
+
+    @property
+    def file(self) -> File:
+        """The open file."""
+        file = self._file
+        if file is None:
+            with _OPENING:  # or a thread that reads and one that writes leave a second descriptor open
+                file = self._file
+                if file is None:
+                    file = self._file = self._env.open(self.path)
+        return file
+
+    def close(self) -> None:
+        """Close the file, if it is open; using it again opens it again."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+class Segments:
+    """The row of files in ``folder``.
+
+    ``sparse`` files have no room reserved on the disk and their names are synced late, by :meth:`sync`: for what can be
+    built again. Reading and :meth:`sync` may be called from any thread, :meth:`prepare_next` from one worker beside
+    the thread that writes.
+    """
+
+    def __init__(self, env: Env, folder: str, file_bytes: int, staging: str, *, sparse: bool = False) -> None:
+        self._env = env
+        self.folder = folder
+        self.file_bytes = file_bytes
+        self._staging = staging
+        self._sparse = sparse
+        self._segments: list[Segment] = []
+        self._prepared: Segment | None = None
+        self._lacks_room = False
+        self._names_unsynced = False
+        self._creating = threading.Lock()
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(list(self._segments))
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    @property
+    def start(self) -> int:
+        """Offset of the first byte there is; 0 without files."""
+        segments = self._segments
+        return segments[0].base if segments else 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last file; 0 without files."""
+        segments = self._segments
+        return segments[-1].end if segments else 0
+
+    @property
+    def prepared_end(self) -> int:
+        """Offset behind the last file whose room is reserved: :attr:`end`, or that of the file made ahead."""
+        prepared = self._prepared
+        return self.end if prepared is None else prepared.end
+
+    def load(self) -> None:
+        """Find the files. :class:`StoreDamaged` when one has another size, is missing, or does not belong there."""
+        for name in self._env.listdir(self.folder):
+            path = f"{self.folder}/{name}"
+            if not _NAME.fullmatch(name) or self._env.is_dir(path):
+                raise StoreDamaged(f"{path} does not belong into {self.folder}: move it out, nothing was changed")
+            segment = Segment(self._env, path, int(name), self.file_bytes)
+            size = segment.file.size()
+            segment.close()
+            if size == 0 and name == max(self._env.listdir(self.folder)):
+                # RocketMQ's broker, cut off while it made the next file.
+                self._env.unlink(path)
+                continue
+            if size != self.file_bytes:
+                raise StoreDamaged(
+                    f"{path} has {size} bytes where {self.file_bytes} are configured: set the file size that this "
+                    "store was written with, or bring the whole file back"
+                )
+            if segment.base % self.file_bytes or segment.end > _END_MAX:
+                raise StoreDamaged(
+                    f"{path} begins where no file of {self.file_bytes} bytes can: move it out, nothing was changed"
+                )
+            if self._segments and self._segments[-1].end != segment.base:
+                raise StoreDamaged(
+                    f"{self.folder}: nothing between offset {self._segments[-1].end} and {segment.base}: bring the "
+                    "missing file back, nothing was changed"
+                )
+            self._segments.append(segment)
+
+    def at(self, offset: int) -> Segment | None:
+        """The file that holds ``offset``."""
+        segments = self._segments
+        if not segments or not segments[0].base <= offset < segments[-1].end:
+            return None
+        return segments[(offset - segments[0].base) // self.file_bytes]
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Up to ``size`` bytes at ``offset``, no further than the end of that file; nothing where there is no file."""
+        segment = self.at(offset)
+        if segment is None:
+            return b""
+        try:
+            return segment.file.pread(min(size, segment.end - offset), offset - segment.base)
+        except OSError:
+            self._raise_if_there(segment, offset)
+            return b""
+
+    def read_readable(self, offset: int, size: int) -> bytes:
+        """As :meth:`pread`, up to the first block that the disk cannot give; :class:`OSError` when that is at once."""
+        try:
+            return self.pread(offset, size)
+        except OSError:
+            found = bytearray()
+            while len(found) < size:
+                at = offset + len(found)
+                try:
+                    piece = self.pread(at, min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(found)))
+                except OSError:
+                    break
+                if not piece:
+                    break
+                found += piece
+            if not found:
+                raise
+            return bytes(found)
+
+    def peek(self, offset: int, size: int) -> bytes | None:
+        """As :meth:`pread`; None instead of waiting for the disk."""
+        segment = self.at(offset)
+        if segment is None:
+            return b""
+        try:
+            return segment.file.peek(min(size, segment.end - offset), offset - segment.base)
+        except OSError:
+            self._raise_if_there(segment, offset)
+            return b""
+
+    def _raise_if_there(self, segment: Segment, offset: int) -> None:
+        """Raise what is being handled, unless another thread has deleted the file meanwhile."""
+        if self.at(offset) is segment:
+            raise
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write ``data``, which must lie within one existing file."""
+        segment = self.at(offset)
+        if segment is None or offset + len(data) > segment.end:
+            raise ValueError(f"{self.folder}: {len(data)} bytes at {offset} are not within one file")
+        segment.file.pwrite(data, offset - segment.base)
+        segment.unsynced = True
+
+    def ensure(self, offset: int) -> Segment:
+        """The file that holds ``offset``, made when it is the next one (or the first); else :class:`NoRoom`."""
+        segment = self.at(offset)
+        if segment is not None:
+            return segment
+        base = offset - offset % self.file_bytes
+        if self._segments and base != self.end:
+            raise ValueError(f"{self.folder}: the file at {base} would leave a gap behind {self.end}")
+        with self._creating:
+            prepared, self._prepared = self._prepared, None
+            segment = prepared if prepared is not None and prepared.base == base else self._create(base)
+            self._segments.append(segment)
+        return segment
+
+    def prepare_next(self) -> bool:
+        """Make the file that will be needed next, unless it is there; False when there is no room for it."""
+        with self._creating:
+            if self._segments and self._prepared is None:
+                try:
+                    self._prepared = self._create(self.end)
+                except NoRoom as error:
+                    if not self._lacks_room:
+                        log.warning("next_file_not_prepared", reason=str(error))
+                    self._lacks_room = True
+                    return False
+                self._lacks_room = False
+        return True
+
+    def _create(self, base: int) -> Segment:
+        path = f"{self.folder}/{base:020d}"
+        staged = f"{self._staging}/{self._env.random_int(1 << 62):020d}"
+        try:
+            file = self._env.open(staged, create=True)
+            try:
+                if self._sparse:
+                    file.truncate(self.file_bytes)
+                else:
+                    file.preallocate(self.file_bytes)
+                    file.datasync()
+                self._env.rename(staged, path)
+            except BaseException:
+                file.close()
+                if self._env.exists(staged):
+                    self._env.unlink(staged)
+                raise
+        except OSError as error:
+            if error.errno in NO_ROOM or error.errno in NO_DESCRIPTORS:
+                raise NoRoom(path, error) from error
+            raise
+        if self._sparse:
+            self._names_unsynced = True
+        else:
+            try:
+                self._sync_names()
+            except BaseException:
+                file.close()
+                raise
+        return Segment(self._env, path, base, self.file_bytes, file)
+
+    def sync(self) -> None:
+        """Return when all that was written before, and the names of the files, are on the disk."""
+        for segment in list(self._segments):
+            if segment.unsynced:
+                segment.unsynced = False
+                segment.file.datasync()
+        if self._names_unsynced:
+            self._names_unsynced = False
+            try:
+                self._sync_names()
+            except NoRoom:
+                self._names_unsynced = True
+                raise
+
+    def _sync_names(self) -> None:
+        try:
+            self._env.sync_dir(self.folder)
+        except OSError as error:
+            # What failed must not be tried again, a second attempt could succeed and mean nothing. This was not begun.
+            if error.errno in NO_DESCRIPTORS:
+                raise NoRoom(self.folder, error) from error
+            raise
+
+    def last_nonzero(self, offset: int) -> int:
+        """The offset behind the last byte at or after ``offset`` that is not zero; ``offset`` if there is none."""
+        last = offset
+        for segment in self:
+            for start, chunk in _nonzero_chunks(segment, max(offset, segment.base)):
+                last = start + len(chunk.rstrip(b"\0"))
+        return last
+
+    def truncate(self, offset: int) -> None:
+        """Let everything from ``offset`` on be zeros again: delete the files behind, overwrite the rest, sync.
+
+        Overwritten, not cut off and grown again: that could fail on a full disk and leave a file too short.
+        """
+        with self._creating:
+            prepared, self._prepared = self._prepared, None
+            doomed = [segment for segment in self._segments if segment.base >= offset and segment.base > self.start]
+            for segment in reversed([*doomed, *([prepared] if prepared else [])]):
+                if segment in self._segments:
+                    self._segments.remove(segment)
+                segment.close()
+                self._env.unlink(segment.path)
+        if doomed or prepared:
+            self._env.sync_dir(self.folder)
+        last = self.at(offset)
+        if last is not None:
+            self._zero(last, offset)
+
+    def _zero(self, segment: Segment, offset: int) -> None:
+        for start, chunk in _nonzero_chunks(segment, offset):
+            segment.file.pwrite(_ZEROS[: len(chunk)], start - segment.base)
+            segment.unsynced = True
+        self.sync()
+
+    def detach_before(self, offset: int) -> list[Segment]:
+        """Take the files that end at or before ``offset`` out of the row, never the last one; :meth:`discard` them.
+
+        Another thread may be reading: it goes on with the row that it has.
+        """
+        segments = self._segments
+        count = sum(segment.end <= offset for segment in segments[:-1])
+        self._segments = segments[count:]
+        return segments[:count]
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that were detached, the oldest first: after a crash what is left is a row without a gap."""
+        for segment in detached:
+            segment.close()
+            self._env.unlink(segment.path)
+        if detached:
+            self._env.sync_dir(self.folder)
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files that end at or before ``offset``, never the last one. Returns how many."""
+        detached = self.detach_before(offset)
+        self.discard(detached)
+        return len(detached)
+
+    def close(self) -> None:
+        """Close all files."""
+        for segment in [*self._segments, *([self._prepared] if self._prepared else [])]:
+            segment.close()
+
+
+def _nonzero_chunks(segment: Segment, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of the parts of ``segment``, from ``offset`` on, that are not all zero."""
+    for first, last in segment.file.data_ranges(offset - segment.base):
+        for start in range(first, last, _CHUNK_BYTES):
+            chunk = segment.file.pread(min(_CHUNK_BYTES, last - start), start)
+            if chunk != _ZEROS[: len(chunk)]:
+                yield segment.base + start, chunk

@@ -1,0 +1,68 @@
+"""Places of the log that its disk cannot give: they are remembered, so that it is not asked again at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.errors import UnreadableRange
+from gantrymq.kernel.fast import Stop
+from gantrymq.kernel.store.log.scan import scan_block
+from gantrymq.kernel.store.log.segments import Segments
+
+log = structlog.get_logger("gantrymq.commitlog")
+
+UNREADABLE_S: Final = 5.0
+"""So long what the disk could not give is not asked of it again."""
+UNREADABLE_MAX: Final = 1024
+"""Places that the disk cannot give are remembered up to this number."""
+
+
+class UnreadablePlaces:
+    """Reads ``segments`` and remembers what their disk could not give. ``clock``: seconds that never fall.
+
+    A failing disk may take seconds for each attempt, and clients ask again and again: for some seconds the disk is not
+    asked, and a place is logged once.
+    """
+
+    def __init__(self, segments: Segments, clock: Callable[[], float]) -> None:
+        self._segments = segments
+        self._clock = clock
+        self._failed: dict[tuple[int, int], tuple[float, str]] = {}
+        self._logged: set[int] = set()
+
+    def read_if_readable(self, offset: int, size: int) -> bytes:
+        """As :meth:`Segments.pread`; nothing when the disk fails: a block behind what is wanted may be at fault."""
+        try:
+            return self._segments.pread(offset, size)
+        except OSError:
+            return b""
+
+    def scan(self, offset: int, limit: int, rows: int) -> tuple[DispatchBatch, Stop]:
+        """As :func:`scan_block`, without the bodies; :class:`UnreadableRange` when the disk fails."""
+        try:
+            return scan_block(self._segments, offset, limit, rows, check_body=False)
+        except OSError as error:
+            raise UnreadableRange(offset, limit - offset, error.strerror or str(error)) from error
+
+    def read(self, offset: int, size: int) -> bytes:
+        """As :meth:`Segments.pread`; :class:`UnreadableRange` when the disk fails or did so just now."""
+        place = (offset, size)
+        if self._failed and place in self._failed:
+            failed_at, reason = self._failed[place]
+            if self._clock() - failed_at < UNREADABLE_S:
+                raise UnreadableRange(offset, size, reason)
+        try:
+            return self._segments.pread(offset, size)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if len(self._failed) >= UNREADABLE_MAX:
+                self._failed.clear()
+            self._failed[place] = (self._clock(), reason)
+            if offset not in self._logged and len(self._logged) < UNREADABLE_MAX:
+                self._logged.add(offset)
+                log.error("log_unreadable", offset=offset, size=size, error=reason)
+            raise UnreadableRange(offset, size, reason) from error

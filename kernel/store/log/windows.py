@@ -1,0 +1,204 @@
+"""Reading many records of the log without waiting for the disk in the sweep.
+
+Whoever waits for the disk holds up everybody: the sweep, and with it each producer. So what is given out here was in
+the page cache; what is not is brought by a worker thread, which asks the system to read ahead. Blocks that are read
+again and again, and those at the log's end, stay in memory of the broker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import BadRecord, record_owner
+from gantrymq.kernel.store.log.scan import checked_size
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+    from gantrymq.kernel.store.log.segments import Segment
+
+BLOCK_BYTES: Final = 64 * 1024
+KEPT_BLOCKS: Final = 256
+"""Blocks of the log that are kept in memory."""
+HOT_BYTES: Final = 1024 * 1024
+"""So far before the log's end a block is kept from the first look on; elsewhere from the second on."""
+LOOKS_KEPT: Final = 4096
+FETCH_BYTES: Final = 1024 * 1024
+AHEAD_BYTES: Final = 8 * 1024 * 1024
+"""How far the system is asked to read ahead of what was missing."""
+_PIECE_BYTES: Final = 256 * 1024
+
+
+class NotAtHand(Exception):
+    """What was asked for is on the disk only. ``fetch`` brings it into memory, in a worker thread."""
+
+    def __init__(self, fetch: Callable[[], object]) -> None:
+        super().__init__("it has to come from the disk")
+        self.fetch = fetch
+
+
+class _Block:
+    """The first ``filled`` bytes of a block of the log. They never change; more may follow."""
+
+    __slots__ = ("filled", "memory")
+
+    def __init__(self, size: int) -> None:
+        self.memory = memoryview(bytearray(size))
+        self.filled = 0
+
+
+class LogWindows:
+    """Parts of the log that are in memory. All but :meth:`fetch` is for the one thread of the sweep."""
+
+    def __init__(self, env: Env, log: CommitLog) -> None:
+        self._env = env
+        self._log = log
+        self._blocks: dict[int, _Block] = {}
+        self._looks: dict[int, None] = {}
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the log's first byte."""
+        return self._log.min_offset
+
+    def mistrust(self, start: int, end: int) -> None:
+        """See :meth:`CommitLog.mistrust`."""
+        self._log.mistrust(start, end)
+
+    def holds_damaged(self, offset: int, size: int, owner: tuple[str, int, int]) -> bool:
+        """Whether a record of this size lies there, by its own lengths, that names ``owner``: topic, queue id, offset.
+
+        For one whose body was found to be damaged.
+        """
+        try:
+            if checked_size(self._log.view, offset) != size:
+                return False
+            return record_owner(self._log.view(offset, size), offset) == owner
+        except (OutOfLog, CorruptRange, BadRecord):
+            return False
+
+    def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
+        """Where a part of the log begins that holds these ``size`` bytes, and that part: as much as is at hand.
+
+        None when they lie outside the log, in a damaged range, across the end of a file, or on the disk only. The part
+        stays as it is for as long as somebody has it.
+        """
+        if size > BLOCK_BYTES and not self._says_size(offset, size):
+            return None
+        return self._span(offset, size)
+
+    def record(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
+        """As :meth:`window`, of a record. ``OutOfLog`` when a large one says another size: it is not read for that."""
+        if size > BLOCK_BYTES:
+            self._log.check_range(offset, size)
+            told = self.window(offset, 4, wait=wait)[:4]
+            if int.from_bytes(told, "big", signed=True) != size:
+                raise OutOfLog(f"no record of {size} bytes at {offset}")
+        return self.window(offset, size, wait=wait)
+
+    def _says_size(self, offset: int, size: int) -> bool:
+        found = self._span(offset, 4)
+        return found is not None and int.from_bytes(found[1][offset - found[0] :][:4], "big", signed=True) == size
+
+    def _span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
+        log = self._log
+        segment = log.segments.at(offset)
+        written = log.written
+        if segment is None or size < 0 or offset + size > min(segment.end, written):
+            return None
+        try:
+            found = self._find(segment, offset, size, written)
+        except OSError:
+            return None  # the slow path finds out what that means
+        if found is None or not log.quarantine:
+            return found
+        start, data = found
+        low, high = start, start + len(data)
+        for first, last in log.quarantine:
+            if last <= offset:
+                low = max(low, last)
+            elif first >= offset + size:
+                high = min(high, first)
+            else:
+                return None
+        return low, data[low - start : high - start]
+
+    def window(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
+        """As :meth:`CommitLog.view`, and what lies behind it, as far as it is at hand.
+
+        :class:`NotAtHand` when it is on the disk only, unless the caller will ``wait``.
+        """
+        log = self._log
+        found = self._span(offset, size)
+        if found is not None:
+            start, data = found
+            return data[offset - start :]
+        log.check_range(offset, size)
+        segment = log.segments.at(offset)
+        if segment is None or offset + size > segment.end:
+            raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
+        if not wait:
+            raise NotAtHand(partial(self.fetch, offset, size))
+        return log.view(offset, size)
+
+    def fetch(self, offset: int, size: int) -> None:
+        """Bring this part of the log into memory, and let the system read ahead; for a worker thread.
+
+        ``UnreadableRange`` when the disk cannot give it.
+        """
+        segment = self._log.segments.at(offset)
+        if segment is None:
+            return
+        start = offset - (offset - segment.base) % FETCH_BYTES
+        stop = min(start + -(-(offset + size - start) // FETCH_BYTES) * FETCH_BYTES, segment.end, self._log.written)
+        with suppress(OSError):  # what was not asked for may be what fails
+            segment.file.read_ahead(start - segment.base, min(AHEAD_BYTES, segment.end - start))
+            for at in range(start, stop, _PIECE_BYTES):
+                segment.file.pread(min(_PIECE_BYTES, stop - at), at - segment.base)
+        self._log.view(offset, size)
+
+    def _find(self, segment: Segment, offset: int, size: int, written: int) -> tuple[int, memoryview] | None:
+        """As :meth:`span`, of a part that lies in one file of the log."""
+        start = offset - (offset - segment.base) % BLOCK_BYTES
+        needed = offset + size - start
+        if needed <= BLOCK_BYTES:
+            block = self._blocks.get(start)
+            if block is not None and needed <= block.filled:
+                return start, block.memory[: block.filled]
+            if block is not None or self._is_kept(start, written):
+                return self._fill(segment, start, block, needed, min(BLOCK_BYTES, segment.end - start), written)
+        memory = memoryview(bytearray(size))
+        if segment.file.peek_into(memory, offset - segment.base) < size:
+            return None
+        return offset, memory
+
+    def _is_kept(self, start: int, written: int) -> bool:
+        """Whether a block is to be kept, now that it is looked at."""
+        if start >= written - HOT_BYTES or start in self._looks:
+            return True
+        if len(self._looks) >= LOOKS_KEPT:
+            self._looks.clear()
+        self._looks[start] = None
+        return False
+
+    def _fill(
+        self, segment: Segment, start: int, block: _Block | None, needed: int, size: int, written: int
+    ) -> tuple[int, memoryview] | None:
+        """Read what a block lacks."""
+        if block is None:
+            block = _Block(size)
+        end = min(size, written - start)
+        block.filled += segment.file.peek_into(block.memory[block.filled : end], start + block.filled - segment.base)
+        if block.filled < needed:
+            return None
+        if start not in self._blocks:
+            if len(self._blocks) >= KEPT_BLOCKS:
+                oldest = next(iter(self._blocks))
+                del self._blocks[oldest]
+                self._looks.pop(oldest, None)
+            self._blocks[start] = block
+        return start, block.memory[: block.filled]

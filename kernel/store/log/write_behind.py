@@ -1,0 +1,95 @@
+"""Appended bytes that are still in memory, and how they are handed to the operating system in large steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import groupby
+
+from gantrymq.kernel.env import Waker
+from gantrymq.kernel.fast.plain_flusher import Flusher
+from gantrymq.kernel.store.log.segments import Segment
+
+
+class WriteBehind:
+    """What a log has appended and not yet written. One thread puts; the rest may be called from any.
+
+    What is appended while one write runs goes with the next. ``flusher`` is told what is written, for no more can be
+    made durable. ``check`` raises when the log is poisoned, ``poison`` makes it so and returns what is to be raised:
+    after a write that failed there is no other.
+    """
+
+    def __init__(
+        self,
+        flusher: Flusher,
+        start: int,
+        waker: Waker,
+        check: Callable[[], None],
+        poison: Callable[[str, OSError], Exception],
+    ) -> None:
+        self.written = start
+        """The offset up to which everything is with the operating system."""
+        self._flusher = flusher
+        self._waker = waker
+        self._check = check
+        self._poison = poison
+        self._batch: list[tuple[Segment, int, bytes]] = []
+        self._waiting: list[tuple[Segment, int, bytes]] = []
+        self._end = (start, 0)
+        self._followed: Segment | None = None
+        self._guard = threading.Lock()
+        self._writing = threading.Lock()
+        self._asked = threading.Event()
+        self._stopping = False
+
+    def put(self, segment: Segment, position: int, data: bytes) -> None:
+        """``data`` belongs into ``segment`` at the log's offset ``position``, behind all that was put before."""
+        self._batch.append((segment, position, data))
+
+    def appended(self, end: int, timestamp: int) -> None:
+        """What was put ends at ``end`` and may be written now."""
+        batch, self._batch = self._batch, []
+        with self._guard:
+            self._waiting += batch
+            self._end = (end, timestamp)
+        self._asked.set()
+
+    def write_out(self) -> None:
+        """Write all that waits, one write a file, and wake who waits for it. Raises ``LogPoisoned``."""
+        with self._writing:
+            self._check()
+            with self._guard:
+                waiting, self._waiting = self._waiting, []
+                end, timestamp = self._end
+            if end == self.written:
+                return
+            try:
+                for segment, pieces in groupby(waiting, key=lambda piece: piece[0]):
+                    self._write(segment, list(pieces))
+            except OSError as error:
+                raise self._poison("writing to the commit log", error) from error
+            self._flusher.appended(end, timestamp)
+            self.written = end
+        self._waker.wake()
+
+    def run(self) -> None:
+        """Write whenever something was appended, until :meth:`stop`; then once more if there is need."""
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            stopping = self._stopping
+            self.write_out()
+            if stopping:
+                return
+
+    def stop(self) -> None:
+        """Let :meth:`run` end."""
+        self._stopping = True
+        self._asked.set()
+
+    def _write(self, segment: Segment, pieces: list[tuple[Segment, int, bytes]]) -> None:
+        if segment is not self._followed:
+            self._flusher.follow(segment.file)
+            self._followed = segment
+        segment.file.pwrite(b"".join([data for _, _, data in pieces]), pieces[0][1] - segment.base)
+        segment.unsynced = True

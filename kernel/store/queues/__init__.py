@@ -1,0 +1,1 @@
+"""The consume queues: for each topic and queue the places of its messages in the log."""

@@ -1,0 +1,401 @@
+"""One consume queue: the entries of one topic and queue, in files of one size and a tail in memory."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from errno import EIO
+from itertools import count as count_from
+from threading import Lock
+from typing import Final
+
+import structlog
+
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM, NoRoom
+from gantrymq.kernel.fast import QueueEntries
+from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
+from gantrymq.kernel.store.queues.extension import QueueExtension, last_address
+from gantrymq.kernel.store.queues.open_files import OpenFiles
+from gantrymq.kernel.store.queues.search import first, first_kept, nearest_in_time
+
+log = structlog.get_logger("gantrymq.queues")
+
+ENTRY: Final = struct.Struct(">qiq")
+"""Log offset, record size, tag code."""
+UNIT: Final = ENTRY.size
+FILLER_SIZE: Final = 0x7FFFFFFF
+"""The size in an entry that stands for no message (RocketMQ pre-fills a queue that does not begin at 0 with them)."""
+FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
+REACH_UNITS: Final = 300_000
+"""The widest gap that is filled; a queue offset further ahead is a damaged one."""
+LIGHT_TOPIC: Final = "%LMQ%"
+"""RocketMQ's light queues begin so: their entries lead to records of other topics."""
+_CHUNK_UNITS: Final = 512
+
+
+class ConsumeQueue:
+    """The queue in ``folder``. ``min_offset`` is the first entry whose record is still in the log.
+
+    One thread puts; :meth:`flush` may be called from another, :meth:`entries` from any.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        topic: str,
+        queue_id: int,
+        *,
+        file_units: int,
+        tail_bytes: int,
+        open_files: OpenFiles,
+        extension: QueueExtension | None = None,
+        report: Callable[[ConsumeQueue, int], bool] = lambda queue, offset: False,
+    ) -> None:
+        self._env = env
+        self._report = report
+        self._extension = extension or QueueExtension(env, f"{folder}_ext", staging)
+        self._open_files = open_files
+        self.folder = folder
+        self.topic = topic
+        self.queue_id = queue_id
+        self._staging = staging
+        self._file_units = file_units
+        self._tail_bytes = tail_bytes
+        self._segments = self._make_segments()
+        self._written = 0
+        self._tail = bytearray()
+        self._guard = Lock()
+        self._writing = Lock()
+        self._reading = Lock()
+        self._gone = False
+        self.min_offset = 0
+        self.max_offset = 0
+        """The queue offset behind the last entry."""
+        self.generation = 0
+        """What was read of one generation stays true: another begins when entries are taken back."""
+        self.log_end = 0
+        """The log offset behind the last record that has an entry here."""
+        self.is_set_aside = False
+        """Whether files were found that could not be right, and are gone: all of the log has to be read again."""
+        self.corrected_for = 0
+        """The log's first offset when ``min_offset`` was set last."""
+
+    def _make_segments(self) -> Segments:
+        return Segments(self._env, self.folder, self._file_units * UNIT, self._staging, sparse=True)
+
+    @property
+    def _low(self) -> int:
+        """The first queue offset that has an entry, a filler too."""
+        return (self._segments.start if len(self._segments) else self._written) // UNIT
+
+    def load(self) -> None:
+        """Find the files and the last entry in them; files that cannot be right are deleted, to be built again."""
+        try:
+            self._load()
+        except (StoreDamaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno != EIO:
+                raise
+            log.error("consume_queue_rebuilt", path=self.folder, reason=str(error))
+            self.is_set_aside = True
+            self._segments.close()
+            self._env.rmtree(self.folder)
+            self._segments = self._make_segments()
+            self._load()
+        self._extension.load()
+        self._cut_extension()
+        self._segments.close()
+
+    def _load(self) -> None:
+        self._segments.load()
+        self._written = self._segments.start
+        for segment in reversed(list(self._segments)):
+            if self._is_written(segment.base // UNIT):
+                low, high = segment.base // UNIT, segment.end // UNIT
+                self._written = first(low, high, lambda unit: not self._is_written(unit)) * UNIT
+                break
+        self.min_offset = self._low
+        self.max_offset = self._written // UNIT
+        self._find_log_end()
+
+    def _is_written(self, unit: int) -> bool:
+        entry: tuple[int, int, int] = ENTRY.unpack(self._segments.pread(unit * UNIT, UNIT))
+        return entry[0] >= 0 and entry[1] > 0
+
+    def _find_log_end(self) -> None:
+        self.log_end = 0
+        for unit in range(self.max_offset - 1, self._low - 1, -1):
+            offset, size, _ = self.entry(unit)
+            if offset >= 0 and 0 < size != FILLER_SIZE:
+                self.log_end = offset + size
+                break
+
+    # ------------------------------------------------------------------------------------------------------- read
+
+    def entries(self, offset: int, count: int) -> bytes:
+        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has.
+
+        Addresses of the extension are replaced by the tag codes that lie there, where it is whole.
+        """
+        return self._extension.resolve(self._read(offset, count, self._segments.pread), Segments.pread) or b""
+
+    def peek(self, offset: int, count: int) -> bytes | None:
+        """As :meth:`entries`; None instead of waiting for the disk."""
+        return self._extension.resolve(self._read(offset, count, self._segments.peek), Segments.peek)
+
+    def _read(self, offset: int, count: int, read: Callable[[int, int], bytes | None]) -> bytes | None:
+        start, end = offset * UNIT, (offset + count) * UNIT
+        tail = b""
+        if end > self._written:  # which only grows while the queue lives
+            with self._guard:
+                written = self._written
+                end = min(end, written + len(self._tail))
+                if start >= written:
+                    return bytes(self._tail[start - written : max(end - written, 0)])
+                tail = bytes(self._tail[: max(end - written, 0)])
+                end = min(end, written)
+        if start < self._segments.start or end <= start:
+            return b""
+        parts = []
+        self._open_files.use(self)
+        with self._reading:
+            while start < end:
+                part = read(start, end - start)
+                if not part:
+                    return part
+                parts.append(part)
+                start += len(part)
+        return b"".join((*parts, tail))
+
+    def entry(self, offset: int) -> tuple[int, int, int]:
+        """The entry at a queue offset, which must be there."""
+        entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
+        return entry
+
+    def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
+        """See :meth:`gantrymq.kernel.store.queues.search.Entries.next_real`."""
+        while unit < end:
+            data = self.entries(unit, min(_CHUNK_UNITS, end - unit))
+            if not data:
+                break
+            for at, size, _ in ENTRY.iter_unpack(data):
+                if size != FILLER_SIZE and (any_place or (at >= 0 and size > 0)):
+                    return unit
+                unit += 1
+        return end
+
+    # ------------------------------------------------------------------------------------------------------ write
+
+    def put(self, more: QueueEntries, stored: Mapping[int, int] | None = None) -> None:
+        """Put entries; :class:`OSError` when they could not be written.
+
+        With ``stored`` (store timestamp by log offset) the tag codes go to the extension, with those.
+        """
+        if stored is not None:
+            more = self._extension.take(more, stored, self.log_end)
+        if more.queue_offsets is None and more.first == self.max_offset and more.begin >= self.log_end:
+            # No lock: only this thread adds, and only at the end; the other one takes away at the front.
+            self._tail += more.entries
+            self.max_offset = more.first + len(more.entries) // UNIT
+            self.log_end = more.end
+        else:
+            queue_offsets = more.queue_offsets or count_from(more.first)
+            for queue_offset, (offset, size, code) in zip(queue_offsets, ENTRY.iter_unpack(more.entries), strict=False):
+                self._put_one(queue_offset, offset, size, code)
+        if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
+            # Not while the other thread writes: it takes these entries along or leaves them for the next time.
+            try:
+                self._write_tail()
+            except NoRoom as error:
+                log.warning("queue_entries_not_written", path=self.folder, reason=str(error))
+            finally:
+                self._writing.release()
+
+    def _put_one(self, queue_offset: int, offset: int, size: int, code: int) -> None:
+        """Put an entry that is not, or not simply, the next one."""
+        if offset + size <= self.log_end:
+            return
+        expected = self.max_offset
+        if queue_offset == 0 and expected > 0:
+            # The log is right: here the topic was deleted and made again.
+            log.warning("consume_queue_restarted", path=self.folder, entries=expected, log_offset=offset)
+            self._restart()
+            expected = 0
+        if queue_offset < expected:
+            log.error("queue_offset_taken", path=self.folder, queue_offset=queue_offset, log_offset=offset)
+            return
+        if queue_offset > expected:
+            if expected == 0 and not len(self._segments):
+                start = queue_offset - queue_offset % self._file_units
+                self._written = start * UNIT
+                self.min_offset = queue_offset
+                expected = start
+            elif queue_offset - expected > max(self._file_units, REACH_UNITS):
+                log.error("queue_offset_out_of_range", path=self.folder, queue_offset=queue_offset, next=expected)
+                return
+            else:
+                log.warning("consume_queue_gap", path=self.folder, first=expected, missing=queue_offset - expected)
+        self._tail += FILLER * (queue_offset - expected) + ENTRY.pack(offset, size, code)
+        self.max_offset = queue_offset + 1
+        self.log_end = offset + size
+
+    def _restart(self) -> None:
+        with self._writing:
+            self._segments.close()
+            self._env.rmtree(self.folder)
+            self._extension.discard()
+            self._segments = self._make_segments()
+            self.generation += 1
+            with self._guard:
+                self._tail.clear()
+                self._written = 0
+            self.min_offset = self.max_offset = 0
+
+    def _write_tail(self) -> None:
+        """Write the entries in memory to the files; with ``_writing`` held."""
+        with self._guard:
+            data = memoryview(bytes(self._tail))
+            start = self._written
+        done = 0
+        if data:
+            self._open_files.use(self)
+        try:
+            if data and not len(self._segments):
+                self._env.mkdirs(self.folder)
+            while done < len(data):
+                segment = self._segments.ensure(start + done)
+                part = data[done : done + segment.end - start - done]
+                self._segments.write(start + done, part)
+                done += len(part)
+        except OSError as error:
+            if error.errno in NO_ROOM or error.errno in NO_DESCRIPTORS:
+                raise NoRoom(self.folder, error) from error
+            raise
+        finally:
+            with self._guard:
+                del self._tail[:done]
+                self._written = start + done
+
+    def flush(self) -> None:
+        """Bring all entries onto the disk. :class:`NoRoom`, :class:`OSError`."""
+        with self._writing:
+            if not self._gone:
+                self._extension.sync()
+                self._write_tail()
+                self._segments.sync()
+
+    def suspect(self, offset: int) -> bool:
+        """Note that the entry at a queue offset leads to another record than its own, or to none.
+
+        True: it will be corrected from the log, who reads must not go on behind it. False: it was looked at already,
+        and what is missing is missing.
+        """
+        if offset >= self._written // UNIT or self.topic.startswith(LIGHT_TOPIC):
+            return False  # it was made out of the log in this life; or it leads to another topic's records by design
+        return self._report(self, offset)
+
+    def correct(self, entries: Mapping[int, bytes]) -> None:
+        """Put these entries, by queue offset, in the place of those there are; :class:`OSError`."""
+        with self._writing:
+            for offset, entry in entries.items():
+                if not self._gone and self._segments.start <= offset * UNIT < self._written:
+                    self._open_files.use(self)
+                    self._segments.write(offset * UNIT, entry)
+            self.generation += 1
+
+    def limit_log_end(self, bound: int) -> None:
+        """No record with an entry here ends behind ``bound`` of the log: where the last entry says so, it is wrong."""
+        if self.log_end > bound:
+            self.log_end = bound
+            self.suspect(self.max_offset - 1)
+
+    # --------------------------------------------------------------------------------------------------- both ends
+
+    def correct_min(self, log_min: int) -> None:
+        """Set ``min_offset`` to the first entry of a record at or behind ``log_min``."""
+        self.min_offset = first_kept(self, self._low, self.max_offset, log_min)
+        self.corrected_for = log_min
+
+    def drop_expired(self) -> None:
+        """Delete the files that lie before ``min_offset`` as a whole; for a worker thread."""
+        with self._writing:
+            self._segments.delete_before(min(self.min_offset * UNIT, self._written))
+            if self._extension.exists:
+                self._extension.drop_before(last_address(self._read(self.min_offset, 1, self._segments.pread)))
+
+    def _cut_extension(self) -> None:
+        """Let the extension end with the last entry that has a place there."""
+        if self._extension.exists:
+            place, end = None, self.max_offset
+            while place is None and end > self._low:
+                start = max(end - _CHUNK_UNITS, self._low)
+                place = last_address(self._read(start, end - start, self._segments.pread))
+                end = start
+            self._extension.cut_behind(place)
+
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
+        """See :meth:`ConsumeQueues.truncate`."""
+        low = self._low
+
+        def is_behind(unit: int) -> bool:
+            offset, size, _ = self.entry(unit)
+            return size <= 0 or offset < 0 or offset >= bound
+
+        end = first(low, self.max_offset, is_behind)
+        lowest = bound
+        while end > low:
+            offset, size, _ = self.entry(end - 1)
+            if size != FILLER_SIZE and 0 <= offset < bound:
+                verdict = is_entry(self, offset, size)
+                follows = end - 1 == low or self.entry(end - 2)[0] < offset
+                if verdict or (verdict is None and follows):
+                    break
+                if follows:
+                    lowest = min(lowest, offset)
+            end -= 1
+        with self._guard:
+            del self._tail[max(end * UNIT - self._written, 0) :]
+            self._written = min(self._written, end * UNIT)
+        self.generation += 1
+        self.max_offset = end
+        self._segments.truncate(self._written)
+        self.min_offset = min(self.min_offset, end)
+        self._find_log_end()
+        self._cut_extension()
+        return lowest
+
+    def offset_by_time(self, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+        """See :meth:`ConsumeQueues.offset_by_time`."""
+        return nearest_in_time(self, self.min_offset, self.max_offset, timestamp, stored_at)
+
+    def discard(self) -> None:
+        """Close the files, and write nothing more: the queue was deleted."""
+        with self._writing:
+            self._gone = True
+            self._segments.close()
+            self._extension.discard()
+        self._open_files.forget(self)
+
+    def close_files(self) -> bool:
+        """Close the files, which open again when they are used; not while another thread writes, or before a sync.
+
+        A sync through a file opened later would not be told what went wrong before.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            if any(segment.unsynced for segment in self._segments) or self._extension.is_unsynced:
+                return False
+            with self._reading:
+                self._segments.close()
+                self._extension.close()
+            return True
+        finally:
+            self._writing.release()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._segments.close()
+        self._extension.close()

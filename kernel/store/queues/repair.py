@@ -1,0 +1,160 @@
+"""Correct entries of consume queues that disagree with the log: the log is right, the queues follow from it.
+
+An entry is verified when it is read: the record at its place says itself which topic, queue and queue offset it has.
+One that leads elsewhere is searched for between the nearest entries that are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import HEADS, HOST_V6_BITS, SYS_FLAG_AT, owner_of
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER, FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.kernel.store.recovery.salvage import find_record
+from gantrymq.remoting.records import MAGIC_V1
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store.queues.table import ConsumeQueues
+
+log = structlog.get_logger("gantrymq.queues")
+
+
+def is_right(commit_log: CommitLog, queue: ConsumeQueue, queue_offset: int, at: int, size: int) -> bool:
+    """Whether the record at ``at`` has this size and belongs to this place in the queue, by its own lengths and names.
+
+    Its body is not looked at. Raises :class:`CorruptRange` where that cannot be told.
+    """
+    try:
+        head = commit_log.view(at, min(size, HEADS[HOST_V6_BITS].size))
+        if len(head) < HEADS[0].size:
+            return False
+        fixed = HEADS[int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size
+        body = int.from_bytes(head[fixed - 4 : fixed], "big")
+        width = 1 if int.from_bytes(head[4:8], "big") == MAGIC_V1 else 2
+        names = commit_log.view(at + fixed + body, width + len(queue.topic.encode()) + 2)
+    except OutOfLog:
+        return False
+    return owner_of(head, names, at, size) == (queue.topic, queue.queue_id, queue_offset)
+
+
+def mend(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, suspect: int, end: int) -> int:
+    """Correct the entry at the queue offset ``suspect`` and those beside it that are wrong too; for a worker thread.
+
+    The log is searched up to ``end``, up to which it is dispatched. What has no record any more becomes a filler.
+    Returns how many entries were changed. :class:`OSError` when they cannot be written.
+    """
+    first, left = _last_right(commit_log, queue, suspect)
+    behind, right = _next_right(commit_log, queue, suspect, end)
+    found: dict[int, bytes] = {}
+    for batch in _records(commit_log, left, right):
+        for each in queues.entries_of(batch):
+            if (each.topic, each.queue_id) != (queue.topic, queue.queue_id):
+                continue
+            places = each.queue_offsets or range(each.first, each.first + len(each.entries) // UNIT)
+            for number, place in enumerate(places):
+                if first <= place < behind:
+                    found[place] = each.entries[number * UNIT : (number + 1) * UNIT]
+    changes = {}
+    for place in range(first, behind):
+        known = queue.entries(place, 1)
+        if len(known) != UNIT:
+            continue  # deleted meanwhile
+        wanted = found.get(place)
+        if wanted is None and not _may_be_there(commit_log, known):
+            wanted = FILLER
+        if wanted is not None and wanted[:12] != known[:12]:
+            changes[place] = wanted
+    queue.correct(changes)
+    return len(changes)
+
+
+def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tuple[int, int]:
+    """The first queue offset of those that may be wrong, and where in the log their records may begin."""
+    place = suspect
+    while place > queue.min_offset and (entry := queue.entries(place - 1, 1)):
+        at, size, _ = ENTRY.unpack(entry)
+        if size != FILLER_SIZE and _is_surely_right(commit_log, queue, place - 1, at, size):
+            return place, at + size
+        place -= 1
+    return place, commit_log.min_offset
+
+
+def _next_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int, end: int) -> tuple[int, int]:
+    """The queue offset behind those that may be wrong, and where in the log their records end."""
+    place = suspect + 1
+    while place < queue.max_offset and (entry := queue.entries(place, 1)):
+        at, size, _ = ENTRY.unpack(entry)
+        if size != FILLER_SIZE and _is_surely_right(commit_log, queue, place, at, size):
+            return place, at
+        place += 1
+    return place, end
+
+
+def _is_surely_right(commit_log: CommitLog, queue: ConsumeQueue, place: int, at: int, size: int) -> bool:
+    try:
+        return is_right(commit_log, queue, place, at, size)
+    except CorruptRange:
+        return False
+
+
+def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
+    """Whether an entry leads to a part of the log that cannot be read, or to none: then it is left as it is."""
+    at, size, _ = ENTRY.unpack(entry)
+    if size == FILLER_SIZE:
+        return True
+    try:
+        commit_log.view(at, min(size, HEADS[HOST_V6_BITS].size))
+    except CorruptRange:
+        return True
+    except OutOfLog:
+        return False
+    return False
+
+
+def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBatch]:
+    """The records of a part of the log, without those that are damaged."""
+    while start < end:
+        try:
+            for batch in commit_log.scan(start, end):
+                start = batch.end
+                yield batch
+            return
+        except CorruptRange:
+            found = find_record(commit_log.segments, start + 1)
+            if found is None:
+                return
+            start = found[0]
+
+
+class QueueRepair:
+    """Corrects what readers have found to be wrong. :meth:`step` is for a worker thread."""
+
+    def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, dispatched: Callable[[], int]) -> None:
+        self._log = commit_log
+        self._queues = queues
+        self._dispatched = dispatched
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a reader has found something since the last :meth:`step`."""
+        return bool(self._queues.suspects)
+
+    def step(self) -> None:
+        """Correct the entries around one that was found to be wrong."""
+        (queue, place) = next(iter(self._queues.suspects))
+        changed = 0
+        try:
+            changed = mend(self._log, self._queues, queue, place, self._dispatched())
+            log.warning(
+                "consume_queue_mended", topic=queue.topic, queue_id=queue.queue_id, queue_offset=place, entries=changed
+            )
+        except OSError as error:
+            log.error("consume_queue_not_mended", path=queue.folder, queue_offset=place, error=str(error))
+        finally:
+            self._queues.settle(queue, place, changed=changed > 0)

@@ -1,0 +1,83 @@
+"""Search in the entries of a consume queue: where it begins for readers, and what was stored at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+Entry = tuple[int, int, int]
+"""Log offset, record size, tag code."""
+
+
+class Entries(Protocol):
+    """Gives entries by queue offset."""
+
+    def entry(self, offset: int) -> Entry:
+        """The entry there."""
+
+    def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
+        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it.
+
+        One that leads nowhere is damaged, and counts only for ``any_place``.
+        """
+
+
+def first(low: int, high: int, predicate: Callable[[int], bool]) -> int:
+    """The first number from ``low`` on for which ``predicate`` holds, ``high`` if for none; it must be monotone."""
+    while low < high:
+        middle = (low + high) // 2
+        if predicate(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def first_kept(queue: Entries, low: int, high: int, log_min: int) -> int:
+    """The first entry of a record at or behind ``log_min``, ``high`` if there is none."""
+
+    def is_kept(unit: int) -> bool:
+        # Neither a filler nor one entry alone, which may be damaged, says where the log goes on: two of three do.
+        votes: list[bool] = []
+        while len(votes) < 3 and (unit := queue.next_real(unit, high)) < high:
+            votes.append(queue.entry(unit)[0] >= log_min)
+            unit += 1
+        return 2 * sum(votes) >= len(votes)
+
+    unit = first(low, high, is_kept)
+    for _ in range(2):
+        # The votes may have come one entry too early. One that lies before the entry before it is damaged.
+        unit = queue.next_real(unit, high, any_place=True)
+        if unit == high or not 0 <= queue.entry(unit)[0] < log_min or queue.entry(unit)[1] <= 0:
+            break
+        if unit > low and queue.entry(unit)[0] < queue.entry(unit - 1)[0]:
+            break
+        unit += 1
+    return queue.next_real(unit, high, any_place=True)
+
+
+def nearest_in_time(queue: Entries, low: int, high: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+    """See ``ConsumeQueues.offset_by_time``; among the entries from ``low`` to ``high``."""
+    if low >= high:
+        return 0
+
+    def time_of(unit: int) -> int | None:
+        while (unit := queue.next_real(unit, high)) < high:
+            stored = stored_at(queue.entry(unit)[0])
+            if stored is not None:
+                return stored
+            unit += 1
+        return None
+
+    def is_late(unit: int) -> bool:
+        stored = time_of(unit)
+        return stored is None or stored >= timestamp
+
+    unit = first(low, high, is_late)
+    after = time_of(unit) if unit < high else None
+    if after is None:
+        return max(unit - 1, low)
+    before = time_of(unit - 1) if unit > low else None
+    if before is not None and timestamp - before <= after - timestamp and after != timestamp:
+        return unit - 1
+    return unit

@@ -1,0 +1,324 @@
+"""The consume queues: for each topic and queue the places of its messages in the log, 20 bytes each.
+
+They are derived from the log and can always be built again. Entries wait in memory for :meth:`ConsumeQueues.flush`;
+readers see them at once. Offsets of queues count entries, offsets of the log count bytes.
+``docs/format/consume-queue.md`` has the grammar. Source: RocketMQ 4.9.7 ``ConsumeQueue``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from threading import Lock
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.errors import LogPoisoned, NoRoom
+from gantrymq.kernel.fast import QueueEntries, queue_entries
+from gantrymq.kernel.store.log.record import TOPIC_PATTERN
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.deletions import Deletions
+from gantrymq.kernel.store.queues.extension import FILE_BYTES, QueueExtension
+from gantrymq.kernel.store.queues.open_files import OpenFiles
+from gantrymq.remoting.descriptors import descriptors_allowed
+
+log = structlog.get_logger("gantrymq.queues")
+
+DESCRIPTOR_SHARE = 4
+"""A quarter of the process's descriptors: that many queues keep their files open."""
+
+SUSPECTS_MAX = 1024
+SETTLED_MAX = 65_536
+"""Entries that wait for their correction, and those that are remembered as corrected."""
+_QUEUE_ID = re.compile(r"[0-9]{1,10}")
+
+TagCodeRule = Callable[[int, bytes, int], int]
+"""Gives the tag code of a message's queue entry by its queue id, encoded properties and store timestamp (ms)."""
+
+
+class QueuesPoisoned(LogPoisoned):
+    """The disk failed under a consume queue: the broker must stop; the next start builds what is missing again."""
+
+
+def check_topic(topic: str) -> None:
+    """:class:`ValueError` for a name that must not become part of a path (``TopicValidator`` of RocketMQ)."""
+    if not TOPIC_PATTERN.fullmatch(topic):
+        raise ValueError(f"not the name of a topic: {topic[:64]!r}")
+
+
+@attrs.frozen
+class ExtensionPlace:
+    """Where the queues' extensions lie, how large their files are, and whether new entries go there."""
+
+    folder: str
+    file_bytes: int = FILE_BYTES
+    writes: bool = False
+
+
+class ConsumeQueues:
+    """All consume queues under ``folder``, and the table of the next queue offsets.
+
+    One thread puts and deletes; :meth:`flush` may be called from another, reading from any. ``units`` is the number of
+    all entries ever put, those that were deleted at the front included.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        folder: str,
+        staging: str,
+        *,
+        file_units: int,
+        tail_bytes: int,
+        extension: ExtensionPlace | None = None,
+        deletions: Deletions | None = None,
+    ) -> None:
+        """``deletions``: the topics whose records, up to an offset of the log, enter no queue."""
+        self._env = env
+        self.deletions = deletions or Deletions(env, f"{folder}.deleted")
+        self._extension = extension or ExtensionPlace(f"{folder}_ext")
+        self.folder = folder
+        self._staging = staging
+        self._file_units = file_units
+        self._tail_bytes = tail_bytes
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._unflushed: set[ConsumeQueue] = set()
+        self._guard = Lock()
+        self._flushing = Lock()
+        self._poison: str | None = None
+        self.open_files = OpenFiles(descriptors_allowed(DESCRIPTOR_SHARE))
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
+        self.suspects: dict[tuple[ConsumeQueue, int], None] = {}
+        """Entries that readers found to be wrong, by queue and queue offset; they wait for their correction."""
+        self._settled: set[tuple[ConsumeQueue, int]] = set()
+        self.units = 0
+        self.tag_code_rules: dict[str, TagCodeRule] = {}
+        """By topic: what its entries store in place of the tag's code. Set before the recovery, which asks it too."""
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def keys(self) -> Collection[tuple[str, int]]:
+        """Topic and number of each queue."""
+        return self._queues.keys()
+
+    def open(self) -> None:
+        """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""
+        for topic in self._env.listdir(self.folder):
+            if not TOPIC_PATTERN.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
+                log.warning("foreign_folder_ignored", path=f"{self.folder}/{topic}")
+                continue
+            for name in self._env.listdir(f"{self.folder}/{topic}"):
+                if _QUEUE_ID.fullmatch(name) and self._env.is_dir(f"{self.folder}/{topic}/{name}"):
+                    queue = self._make(topic, int(name))
+                    queue.load()
+        for queue in self:
+            if queue.max_offset and queue.log_end <= self.deletions.ends.get(queue.topic, -1):
+                log.info("queue_of_deleted_topic_removed", topic=queue.topic, queue_id=queue.queue_id)
+                del self._queues[queue.topic, queue.queue_id]
+                queue.discard()
+                self._env.rmtree(queue.folder)
+        self.count()
+
+    def count(self) -> None:
+        """Bring ``units`` and the next offsets in line with the queues."""
+        self.units = sum(queue.max_offset for queue in self)
+        self.next_offsets.clear()
+        self.next_offsets.update({key: queue.max_offset for key, queue in self._queues.items()})
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, or None when nothing was ever put into it."""
+        return self._queues.get((topic, queue_id))
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next message gets."""
+        return self.next_offsets.get((topic, queue_id), 0)
+
+    def _make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        check_topic(topic)
+        if queue_id < 0:
+            raise ValueError(f"not the number of a queue: {queue_id}")
+        queue = ConsumeQueue(
+            self._env,
+            f"{self.folder}/{topic}/{queue_id}",
+            self._staging,
+            topic,
+            queue_id,
+            file_units=self._file_units,
+            tail_bytes=self._tail_bytes,
+            open_files=self.open_files,
+            report=self._report,
+            extension=QueueExtension(
+                self._env, f"{self._extension.folder}/{topic}/{queue_id}", self._staging, self._extension.file_bytes
+            ),
+        )
+        self._queues[topic, queue_id] = queue
+        return queue
+
+    # ------------------------------------------------------------------------------------------------------- put
+
+    def put(self, batch: DispatchBatch) -> None:
+        """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
+        self._check()
+        touched = []
+        # Who wants an extension pays for a look at each row.
+        stored = dict(zip(batch.offsets, batch.store_timestamps, strict=True)) if self._extension.writes else None
+        for entries in self.entries_of(batch):
+            queue = self._queues.get((entries.topic, entries.queue_id))
+            if queue is None:
+                try:
+                    queue = self._make(entries.topic, entries.queue_id)
+                except ValueError as error:
+                    log.error("records_without_queue", reason=str(error), records=len(entries.entries) // UNIT)
+                    continue
+            before = queue.max_offset
+            try:
+                queue.put(entries, stored)
+            except OSError as error:
+                raise self._poisoned("writing", queue, error) from error
+            self.units += queue.max_offset - before
+            touched.append(queue)
+        with self._guard:
+            self._unflushed.update(touched)
+
+    def entries_of(self, batch: DispatchBatch) -> Iterator[QueueEntries]:
+        """What the queues get of a batch; nothing of records that were there when their topic was deleted."""
+        for each in queue_entries(batch, self.tag_code_rules):
+            entries = each if each.begin >= self.deletions.end else self._alive(each)
+            if entries is not None:
+                yield entries
+
+    def _alive(self, entries: QueueEntries) -> QueueEntries | None:
+        """``entries`` without those of records that were there when the topic was deleted; None if none is left."""
+        end = self.deletions.ends.get(entries.topic, 0)
+        places = [offset for offset, _, _ in ENTRY.iter_unpack(entries.entries)]
+        dead = sum(place < end for place in places)
+        if dead == len(places):
+            return None
+        queue_offsets = entries.queue_offsets[dead:] if entries.queue_offsets else None
+        return entries._replace(
+            first=queue_offsets[0] if queue_offsets else entries.first + dead,
+            begin=places[dead],
+            entries=entries.entries[dead * UNIT :],
+            queue_offsets=queue_offsets,
+        )
+
+    def _report(self, queue: ConsumeQueue, offset: int) -> bool:
+        """See :meth:`ConsumeQueue.suspect`."""
+        place = (queue, offset)
+        if place in self._settled:
+            return False
+        if place not in self.suspects:
+            if len(self.suspects) >= SUSPECTS_MAX:
+                return True  # its reader comes again
+            log.error("consume_queue_disagrees", topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset)
+            self.suspects[place] = None
+        return True
+
+    def settle(self, queue: ConsumeQueue, offset: int, *, changed: bool) -> None:
+        """An entry was looked at, and is as the log has it now: what is missing is missing."""
+        if len(self._settled) >= SETTLED_MAX:
+            self._settled.clear()
+        self._settled.add((queue, offset))
+        self.suspects.pop((queue, offset), None)
+        if changed:
+            with self._guard:
+                self._unflushed.add(queue)
+
+    def limit_log_ends(self, bound: int) -> None:
+        """See :meth:`ConsumeQueue.limit_log_end`."""
+        for queue in self:
+            queue.limit_log_end(bound)
+
+    def flush(self) -> None:
+        """Bring every entry that was put before onto the disk; for a worker thread.
+
+        :class:`NoRoom` when there is none: the entries stay in memory, a later call tries again. Any other failure is
+        :class:`QueuesPoisoned`, then and for good.
+        """
+        with self._flushing:
+            self._check()
+            with self._guard:
+                unflushed, self._unflushed = self._unflushed, set()
+            while unflushed:
+                queue = unflushed.pop()
+                try:
+                    queue.flush()
+                except NoRoom:
+                    with self._guard:
+                        self._unflushed |= {queue, *unflushed}
+                    raise
+                except OSError as error:
+                    raise self._poisoned("flushing", queue, error) from error
+
+    def _poisoned(self, doing: str, queue: ConsumeQueue, error: OSError) -> QueuesPoisoned:
+        self._poison = (
+            f"{doing} the consume queue {queue.folder} failed: {error}. Look after the disk, then start the broker "
+            "again: the queue is built again from the log"
+        )
+        log.error("consume_queues_poisoned", doing=doing, path=queue.folder, error=str(error))
+        return QueuesPoisoned(self._poison)
+
+    def _check(self) -> None:
+        if self._poison is not None:
+            raise QueuesPoisoned(self._poison)
+
+    # ------------------------------------------------------------------------------------------------------ search
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
+        """The queue offset of the message stored nearest to ``timestamp`` (ms); the lower one of two equally near.
+
+        Of several with that very timestamp, the first. ``stored_at`` tells the store timestamp of the record at a log
+        offset, None where it cannot be read. 0 for a queue that is missing or empty.
+        """
+        queue = self.get(topic, queue_id)
+        return 0 if queue is None else queue.offset_by_time(timestamp, stored_at)
+
+    def correct_min(self, log_min: int) -> None:
+        """Let no queue begin with entries that lie before the log's first byte; files of such entries alone go."""
+        for queue in self:
+            queue.correct_min(log_min)
+            queue.drop_expired()
+
+    def drop_expired(self) -> None:
+        """Delete the files of entries that lie before their queue's ``min_offset``; for a worker thread."""
+        for queue in self:
+            queue.drop_expired()
+
+    def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
+        """Drop, in every queue, all from the first entry on that lies at or behind ``bound`` in the log.
+
+        ``is_entry`` judges the last ones that are left: queue, log offset, size; None when it cannot tell, then an
+        entry is believed that lies behind the one before it. Returns the lowest log offset of an entry before ``bound``
+        that was dropped as well, else ``bound``. The numbers are :meth:`count` ed anew.
+        """
+        lowest = bound
+        for queue in self:
+            lowest = min(lowest, queue.truncate(bound, is_entry))
+        self.count()
+        return lowest
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete all queues of ``topic``. Should it come back while the broker lives, its queue offsets go on."""
+        check_topic(topic)
+        for key, queue in list(self._queues.items()):
+            if key[0] == topic:
+                del self._queues[key]
+                with self._guard:
+                    self._unflushed.discard(queue)
+                self.units -= queue.max_offset
+                queue.discard()
+        self._env.rmtree(f"{self.folder}/{topic}")
+        if self._env.is_dir(f"{self._extension.folder}/{topic}"):
+            self._env.rmtree(f"{self._extension.folder}/{topic}")
+        if self._env.is_dir(self.folder):
+            self._env.sync_dir(self.folder)
+
+    def close(self) -> None:
+        """Close all files; entries that were not flushed are forgotten."""
+        for queue in self:
+            queue.close()

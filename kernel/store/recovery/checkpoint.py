@@ -1,0 +1,172 @@
+"""How far the store is known to be good: RocketMQ's ``checkpoint``, and our watermark file beside it.
+
+The checkpoint holds timestamps only. Ours, ``gantrymq.watermark``, holds log offsets: below ``durable`` every byte was
+on the disk, below ``dispatched`` the consume queues were as well. It also says which checkpoint it belongs to, so that
+it is not trusted when RocketMQ's broker has written to the store since. ``docs/format/store.md``.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import attrs
+
+from gantrymq.kernel.env import Env, File
+from gantrymq.kernel.errors import NO_ROOM, NoRoom
+
+CHECKPOINT_BYTES: Final = 4096
+_CHECKPOINT = struct.Struct(">3q")
+_MARGIN_MS: Final = 3000
+"""How much older than the checkpoint something must be to count as flushed (``StoreCheckpoint.getMinTimestamp``)."""
+
+_SLOT_STEP: Final = 512
+"""Each of the two slots lies in a sector of its own: writing one cannot tear the other."""
+_SLOT = struct.Struct(">4sIqqqqII")
+_START_AT: Final = 2 * _SLOT_STEP
+"""Where the slot with the log's start lies, in a sector of its own too."""
+_START = struct.Struct(">4sIq")
+_START_MAGIC: Final = b"GMQS"
+_CRC = struct.Struct(">I")
+_MAGIC: Final = b"GMQW"
+_VERSION: Final = 1
+
+
+@attrs.frozen
+class Checkpoint:
+    """Store timestamps (ms) of what was flushed last: of the log, the consume queues, the index."""
+
+    log_timestamp: int = 0
+    queue_timestamp: int = 0
+    index_timestamp: int = 0
+
+    @property
+    def safe_timestamp(self) -> int:
+        """A record stored then or before is in the log and in its queue, both flushed; never negative."""
+        return max(min(self.log_timestamp, self.queue_timestamp) - _MARGIN_MS, 0)
+
+    def encode(self) -> bytes:
+        """The first 24 bytes of the file."""
+        return _CHECKPOINT.pack(self.log_timestamp, self.queue_timestamp, self.index_timestamp)
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """The checkpoint in ``data``; all zero for what is too short to be one. Negative times count as 0."""
+    if len(data) < _CHECKPOINT.size:
+        return Checkpoint()
+    return Checkpoint(*(max(value, 0) for value in _CHECKPOINT.unpack_from(data)))
+
+
+@attrs.frozen
+class Marks:
+    """What the watermark file says: log offsets, the number of queue entries at ``dispatched``, the kind of stop."""
+
+    durable: int
+    dispatched: int
+    units: int
+    clean: bool
+
+    def encode(self, sequence: int, checkpoint: Checkpoint) -> bytes:
+        """One slot of the file."""
+        data = _SLOT.pack(
+            _MAGIC, _VERSION, sequence, self.durable, self.dispatched, self.units, self.clean,
+            zlib.crc32(checkpoint.encode()),
+        )  # fmt: skip
+        return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int]:
+    """The newest marks in ``data`` that belong to ``checkpoint``, and the highest sequence number of any slot.
+
+    A slot that is torn, of another version, or contradicts itself, does not count.
+    """
+    best: Marks | None = None
+    best_sequence = highest = 0
+    for start in (0, _SLOT_STEP):
+        slot = data[start : start + _SLOT.size + _CRC.size]
+        if len(slot) < _SLOT.size + _CRC.size or _CRC.unpack_from(slot, _SLOT.size)[0] != zlib.crc32(slot[:-4]):
+            continue
+        magic, version, sequence, durable, dispatched, units, clean, belongs_to = _SLOT.unpack_from(slot)
+        highest = max(highest, sequence)
+        right = magic == _MAGIC and version == _VERSION and belongs_to == zlib.crc32(checkpoint.encode())
+        if right and 0 <= dispatched <= durable and units >= 0 and sequence > best_sequence:
+            best = Marks(durable, dispatched, units, bool(clean))
+            best_sequence = sequence
+    return best, highest
+
+
+def _encode_start(offset: int) -> bytes:
+    data = _START.pack(_START_MAGIC, _VERSION, offset)
+    return data + _CRC.pack(zlib.crc32(data))
+
+
+def decode_start(data: bytes) -> int | None:
+    """The log offset in the third slot of the watermark file; None where none was written, or where it is torn."""
+    slot = data[_START_AT : _START_AT + _START.size + _CRC.size]
+    if len(slot) < _START.size + _CRC.size or _CRC.unpack_from(slot, _START.size)[0] != zlib.crc32(slot[:-4]):
+        return None
+    magic, version, offset = _START.unpack_from(slot)
+    return int(offset) if magic == _START_MAGIC and version == _VERSION and offset >= 0 else None
+
+
+class MarkFiles:
+    """Both files of the store in ``root``.
+
+    :attr:`checkpoint`, :attr:`marks` and :attr:`log_start` are what they said when opened or when written since.
+    ``log_start`` is the offset of the log's first byte, None when nobody noted it.
+    """
+
+    def __init__(self, env: Env, root: str) -> None:
+        self._root = root
+        self._checkpoint_file = self._open(env, f"{root}/checkpoint")
+        self._marks_file = self._open(env, f"{root}/gantrymq.watermark")
+        self.checkpoint = decode_checkpoint(self._checkpoint_file.pread(_CHECKPOINT.size, 0))
+        data = self._marks_file.pread(3 * _SLOT_STEP, 0)
+        self.log_start = decode_start(data)
+        self.marks, self._sequence = decode_marks(data, self.checkpoint)
+
+    @staticmethod
+    def _open(env: Env, path: str) -> File:
+        file = env.open(path, create=True)
+        if file.size() < CHECKPOINT_BYTES:
+            file.preallocate(CHECKPOINT_BYTES)
+        return file
+
+    def save(self, marks: Marks, log_timestamp: int, queue_timestamp: int, index_timestamp: int) -> None:
+        """Write both, and return when they are on the disk. :class:`OSError` leaves the older ones to be found.
+
+        So does :class:`NoRoom`, and a later call may try again.
+        """
+        checkpoint = Checkpoint(log_timestamp, queue_timestamp, index_timestamp)
+        self._sequence += 1
+        self._write(self._marks_file, marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
+        self._marks_file.datasync()
+        if checkpoint != self.checkpoint:
+            # Only now: until then the other slot belongs to the checkpoint that is there.
+            self._write(self._checkpoint_file, checkpoint.encode(), 0)
+            self._checkpoint_file.datasync()
+            self.checkpoint = checkpoint
+        self.marks = marks
+
+    def save_start(self, offset: int) -> None:
+        """Note, to last, that the log begins at ``offset``. :class:`OSError` when that cannot be written.
+
+        The place was reserved, so a full disk does not stand in the way.
+        """
+        self._write(self._marks_file, _encode_start(offset), _START_AT)
+        self._marks_file.datasync()
+        self.log_start = offset
+
+    def _write(self, file: File, data: bytes, offset: int) -> None:
+        try:
+            file.pwrite(data, offset)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise NoRoom(self._root, error) from error
+            raise
+
+    def close(self) -> None:
+        """Close both files."""
+        self._checkpoint_file.close()
+        self._marks_file.close()

@@ -1,0 +1,308 @@
+"""Find out where the log ends after a stop of any kind, and build what is derived from it up to there.
+
+The tail rule. *Above* what is known to be durable, something that is no record is where a crash tore the log: it is cut
+off there, loudly, and the bytes are kept in ``lost+found/``. *Below*, it is corruption: the range is quarantined (reads
+of it fail), and nothing behind it is thrown away. What is known to be durable comes from our watermark file. A store
+that RocketMQ's broker wrote has none: after its clean stop everything that its queues point at is durable, after its
+crash what was stored before the checkpoint's timestamp. ``docs/format/store.md`` spells it out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.fast import Stop, scan
+from gantrymq.kernel.store.log.commitlog import SCAN_ROWS, CommitLog
+from gantrymq.kernel.store.log.scan import scan_block
+from gantrymq.kernel.store.log.segments import StoreDamaged
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, ConsumeQueue
+from gantrymq.kernel.store.queues.table import ConsumeQueues
+from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
+from gantrymq.kernel.store.recovery.salvage import find_record, keep_aside
+from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
+
+log = structlog.get_logger("gantrymq.recovery")
+
+_START = struct.Struct(">iIiiiqq")
+
+
+@attrs.frozen
+class RecoveryReport:
+    """What a recovery found and did. Offsets and sizes are bytes of the log.
+
+    ``clean``: the last broker was stopped in order. ``foreign``: the store was last written by another broker than
+    ours. ``corrupt``: damaged ranges, start and end, those known from before included. ``kept``: the files with what
+    was cut off.
+    """
+
+    clean: bool
+    foreign: bool
+    end: int
+    scanned_bytes: int
+    dispatched: int
+    cut_bytes: int
+    kept: tuple[str, ...]
+    corrupt: tuple[tuple[int, int], ...]
+    seconds: float
+
+
+@attrs.define
+class _Plan:
+    """From where to read, below which offset everything is durable, and how the queues were checked."""
+
+    start: int
+    floor: int
+    trusted: bool
+    flushed_before: int = 0
+    """Store timestamp before which a record is durable; the floor of a store that crashed under RocketMQ's broker."""
+
+
+class Recovery:
+    """One recovery of a store whose files are open. ``clean``: there was no abort file."""
+
+    def __init__(
+        self,
+        env: Env,
+        root: str,
+        commit_log: CommitLog,
+        queues: ConsumeQueues,
+        checkpoint: Checkpoint,
+        marks: Marks | None,
+        clean: bool,
+    ) -> None:
+        self._env = env
+        self._root = root
+        self._log = commit_log
+        self._segments = commit_log.segments
+        self._queues = queues
+        self._checkpoint = checkpoint
+        self._marks = marks
+        self._clean = clean and (marks is None or marks.clean)
+        self._quarantine_path = f"{root}/gantrymq.quarantine"
+        self._last_timestamp = 0
+        self._dispatched = 0
+
+    def run(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None) -> RecoveryReport:
+        """Recover. ``on_dispatch`` sees every record that is dispatched again, at least from ``replay_from`` on.
+
+        Raises :class:`StoreDamaged` when files are missing, ``LogPoisoned`` when the disk fails.
+        """
+        began = self._env.monotonic()
+        self._log.quarantine = self._load_quarantine()
+        plan = self._plan_from_marks(self._marks) if self._marks is not None else self._plan_without_marks()
+        if replay_from is not None:
+            plan.start = min(plan.start, self._record_start(max(replay_from, self._segments.start)))
+        if any(queue.is_set_aside for queue in self._queues):
+            plan.start = self._segments.start
+        start = plan.start
+        self._sync_from(start)
+        end = self._replay(plan, on_dispatch)
+        cut_bytes, kept = self._cut(end) if not (plan.trusted and self._clean) else (0, ())
+        if not plan.trusted:
+            self._queues.truncate(end, self._is_entry)
+        self._queues.correct_min(self._segments.start)
+        self._queues.count()
+        self._queues.limit_log_ends(end)
+        self._log.opened_at(end, self._last_timestamp)
+        report = RecoveryReport(
+            clean=self._clean,
+            foreign=self._marks is None and end > 0,
+            end=end,
+            scanned_bytes=end - start,
+            dispatched=self._dispatched,
+            cut_bytes=cut_bytes,
+            kept=kept,
+            corrupt=tuple(self._log.quarantine),
+            seconds=self._env.monotonic() - began,
+        )
+        log.info("store_recovered", **attrs.asdict(report))
+        return report
+
+    # ----------------------------------------------------------------------------------------------------- plans
+
+    def _plan_from_marks(self, marks: Marks) -> _Plan:
+        if marks.durable > self._segments.end:
+            raise StoreDamaged(
+                f"{self._root}/commitlog ends at offset {self._segments.end}, but everything up to {marks.durable} was "
+                f"acknowledged: bring the missing files back; or delete {self._root}/gantrymq.watermark to go on "
+                "without them"
+            )
+        self._last_timestamp = self._checkpoint.log_timestamp
+        start = max(marks.dispatched, self._segments.start)
+        if not self._clean or self._queues.units != marks.units:
+            start = max(min(start, self._queues.truncate(start, self._is_entry)), self._segments.start)
+            if self._queues.units != marks.units:
+                log.warning("consume_queues_incomplete", entries=self._queues.units)
+                start = self._segments.start
+        self._queues.limit_log_ends(max(marks.dispatched, self._segments.start))
+        return _Plan(start, marks.durable, trusted=True)
+
+    def _plan_without_marks(self) -> _Plan:
+        if self._clean:
+            floor = max((self._believed_end(queue) for queue in self._queues), default=0)
+            floor = min(floor, self._segments.end)
+            segment = self._segments.at(max(floor - 1, 0))
+            return _Plan(segment.base if segment else self._segments.start, floor, trusted=False)
+        start = self._segments.start
+        safe = self._checkpoint.safe_timestamp
+        if safe > self._env.wall_ms():
+            # It vouches for what nobody can have flushed: then for nothing.
+            log.warning("checkpoint_in_the_future", timestamp=safe)
+            safe = 0
+        for segment in self._segments:
+            try:
+                batch, _ = scan_block(self._segments, segment.base, segment.end, 1, check_body=False)
+            except OSError:
+                continue  # an earlier file is begun with
+            if len(batch) and 0 < batch.store_timestamps[0] <= safe:
+                start = segment.base
+        self._queues.truncate(start, self._is_entry)
+        return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)
+
+    def _believed_end(self, queue: ConsumeQueue) -> int:
+        """Where the record of the queue's last entry ends; 0 when that entry leads to another record, or to none."""
+        if queue.max_offset <= queue.min_offset:
+            return 0
+        at, size, _ = ENTRY.unpack(queue.entries(queue.max_offset - 1, 1))
+        return at + size if self._is_entry(queue, at, size) else 0
+
+    def _record_start(self, offset: int) -> int:
+        """``offset`` if the log can be read from there on, else the start of its file."""
+        segment = self._segments.at(offset)
+        if segment is None or offset == segment.base:
+            return offset
+        try:
+            _, stop = scan_block(self._segments, offset, segment.end, 1, check_body=False)
+        except OSError:
+            return segment.base
+        return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
+
+    def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
+        """Whether the record at ``offset`` has that size and queue; None when no record is there, or no longer."""
+        try:
+            data = self._segments.pread(offset, _START.size)
+        except OSError:
+            return None
+        if len(data) < _START.size:
+            return None
+        real_size, magic, _, queue_id, _, _, real_offset = _START.unpack(data)
+        if magic not in (MAGIC_V1, MAGIC_V2) or real_offset != offset:
+            return None
+        return bool(real_size == size and queue_id == queue.queue_id)
+
+    # ---------------------------------------------------------------------------------------------------- the log
+
+    def _sync_from(self, offset: int) -> None:
+        """What is dispatched must not be taken back by the next crash, so it goes to the disk before it is read."""
+        try:
+            for segment in self._segments:
+                if segment.end > offset:
+                    segment.file.datasync()
+        except OSError as error:
+            raise self._log.poison("flushing the commit log", error) from error
+
+    def _replay(self, plan: _Plan, on_dispatch: Callable[[DispatchBatch], None]) -> int:
+        """Read and dispatch from the plan's start to the end of the log, which is returned."""
+        position = covered = plan.start
+        told = self._env.monotonic()
+        while (segment := self._segments.at(position)) is not None:
+            unreadable: OSError | None = None
+            try:
+                batch, stop = self._scan(position, segment.end, SCAN_ROWS)
+            except OSError as error:
+                batch, stop, unreadable = scan(b"", position, 0, check_body=False)[0], Stop.BAD, error
+            torn = self._torn_row(batch, plan)
+            if torn is not None:
+                batch, stop = self._scan(position, segment.end, torn)[0], Stop.BAD
+            position = segment.end if stop is Stop.BLANK else batch.end
+            if self._env.monotonic() - told >= 1:
+                told = self._env.monotonic()
+                log.info("store_recovering", offset=position, files_end=self._segments.end)
+            if position > covered:
+                batch.start, batch.end = covered, position
+                covered = position
+                self._dispatch(batch, on_dispatch)
+            if stop not in (Stop.ROWS, Stop.DATA, Stop.BLANK):
+                behind = next((end for first, end in self._log.quarantine if first <= position < end), None)
+                if behind is None:
+                    behind = self._judge(position, plan) if unreadable is None else self._find_behind(position, plan)
+                    if behind is None and unreadable is not None:
+                        raise unreadable
+                    if behind is None:
+                        break
+                    self._quarantine(position, behind)
+                position = behind
+        return position
+
+    def _scan(self, position: int, limit: int, rows: int) -> tuple[DispatchBatch, Stop]:
+        return scan_block(self._segments, position, limit, rows, check_body=True, replay=True)
+
+    @staticmethod
+    def _torn_row(batch: DispatchBatch, plan: _Plan) -> int | None:
+        """The first row whose properties were torn: no CRC covers them, but our log takes none with a zero byte."""
+        if plan.trusted and batch.end > plan.floor:
+            for row, properties in enumerate(batch.properties):
+                if b"\0" in properties and batch.offsets[row] >= plan.floor:
+                    return row
+        return None
+
+    def _dispatch(self, batch: DispatchBatch, on_dispatch: Callable[[DispatchBatch], None]) -> None:
+        self._last_timestamp = max(self._last_timestamp, batch.newest_timestamp)
+        self._dispatched += len(batch)
+        self._queues.put(batch)
+        on_dispatch(batch)
+
+    def _judge(self, position: int, plan: _Plan) -> int | None:
+        """There is no record at ``position``: None when the log ends here, else where it goes on."""
+        if position < plan.floor:
+            found = find_record(self._segments, position + 1)
+            return plan.floor if found is None else min(found[0], plan.floor)
+        if plan.flushed_before:
+            found = find_record(self._segments, position + 1)
+            # Older than what lies before it: left from a tail that was cut, not written behind it.
+            if found is not None and self._last_timestamp <= found[1] < plan.flushed_before:
+                return found[0]
+        return None
+
+    def _find_behind(self, position: int, plan: _Plan) -> int | None:
+        """The disk cannot give what lies at ``position``: where the log goes on, None when that cannot be told.
+
+        A crash tears a log, but makes no block unreadable: what was acknowledged may lie there and behind it.
+        """
+        found = find_record(self._segments, position + 1)
+        if position < plan.floor:
+            return plan.floor if found is None else min(found[0], plan.floor)
+        # Older than what lies before it: left from a tail that was cut.
+        return None if found is None or found[1] < self._last_timestamp else found[0]
+
+    def _quarantine(self, start: int, end: int) -> None:
+        log.error("log_range_quarantined", start=start, end=end)
+        self._log.quarantine = sorted([*self._log.quarantine, (start, end)])
+        self._env.replace(self._quarantine_path, json.dumps(self._log.quarantine).encode())
+
+    def _load_quarantine(self) -> list[tuple[int, int]]:
+        if not self._env.exists(self._quarantine_path):
+            return []
+        try:
+            ranges = json.loads(self._env.read_bytes(self._quarantine_path))
+            return sorted((int(start), int(end)) for start, end in ranges if end > self._segments.start)
+        except (ValueError, TypeError) as error:
+            log.error("quarantine_list_unreadable", error=str(error))
+            return []
+
+    def _cut(self, end: int) -> tuple[int, tuple[str, ...]]:
+        """Let nothing but zeros be behind ``end``. Returns how many bytes were cut off and where they are kept."""
+        last = self._segments.last_nonzero(end)
+        kept: tuple[str, ...] = ()
+        if last > end:
+            kept = keep_aside(self._env, self._segments, end, last, f"{self._root}/lost+found")
+            log.warning("log_tail_truncated", offset=end, bytes=last - end, kept=kept)
+        self._segments.truncate(end)
+        return last - end, kept

@@ -1,0 +1,97 @@
+"""What a recovery does with bytes that are no records: find where the log goes on, keep aside what is cut off."""
+
+from __future__ import annotations
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.store.log.scan import scan_block
+from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES, Segment, Segments
+
+_CHUNK_BYTES = 1024 * 1024
+_MAGIC_START = b"\xda\xa3\x20"
+"""What both record magics begin with; the size, 4 bytes, stands before it."""
+
+
+def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
+    """Offset and store timestamp of the first whole record at or behind ``start``; None if there is none."""
+    for segment in segments:
+        if segment.end <= start:
+            continue
+        try:
+            found = _find_in(segments, segment, max(start - segment.base, 0))
+        except OSError:
+            if segments.at(segment.base) is segment:
+                raise
+            continue  # another thread has deleted the file
+        if found is not None:
+            return found
+    return None
+
+
+def _find_in(segments: Segments, segment: Segment, start: int) -> tuple[int, int] | None:
+    for first, last in segment.file.data_ranges(start):
+        for position in range(first, last, _CHUNK_BYTES):
+            # With some bytes of the next chunk, for a magic that lies across.
+            chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
+            at = chunk.find(_MAGIC_START, 4)
+            while at >= 0:
+                batch = _record_at(segments, segment.base + position + at - 4, segment.end)
+                if batch is not None:
+                    return batch.offsets[0], batch.store_timestamps[0]
+                at = chunk.find(_MAGIC_START, at + 1)
+            if segments.at(segment.base) is not segment:
+                return None  # another thread has deleted the file
+    return None
+
+
+def _record_at(segments: Segments, offset: int, limit: int) -> DispatchBatch | None:
+    try:
+        batch, _ = scan_block(segments, offset, limit, 1, check_body=True)
+    except OSError:
+        return None
+    return batch if len(batch) else None
+
+
+def _read_around(segment: Segment, start: int, size: int) -> bytes:
+    """``size`` bytes of the file at ``start``, with zeros for each block that the disk cannot give."""
+    try:
+        return segment.file.pread(size, start)
+    except OSError:
+        found = bytearray()
+        while len(found) < size:
+            at = start + len(found)
+            piece = min(DISK_BLOCK_BYTES - at % DISK_BLOCK_BYTES, size - len(found))
+            try:
+                found += segment.file.pread(piece, at)
+            except OSError:
+                found += bytes(piece)
+        return bytes(found)
+
+
+def keep_aside(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:
+    """Copy the bytes from ``start`` to ``end`` into ``folder``, to last. Returns the paths, one for each file."""
+    paths = []
+    for segment in segments:
+        first, last = max(start, segment.base), min(end, segment.end)
+        if first >= last:
+            continue
+        path = _free_name(env, f"{folder}/commitlog-{first:020d}")
+        file = env.open(path, create=True)
+        try:
+            for offset in range(first, last, _CHUNK_BYTES):
+                data = segment.file.pread(min(_CHUNK_BYTES, last - offset), offset - segment.base)
+                file.pwrite(data, offset - first)
+            file.datasync()
+        finally:
+            file.close()
+        paths.append(path)
+    if paths:
+        env.sync_dir(folder)
+    return tuple(paths)
+
+
+def _free_name(env: Env, path: str) -> str:
+    number = 1
+    while env.exists(f"{path}.{number}"):
+        number += 1
+    return f"{path}.{number}"

@@ -1,0 +1,393 @@
+"""The store: lock, log, queues, marks and recovery as one thing that can be driven without an event loop.
+
+``open``, ``recover``, then ``append`` / ``flush`` / ``dispatch`` in any order, then ``close``. One thread drives it;
+``flush``, ``flush_queues`` and ``prepare_next`` may run in worker threads beside it. ``docs/format/store.md``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import TypeVar
+
+import attrs
+import structlog
+
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Lock as StoreLock
+from gantrymq.kernel.errors import NoRoom, StartError, blame
+from gantrymq.kernel.fast import dispatch_batch
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.kernel.store.log.record import BODY_MAX_BYTES
+from gantrymq.kernel.store.log.segments import Segment, StoreDamaged
+from gantrymq.kernel.store.queues.deletions import Deletions
+from gantrymq.kernel.store.queues.extension import FILE_BYTES as EXTENSION_FILE_BYTES
+from gantrymq.kernel.store.queues.repair import QueueRepair
+from gantrymq.kernel.store.queues.table import ConsumeQueues, ExtensionPlace, check_topic
+from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
+from gantrymq.kernel.store.recovery.recovery import Recovery, RecoveryReport
+from gantrymq.kernel.store.recovery.salvage import keep_aside
+
+log = structlog.get_logger("gantrymq.store")
+
+Batch = TypeVar("Batch", AppendBatch, DispatchBatch)
+
+
+@attrs.frozen
+class StoreConfig:
+    """Sizes of the store. The first two must stay what the store was made with; RocketMQ's defaults."""
+
+    commit_log_file_bytes: int = 1024 * 1024 * 1024
+    queue_file_units: int = 300_000
+    max_message_bytes: int = BODY_MAX_BYTES
+    store_host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f"
+    """The broker's advertised address as stored in every record: 8 bytes, 20 for IPv6."""
+    queue_tail_bytes: int = 64 * 1024
+    """Entries of one queue that wait in memory before they are written between two flushes."""
+    dispatch_rows: int = 4096
+    """The most records in one dispatched batch."""
+    queue_extension: bool = False
+    """Whether tag codes go to ``consumequeue_ext``, with the store times."""
+    queue_extension_file_bytes: int = EXTENSION_FILE_BYTES
+    clock_ahead_max_ms: int | None = None
+    """How far the last record's time may be ahead of the machine's clock; None: any time."""
+    backlog_bytes: int = 64 * 1024 * 1024
+    """Appended batches kept for dispatch; past it they are read from the log again."""
+
+
+class Store:
+    """The store in the folder ``root``."""
+
+    def __init__(self, env: Env, root: str, config: StoreConfig | None = None) -> None:
+        self._env = env
+        self.root = root
+        self.config = config = config or StoreConfig()
+        staging = f"{root}/staging"
+        self.queues = ConsumeQueues(
+            env,
+            f"{root}/consumequeue",
+            staging,
+            file_units=config.queue_file_units,
+            tail_bytes=config.queue_tail_bytes,
+            extension=ExtensionPlace(
+                f"{root}/consumequeue_ext", config.queue_extension_file_bytes, config.queue_extension
+            ),
+            deletions=Deletions(env, f"{root}/gantrymq.deleted"),
+        )
+        self.log = CommitLog(
+            env,
+            f"{root}/commitlog",
+            staging,
+            file_bytes=config.commit_log_file_bytes,
+            next_offsets=self.queues.next_offsets,
+            store_host=config.store_host,
+            max_body_bytes=config.max_message_bytes,
+        )
+        self._lock: StoreLock | None = None
+        self._mark_files: MarkFiles | None = None
+        self._was_clean = False
+        self._backlog: deque[AppendBatch] = deque()
+        self._taken: deque[DispatchBatch] = deque()
+        self._backlog_bytes = 0
+        self._progress = (0, 0, 0)
+        self._saving = Lock()
+        self.repair = QueueRepair(self.log, self.queues, lambda: self.dispatched)
+        """Corrects entries of the queues that readers found to be wrong."""
+        self.recovered: RecoveryReport | None = None
+        """What the recovery of this start found."""
+        self.index_timestamp = 0
+        """The checkpoint's third number: index files whose last message was stored then or before are on the disk.
+        Who keeps the index raises it; it is written with the next marks."""
+
+    @property
+    def dispatched(self) -> int:
+        """The log offset up to which everything is in the queues."""
+        return self._progress[0]
+
+    # ------------------------------------------------------------------------------------------------ open, close
+
+    def open(self) -> None:
+        """Lock the store and open its files; an empty folder becomes a store.
+
+        Raises ``StoreInUse``, ``StoreNotWritable``, ``NoRoom`` or ``StoreDamaged``; then nothing stays open.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            self.abandon()
+            raise blame(error.filename or self.root, error) from error
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self) -> None:
+        env, root = self._env, self.root
+        env.mkdirs(root)
+        self._lock = env.lock(f"{root}/lock")
+        env.rmtree(f"{root}/staging")
+        for name in ("commitlog", "consumequeue", "config", "lost+found", "staging"):
+            env.mkdirs(f"{root}/{name}")
+        self._mark_files = MarkFiles(env, root)
+        self.index_timestamp = self._mark_files.checkpoint.index_timestamp
+        self._was_clean = not env.exists(f"{root}/abort")
+        self.log.open()
+        self._check_start(self._mark_files)
+        self.queues.deletions.load(trusted=self._mark_files.marks is not None)
+        self.queues.open()
+        env.open(f"{root}/abort", create=True).close()
+        env.sync_dir(root)
+
+    def _check_start(self, files: MarkFiles) -> None:
+        """Notice that the log's oldest files are gone, which no gap between files shows.
+
+        After a crash the start is refused, for they may be brought back. After a stop in order somebody has taken them
+        away: the log says what is lost.
+        """
+        start, there = files.log_start, self.log.min_offset
+        if files.marks is None or start is None or not len(self.log.segments) or there <= start:
+            return
+        if not (self._was_clean and files.marks.clean):
+            raise StoreDamaged(
+                f"{self.root}/commitlog begins at offset {there}, but it began at {start} when the broker ran last: "
+                f"bring the missing files back; or delete {self.root}/gantrymq.watermark to go on without them"
+            )
+        log.error("log_files_missing", path=self.log.segments.folder, start=start, end=there, bytes=there - start)
+
+    def _check_clock(self) -> None:
+        """Refuse to go on with a clock that runs far ahead: all that waits for a time would go by it for years."""
+        ahead, most = self.log.clock.ahead_ms, self.config.clock_ahead_max_ms
+        if most is not None and ahead > most:
+            raise StartError(
+                f"the last message in {self.root} was stored {ahead / 3_600_000:.1f} hours ahead of this machine's"
+                " clock: set the clock right; or, if it was wrong when that message was stored, start with "
+                f'store.clock_ahead_max = "{ahead // 3_600_000 + 1}h": the times of messages run ahead until both agree'
+            )
+        if ahead > 0:
+            log.warning("store_clock_ahead", milliseconds=ahead)
+
+    def discard(self, detached: list[Segment]) -> None:
+        """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
+
+        That the log begins behind them is noted first: they are not missing. :class:`OSError` leaves the rest for the
+        next start.
+        """
+        self._files.save_start(self.log.min_offset)
+        self.log.discard(detached)
+
+    def cut(self, offset: int) -> tuple[str, ...]:
+        """Between :meth:`open` and :meth:`recover`: let the log end at ``offset``, where a record ends.
+
+        What lies behind is copied to ``lost+found/`` first; returns those files. A crash on the way leaves a log that
+        is whole up to there at least, and can be cut again. The recovery builds the queues anew.
+        """
+        files, segments = self._files, self.log.segments
+        kept = keep_aside(self._env, segments, offset, segments.last_nonzero(offset), f"{self.root}/lost+found")
+        if files.marks is not None:
+            marks, checkpoint = files.marks, files.checkpoint
+            files.save(
+                Marks(min(marks.durable, offset), min(marks.dispatched, offset), 0, clean=False),
+                checkpoint.log_timestamp,
+                checkpoint.queue_timestamp,
+                checkpoint.index_timestamp,
+            )
+        segments.truncate(offset)
+        self._was_clean = False
+        return kept
+
+    def recover(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None = None) -> RecoveryReport:
+        """Find the log's end and build the queues up to there; ``on_dispatch`` sees what is dispatched again.
+
+        ``replay_from``: the log offset from which on ``on_dispatch`` must see all records.
+        """
+        files = self._files
+        recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
+        try:
+            self.recovered = report = recovery.run(on_dispatch, replay_from)
+            self.queues.deletions.settle(self.log.min_offset, report.end)
+        except OSError as error:
+            raise self.log.poison("recovering the store", error) from error
+        self._check_clock()
+        self._progress = (report.end, self.queues.units, self.log.last_timestamp)
+        self.flush_queues()
+        return report
+
+    def close(self) -> None:
+        """Flush and dispatch everything and leave a store that opens without a recovery. Safe to call twice."""
+        if self._lock is None:
+            return
+        try:
+            for _ in self.dispatch(self.log.flush()):
+                pass
+            if self._save(clean=True):
+                self._env.unlink(f"{self.root}/abort")
+                self._env.sync_dir(self.root)
+        except OSError as error:
+            raise self.log.poison("closing the store", error) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files and let the lock go, as a crash would: nothing is flushed, the abort file stays."""
+        self._backlog.clear()
+        self._taken.clear()
+        self.log.close()
+        self.queues.close()
+        if self._mark_files is not None:
+            self._mark_files.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    @property
+    def _files(self) -> MarkFiles:
+        if self._mark_files is None:
+            raise RuntimeError("the store is not open")
+        return self._mark_files
+
+    # --------------------------------------------------------------------------------------------------- the path
+
+    def append(self, batch: AppendBatch) -> None:
+        """See :meth:`CommitLog.append`."""
+        self.log.append(batch)
+        if batch.end > batch.start:
+            self._keep(self._backlog, batch)
+
+    def append_encoded(self, position: int, data: bytes | memoryview) -> int:
+        """See :meth:`CommitLog.append_encoded`; returns how many bytes were taken."""
+        batch = self.log.append_encoded(position, data)
+        if self.dispatched < self.log.min_offset:
+            self._progress = (position, *self._progress[1:])
+        if batch.end > position:
+            self._keep(self._taken, batch)
+        return batch.end - position
+
+    def is_short_of(self, size: int) -> bool:
+        """Whether less than ``size`` bytes can be appended to the log's files, and no other file can be made.
+
+        Makes the next file if nobody has yet. Raises ``LogPoisoned``.
+        """
+        segments = self.log.segments
+        if not len(segments) or segments.prepared_end - self.log.end >= size:
+            return False
+        try:
+            return not segments.prepare_next()
+        except OSError as error:
+            raise self.log.poison("making room for the commit log", error) from error
+
+    def delete_topic(self, topic: str, before: int | None = None) -> None:
+        """Delete all queues of ``topic``: none of its messages that are in the log now can be read any more.
+
+        ``before``: those that lie before this offset of the log; nothing happens when a queue has others as well.
+
+        It stays so over a crash and a rebuild of the queues. Should the topic come back while the broker lives, its
+        queue offsets go on. :class:`OSError` when that cannot be noted; then nothing was deleted. ``ValueError`` for
+        what is no topic's name.
+        """
+        check_topic(topic)
+        end = self.log.end if before is None else before
+        if any(queue.topic == topic and queue.log_end > end for queue in self.queues):
+            return
+        if end and any(known == topic for known, _ in (*self.queues.next_offsets, *self.queues.keys())):
+            self.queues.deletions.add(topic, end)
+        self.queues.delete_topic(topic)
+        self._progress = (self._progress[0], self.queues.units, self._progress[2])
+
+    def _keep(self, batches: deque[Batch], batch: Batch) -> None:
+        """Let ``batch`` wait for its dispatch, with all that wait; too much is read from the log again."""
+        batches.append(batch)
+        self._backlog_bytes += batch.end - batch.start
+        if self._backlog_bytes > self.config.backlog_bytes:
+            self._backlog.clear()
+            self._taken.clear()
+            self._backlog_bytes = 0
+
+    def flush(self) -> int:
+        """See :meth:`CommitLog.flush`."""
+        return self.log.flush()
+
+    def dispatch(self, committed: int) -> Iterator[DispatchBatch]:
+        """Put all records that end at or below ``committed`` into their queues, in the order of the log.
+
+        Yields them in batches that follow each other without a gap; a batch is in the queues when it is yielded, and
+        what a caller leaves comes with the next call.
+        """
+        committed = min(committed, self.log.end)
+        while self.dispatched < committed:
+            batch = self._from_taken(committed) or self._from_memory(committed) or self._from_log(committed)
+            if batch is None:
+                return
+            self.queues.put(batch)
+            timestamp = batch.newest_timestamp if len(batch) else self._progress[2]
+            self._progress = (batch.end, self.queues.units, timestamp)
+            yield batch
+
+    def _from_taken(self, committed: int) -> DispatchBatch | None:
+        """As :meth:`_from_memory`, of another log's records."""
+        start, taken = self.dispatched, self._taken
+        while taken and taken[0].end <= start:
+            self._drop_first(taken)
+        if not taken or taken[0].start != start or taken[0].end > committed:
+            return None
+        return self._drop_first(taken)
+
+    def _from_memory(self, committed: int) -> DispatchBatch | None:
+        """The next batch, of those just appended; None where they do not begin at what is dispatched."""
+        start = self.dispatched
+        backlog = self._backlog
+        while backlog and backlog[0].end <= start:
+            self._drop_first(backlog)
+        if not backlog or backlog[0].start != start or backlog[0].end > committed:
+            return None
+        batches = [self._drop_first(backlog)]
+        rows, kind = len(batches[0]), type(batches[0])
+        while backlog and backlog[0].end <= committed and rows < self.config.dispatch_rows:
+            if type(backlog[0]) is not kind:
+                break  # rows of sends must not become lists for those of a plugin that came between them
+            batches.append(self._drop_first(backlog))
+            rows += len(batches[-1])
+        return dispatch_batch(batches)
+
+    def _drop_first(self, batches: deque[Batch]) -> Batch:
+        batch = batches.popleft()
+        self._backlog_bytes -= batch.end - batch.start
+        return batch
+
+    def _from_log(self, committed: int) -> DispatchBatch | None:
+        start = self.dispatched
+        stop = min([committed, *(batch.start for batch in list(self._backlog)[:1] if batch.start > start)])
+        return next(self.log.scan(start, stop, rows=self.config.dispatch_rows), None)
+
+    # ------------------------------------------------------------------------------------------- for worker threads
+
+    def flush_queues(self) -> None:
+        """Bring queues and marks onto the disk, so that a recovery begins here. Without room it does nothing."""
+        self._save(clean=False)
+
+    def prepare_next(self) -> bool:
+        """See :meth:`CommitLog.prepare_next`."""
+        return self.log.prepare_next()
+
+    def _save(self, *, clean: bool) -> bool:
+        with self._saving:
+            files = self._files
+            dispatched, units, timestamp = self._progress
+            if self.log.durable < dispatched:
+                self.log.flush()
+            durable, durable_timestamp = self.log.durable_mark
+            marks = Marks(durable, dispatched, units, clean)
+            start_is_known = files.log_start == self.log.min_offset or not len(self.log.segments)
+            if marks == files.marks and start_is_known:
+                return True
+            try:
+                if not start_is_known:
+                    files.save_start(self.log.min_offset)
+                self.queues.flush()
+                files.save(marks, durable_timestamp, timestamp, self.index_timestamp)
+            except NoRoom as error:
+                log.warning("consume_queues_not_flushed", reason=str(error))
+                return False
+            except OSError as error:
+                raise self.log.poison("writing the watermark", error) from error
+            return True

@@ -1,0 +1,339 @@
+"""The seam to the system: the real and the one in memory keep the same promises; the lock, the clock, the faults."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from select import select
+
+import pytest
+
+from gantrymq.kernel.env import Env
+from gantrymq.kernel.env.system import EventWaker, SystemEnv
+from gantrymq.kernel.errors import NoRoom, StartError, StoreInUse, StoreNotWritable, blame
+from gantrymq.testing.envs import FaultEnv, MemoryEnv
+
+
+@pytest.fixture(params=["system", "memory", "fault"])
+def env(request: pytest.FixtureRequest) -> Env:
+    if request.param == "system":
+        return SystemEnv()
+    return MemoryEnv() if request.param == "memory" else FaultEnv(MemoryEnv())
+
+
+@pytest.fixture
+def root(env: Env, tmp_path: Path) -> str:
+    env.mkdirs(f"{tmp_path}/a/b")
+    return f"{tmp_path}/a/b"
+
+
+def test_a_file_reads_what_was_written(env: Env, root: str) -> None:
+    file = env.open(f"{root}/f", create=True)
+    file.preallocate(1000)
+    assert file.size() == 1000
+    assert file.pread(2000, 990) == bytes(10)
+    file.pwrite(b"hello", 100)
+    file.pwrite(memoryview(b"world"), 105)
+    file.datasync()
+    assert file.pread(10, 100) == b"helloworld"
+    buffer = bytearray(50)
+    assert file.peek_into(memoryview(buffer), 995) == 5
+    assert file.peek_into(memoryview(buffer)[:5], 100) == 5
+    assert buffer == b"hello" + bytes(45)
+    assert [(start, end) for start, end in file.data_ranges(100) if end > 110] == [(100, 1000)]
+    assert file.data_ranges(1000) == []
+    file.truncate(103)
+    assert file.pread(10, 100) == b"hel"
+    file.close()
+    assert env.read_bytes(f"{root}/f")[100:] == b"hel"
+
+
+def test_a_shared_handle_outlives_the_one_that_is_closed(env: Env, root: str) -> None:
+    file = env.open(f"{root}/f", create=True)
+    file.pwrite(b"x" * 5000, 0)
+    shared = file.share()
+    file.close()
+    env.unlink(f"{root}/f")
+    shared.datasync()
+    assert shared.pread(10, 4990) == b"x" * 10
+    shared.close()
+
+
+def test_a_read_that_has_begun_meets_no_other_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = SystemEnv()
+    first = env.open(f"{tmp_path}/first", create=True)
+    first.pwrite(b"first", 0)
+    pread = os.pread
+    opened = []
+
+    def closed_meanwhile(descriptor: int, size: int, offset: int) -> bytes:
+        monkeypatch.undo()
+        first.close()
+        opened.append(env.open(f"{tmp_path}/second", create=True))
+        opened[0].pwrite(b"other", 0)
+        return pread(descriptor, size, offset)
+
+    monkeypatch.setattr(os, "pread", closed_meanwhile)
+    assert first.pread(5, 0) == b"first"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        first.pread(5, 0)
+    assert Path(f"/proc/self/fd/{opened[0].fileno()}").resolve().name != "first"
+
+
+def test_a_missing_file_is_not_made_unless_asked(env: Env, root: str) -> None:
+    with pytest.raises(FileNotFoundError):
+        env.open(f"{root}/none")
+    with pytest.raises(FileNotFoundError):
+        env.read_bytes(f"{root}/none")
+    assert env.listdir(f"{root}/none") == []
+    assert not env.exists(f"{root}/none")
+
+
+def test_replace_keeps_the_previous_content_aside(env: Env, root: str) -> None:
+    env.replace(f"{root}/t.json", b"one")
+    assert env.listdir(root) == ["t.json"]
+    env.replace(f"{root}/t.json", b"two")
+    env.replace(f"{root}/t.json", b"three")
+    assert env.read_bytes(f"{root}/t.json") == b"three"
+    assert env.read_bytes(f"{root}/t.json.bak") == b"two"
+    assert env.listdir(root) == ["t.json", "t.json.bak"]
+
+
+def test_names_change(env: Env, root: str) -> None:
+    env.open(f"{root}/one", create=True).pwrite(b"1", 0)
+    env.open(f"{root}/two", create=True).pwrite(b"2", 0)
+    env.rename(f"{root}/one", f"{root}/two")
+    assert env.listdir(root) == ["two"]
+    assert env.read_bytes(f"{root}/two") == b"1"
+    env.unlink(f"{root}/two")
+    env.mkdirs(f"{root}/deep/er")
+    env.open(f"{root}/deep/er/f", create=True).close()
+    env.sync_dir(f"{root}/deep/er")
+    assert env.is_dir(f"{root}/deep")
+    env.rmtree(f"{root}/deep")
+    env.rmtree(f"{root}/deep")
+    assert env.listdir(root) == []
+
+
+def test_a_second_store_in_this_process_is_refused(env: Env, root: str) -> None:
+    lock = env.lock(f"{root}/lock")
+    with pytest.raises(StoreInUse, match=f"another broker holds {root}/lock"):
+        env.lock(f"{root}/lock")
+    lock.close()
+    lock.close()
+    assert env.read_bytes(f"{root}/lock") == b"lock"
+    env.lock(f"{root}/lock").close()
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    script = (
+        "import sys; from gantrymq.kernel.env.system import SystemEnv; from gantrymq.kernel.errors import StoreInUse\n"
+        "try: SystemEnv().lock(sys.argv[1])\n"
+        "except StoreInUse as error: print(error)"
+    )
+    lock = SystemEnv().lock(f"{tmp_path}/lock")
+    command = [sys.executable, "-c", script, f"{tmp_path}/lock"]
+    held = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "another broker holds" in held.stdout
+    lock.close()
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_the_lock_is_a_record_lock_on_the_first_byte(tmp_path: Path) -> None:
+    lock = SystemEnv().lock(f"{tmp_path}/lock")
+    inode = os.stat(f"{tmp_path}/lock").st_ino
+    ours = [line.split() for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line]
+    assert [(line[1], line[3], line[6], line[7]) for line in ours] == [("POSIX", "WRITE", "0", "0")]
+    lock.close()
+
+
+def test_a_lock_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StoreNotWritable, match="Give the broker's user the right"):
+        SystemEnv().lock(f"{tmp_path}/lock")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [
+        (errno.ENOSPC, NoRoom, "Free some space"),
+        (errno.EDQUOT, NoRoom, "Free some space"),
+        (errno.EROFS, StoreNotWritable, "choose another data folder"),
+        (errno.EACCES, StoreNotWritable, "choose another data folder"),
+        (errno.EIO, StartError, "Look after the disk"),
+    ],
+)
+def test_an_error_of_the_disk_says_what_to_do(number: int, kind: type[StartError], advice: str) -> None:
+    error = blame("/data/x", OSError(number, os.strerror(number)))
+    assert type(error) is kind
+    assert "/data/x" in str(error)
+    assert advice in str(error)
+
+
+def test_files_and_folders_are_for_this_user_alone(tmp_path: Path) -> None:
+    env = SystemEnv()
+    env.mkdirs(f"{tmp_path}/store/x")
+    env.open(f"{tmp_path}/store/f", create=True).close()
+    env.replace(f"{tmp_path}/store/g", b"")
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "store/x").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "store/f").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "store/g").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_link_is_followed_when_a_file_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        SystemEnv().open(f"{tmp_path}/link", create=True)
+
+
+def test_the_clock_does_not_follow_a_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = SystemEnv()
+    before = env.wall_ms()
+    assert abs(before - time.time_ns() // 1_000_000) < 1000
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    assert env.wall_ms() >= before
+    assert env.monotonic() <= env.monotonic()
+
+
+def test_a_waker_wakes_from_another_thread_and_is_drained() -> None:
+    waker = EventWaker()
+    assert select([waker], [], [], 0)[0] == []
+    for _ in range(2):
+        thread = threading.Thread(target=waker.wake)
+        thread.start()
+        thread.join()
+    assert select([waker], [], [], 0)[0] == [waker]
+    waker.drain()
+    waker.drain()
+    assert select([waker], [], [], 0)[0] == []
+    waker.close()
+    waker.close()
+    waker.wake()
+
+
+def test_chance_and_room_are_plausible(env: Env, root: str) -> None:
+    assert {env.random_int(3) for _ in range(200)} == {0, 1, 2}
+    usage = env.disk_usage(root)
+    assert 0 < usage.free <= usage.total
+
+
+def test_a_power_cut_forgets_what_was_not_synced() -> None:
+    env = MemoryEnv()
+    env.mkdirs("d")
+    file = env.open("d/f", create=True)
+    file.pwrite(b"a" * 600, 0)
+    file.datasync()
+    assert not env.power_cut().exists("d/f")
+    env = MemoryEnv()
+    env.mkdirs("d")
+    file = env.open("d/f", create=True)
+    file.pwrite(b"a" * 600, 0)
+    file.datasync()
+    env.sync_dir("d")
+    file.pwrite(b"b" * 10, 595)
+    env.rename("d/f", "d/g")
+    after = env.power_cut()
+    assert after.listdir("d") == ["f"]
+    assert after.read_bytes("d/f") == b"a" * 600
+    with pytest.raises(OSError, match="switched off"):
+        file.pread(1, 0)
+
+
+def test_a_power_cut_with_a_seed_keeps_some_blocks_and_is_repeatable() -> None:
+    def disk() -> MemoryEnv:
+        env = MemoryEnv()
+        file = env.open("f", create=True)
+        file.preallocate(512 * 20)
+        file.datasync()
+        env.sync_dir(".")
+        file.pwrite(b"x" * 512 * 20, 0)
+        return env
+
+    contents = {disk().power_cut(seed).read_bytes("f") for seed in range(10)}
+    assert len(contents) == 10
+    for content in contents:
+        assert {content[start : start + 512] for start in range(0, len(content), 512)} == {bytes(512), b"x" * 512}
+    assert disk().power_cut(3).read_bytes("f") == disk().power_cut(3).read_bytes("f")
+
+
+def test_a_killed_process_leaves_what_it_wrote() -> None:
+    env = MemoryEnv()
+    env.lock("lock")
+    env.open("f", create=True).pwrite(b"x", 0)
+    after = env.kill()
+    assert after.read_bytes("f") == b"x"
+    after.lock("lock")
+    assert not after.power_cut().exists("f")
+
+
+def test_the_room_of_a_disk_in_memory_ends() -> None:
+    env = MemoryEnv()
+    env.free_bytes = 100
+    file = env.open("f", create=True)
+    with pytest.raises(OSError, match="No space left"):
+        file.preallocate(101)
+    file.preallocate(100)
+    with pytest.raises(OSError, match="No space left"):
+        env.replace("g", b"x")
+    env.unlink("f")
+    env.replace("g", b"x")
+
+
+def test_calls_fail_when_they_are_told_to() -> None:
+    disk = MemoryEnv()
+    env = FaultEnv(disk, 2, number=errno.ENOSPC, kinds=("pwrite",), tear="short")
+    file = env.open("f", create=True)
+    file.pwrite(b"aaaa", 0)
+    with pytest.raises(OSError, match=r"injected failure of pwrite, call 2") as caught:
+        file.pwrite(b"bbbb", 0)
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.read_bytes("f") == b"bbaa"
+    file.pwrite(b"cccc", 0)
+    env.fail_at, env.tear, env.forever = 4, "tear", True
+    for _ in range(2):
+        with pytest.raises(OSError, match="injected"):
+            file.pwrite(b"dddd", 0)
+    assert disk.read_bytes("f") == b"ccdd"
+    assert env.calls["pwrite"] == 5
+    assert env.failed == 3
+
+
+def test_a_file_says_what_would_have_to_come_from_the_disk(tmp_path: Path) -> None:
+    path = f"{tmp_path}/f"
+    file = SystemEnv().open(path, create=True)
+    file.pwrite(b"x" * 300_000, 0)
+    file.datasync()
+    assert file.peek(5, 100_000) == b"xxxxx"
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    if file.peek(300_000, 0) is not None:
+        pytest.skip("this file system keeps files in memory, or cannot tell")
+    assert file.peek(5, 200_000) is None
+    assert file.peek_into(memoryview(bytearray(5)), 200_000) == 0
+    file.read_ahead(0, 300_000)
+    assert file.pread(300_000, 0) == b"x" * 300_000
+    assert file.peek_into(memoryview(bytearray(5)), 299_998) == 2
+    assert file.peek(5, 299_995) == b"xxxxx"
+    file.close()
+
+
+def test_what_is_in_memory_never_waits(tmp_path: Path) -> None:
+    env = MemoryEnv()
+    env.mkdirs("a")
+    file = env.open("a/f", create=True)
+    file.pwrite(b"hello", 0)
+    file.read_ahead(0, 5)
+    assert file.peek(3, 1) == b"ell"

@@ -1,0 +1,75 @@
+"""The address that a broker waits at, on real sockets."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from gantrymq.kernel.env.system import SystemListener
+from gantrymq.kernel.network.listening import accept_from
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_who_connects_is_accepted_with_its_address_and_without_blocking(host: str) -> None:
+    listener = SystemListener(host, 0)
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(listener.address, 5)
+        listener.listen(4)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        with socket.create_connection(listener.address, 5) as near:
+            assert select.select([listener.fileno()], [], [], 5)[0]
+            far, peer = listener.accept()
+            with far:
+                assert peer == near.getsockname()[:2]
+                assert far.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                with pytest.raises(BlockingIOError):
+                    far.recv(1)
+    finally:
+        listener.close()
+
+
+@pytest.mark.parametrize("port", [None, 1 << 16], ids=["taken", "no port"])
+def test_an_address_that_cannot_be_had_is_an_error(port: int | None) -> None:
+    listener = SystemListener("127.0.0.1", 0)
+    listener.listen(1)
+    try:
+        with pytest.raises((OSError, OverflowError)):
+            SystemListener("127.0.0.1", listener.address[1] if port is None else port)
+    finally:
+        listener.close()
+
+
+class Short(SystemListener):
+    """The process has no descriptor left for the first attempts, and its first peer leaves at once."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__("127.0.0.1", 0)
+        self._errors = [errno.ECONNABORTED, *[errno.EMFILE] * attempts]
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        if self._errors:
+            raise OSError(self._errors.pop(0), "no")
+        return super().accept()
+
+
+@pytest.mark.trio
+async def test_who_comes_while_there_are_no_descriptors_is_accepted_later_and_the_log_says_it_once(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    listener = Short(attempts=20)
+    listener.listen(4)
+    with socket.create_connection(listener.address, 5) as near, structlog.testing.capture_logs() as logs:
+        far, peer = await accept_from(listener, "a slave")
+        with far:
+            assert peer == near.getsockname()[:2]
+    listener.close()
+    assert trio.current_time() == pytest.approx(2.0, abs=0.2)
+    assert [(entry["event"], entry["peer"]) for entry in logs] == [("accept_failed", "a slave")]

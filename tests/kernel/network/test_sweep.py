@@ -1,0 +1,620 @@
+"""One task serves all sockets: fair, bounded, and what one peer sends harms no other."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import attrs
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
+from gantrymq.kernel.network.sweep import SPINS, Sweep
+from gantrymq.kernel.processors import Request
+from gantrymq.remoting.bad_bytes import QUIET_SECONDS
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import cut_frames
+
+
+class ClockedEnv(SystemEnv):
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@attrs.define
+class Bench:
+    """A sweep on a real listener, driven turn by turn; every request is answered with its own body."""
+
+    sweep: Sweep
+    env: ClockedEnv
+    port: int
+    sweeps: list[list[Request]]
+    changes: list[ConnectionsBatch]
+
+    def connect(self) -> socket.socket:
+        before = self.opened
+        peer = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        self.turns(lambda: self.opened > before)
+        return peer
+
+    def turns(self, until: Callable[[], bool]) -> None:
+        for _ in range(100_000):
+            if until():
+                return
+            self.sweep.turn()
+        raise AssertionError("nothing happened")
+
+    @property
+    def opened(self) -> int:
+        return sum(len(change.opened) for change in self.changes)
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for sweep in self.sweeps for request in sweep]
+
+
+def make_bench(**limits: int | float) -> Bench:
+    sweeps: list[list[Request]] = []
+    changes: list[ConnectionsBatch] = []
+
+    def handle(requests: list[Request]) -> None:
+        sweeps.append(requests)
+        for request in requests:
+            request.answer(0, body=request.command.body)
+
+    env = ClockedEnv()
+    sweep = Sweep(env, LimitsSection(**limits), handle, changes.append, lambda: None)  # type: ignore[arg-type]
+    _, port = sweep.bind("127.0.0.1", 0)
+    sweep.listen()
+    return Bench(sweep, env, port, sweeps, changes)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = make_bench()
+    yield made
+    made.sweep.close()
+
+
+def request(opaque: int, body: bytes = b"", flag: int = 0, kind: int = 0) -> bytes:
+    return encode(Command(1, {"a": "b"}, body, opaque, flag, kind=kind))
+
+
+def answers(peer: socket.socket, count: int) -> list[Command]:
+    data = bytearray()
+    found: list[Command] = []
+    while len(found) < count:
+        received = peer.recv(65536)
+        assert received, "closed"
+        data += received
+        frames, taken = cut_frames(data)
+        del data[:taken]
+        found += [decode(frame) for frame in frames]
+    return found
+
+
+def test_all_that_is_ready_is_one_call_and_each_peer_gets_its_own_answers(bench: Bench) -> None:
+    first, second = bench.connect(), bench.connect()
+    first.sendall(request(1, b"x") + request(2, b"y", kind=1))
+    second.sendall(request(1, b"z"))
+    bench.turns(lambda: len(bench.requests) == 3)
+    assert [(answer.opaque, answer.body, answer.kind) for answer in answers(first, 2)] == [(1, b"x", 0), (2, b"y", 1)]
+    assert [answer.body for answer in answers(second, 1)] == [b"z"]
+    first.close()
+    second.close()
+
+
+def test_a_request_is_complete_when_its_last_byte_came(bench: Bench) -> None:
+    peer = bench.connect()
+    data = request(7, b"slow")
+    for byte in data[:-1]:
+        peer.sendall(bytes((byte,)))
+        bench.sweep.turn()
+    assert bench.requests == []
+    peer.sendall(data[-1:] + request(8))
+    bench.turns(lambda: len(bench.requests) == 2)
+    assert [answer.opaque for answer in answers(peer, 2)] == [7, 8]
+    peer.close()
+
+
+def test_oneway_requests_are_handled_and_never_answered(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(request(1, flag=ONEWAY_FLAG) + request(2))
+    bench.turns(lambda: len(bench.requests) == 2)
+    assert [answer.opaque for answer in answers(peer, 1)] == [2]
+    peer.close()
+
+
+def test_a_response_nobody_waits_for_is_dropped(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(request(1, flag=RESPONSE_FLAG) + request(2))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert [answer.opaque for answer in answers(peer, 1)] == [2]
+    peer.close()
+
+
+BAD = [
+    b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x00\x00\x00\x03", b"\x01\x00\x00\x00", b"\x7f\xff\xff\xff",
+    b"\x00\x00\x00\x08\x00\x00\x00\xff", b"\x00\x00\x00\x06\x02\x00\x00\x02{}", b"\x00\x00\x00\x06\x00\x00\x00\x02{]",
+    b"\x00\x00\x00\x07\x00\x00\x00\x03\xff{}", b"GET / HTTP/1.1\r\n\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[bad.hex() for bad in BAD])
+def test_bytes_that_are_no_frame_close_that_connection_and_no_other(bench: Bench, bad: bytes) -> None:
+    guilty, innocent = bench.connect(), bench.connect()
+    guilty.sendall(bad)
+    bench.turns(lambda: any(change.closed for change in bench.changes))
+    assert guilty.recv(1) == b""
+    innocent.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert answers(innocent, 1)[0].opaque == 1
+    guilty.close()
+    innocent.close()
+
+
+def test_a_peer_that_does_not_read_is_closed_at_the_cap_and_others_are_served() -> None:
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    greedy, other = bench.connect(), bench.connect()
+    greedy.setblocking(False)
+    closed = False
+    for _ in range(10_000):
+        try:
+            greedy.send(request(1, bytes(60_000)))
+        except BlockingIOError:
+            pass
+        except OSError:
+            break
+        bench.sweep.turn()
+        closed = any(change.closed for change in bench.changes)
+        if closed:
+            break
+    assert closed
+    other.sendall(request(1))
+    bench.turns(lambda: bench.requests[-1].connection.closed is False)
+    assert answers(other, 1)[0].opaque == 1
+    greedy.close()
+    other.close()
+    bench.sweep.close()
+
+
+def test_a_turn_takes_no_more_rows_than_its_limit_and_the_rest_follows() -> None:
+    bench = make_bench(sweep_rows=10)
+    peers = [bench.connect() for _ in range(4)]
+    for peer in peers:
+        peer.sendall(request(1) * 8)
+    bench.turns(lambda: len(bench.requests) == 32)
+    # A connection is received whole, so the limit is exceeded by one connection's frames at most.
+    assert max(len(sweep) for sweep in bench.sweeps) <= 16
+    for peer in peers:
+        assert len(answers(peer, 8)) == 8
+        peer.close()
+    bench.sweep.close()
+
+
+def test_who_is_idle_or_trickles_a_frame_is_closed(bench: Bench) -> None:
+    idle, trickling, busy = bench.connect(), bench.connect(), bench.connect()
+    idle.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    assert len(answers(idle, 1)) == 1
+    trickling.sendall(request(1)[:-1])
+    bench.turns(lambda: any(connection.inbound for connection in bench.sweep.connections))
+    bench.env.now += 16.0
+    busy.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 2)
+    bench.sweep.check_deadlines()
+    assert trickling.recv(1) == b""
+    assert len(bench.sweep.connections) == 2
+    bench.env.now += 110.0
+    bench.sweep.check_deadlines()
+    assert idle.recv(1) == b""
+    assert len(bench.sweep.connections) == 1
+    for peer in (idle, trickling, busy):
+        peer.close()
+
+
+def test_who_connects_and_sends_no_frame_is_closed_within_ten_seconds(bench: Bench) -> None:
+    silent, honest = bench.connect(), bench.connect()
+    honest.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    bench.env.now += 9.0
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 2
+    bench.env.now += 2.0
+    bench.sweep.check_deadlines()
+    assert silent.recv(1) == b""
+    assert [connection.peer for connection in bench.sweep.connections] == [honest.getsockname()]
+    for peer in (silent, honest):
+        peer.close()
+
+
+def connect_from(bench: Bench, host: str) -> socket.socket:
+    """A connection from another address of the loopback network."""
+    peer = socket.socket()
+    peer.bind((host, 0))
+    peer.settimeout(5)
+    peer.connect(("127.0.0.1", bench.port))
+    for _ in range(10):
+        bench.sweep.turn()
+    return peer
+
+
+def test_one_address_cannot_take_every_connection() -> None:
+    bench = make_bench(connections=4)
+    greedy = [connect_from(bench, "127.0.0.2") for _ in range(4)]
+    modest = [connect_from(bench, "127.0.0.3") for _ in range(3)]
+    hosts = sorted(connection.peer[0] for connection in bench.sweep.connections)
+    assert hosts == ["127.0.0.2"] * 2 + ["127.0.0.3"] * 2, "each has its half"
+    assert greedy[3].recv(1) == greedy[2].recv(1) == b"", "the newest of the greedy address gave way"
+    assert modest[2].recv(1) == b""
+    modest[0].sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    for peer in (*greedy, *modest):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_a_cap_by_address_holds_while_there_is_room_for_others() -> None:
+    bench = make_bench(connections=10, connections_per_address=2)
+    with structlog.testing.capture_logs() as lines:
+        greedy = [connect_from(bench, "127.0.0.2") for _ in range(5)]
+        other = connect_from(bench, "127.0.0.3")
+        bench.env.now += 11.0
+        greedy.append(connect_from(bench, "127.0.0.2"))
+    assert sorted(connection.peer[0] for connection in bench.sweep.connections) == ["127.0.0.2"] * 2 + ["127.0.0.3"]
+    refusals = [line for line in lines if line["event"] == "connection_refused"]
+    assert [line["refused"] for line in refusals] == [1, 3], "one line for many"
+    assert refusals[0]["setting"] == "limits.connections_per_address"
+    for peer in (*greedy, other):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_more_connections_than_allowed_are_turned_away() -> None:
+    bench = make_bench(connections=1)
+    first = bench.connect()
+    second = socket.create_connection(("127.0.0.1", bench.port), timeout=5)
+    second.setblocking(False)
+
+    def refused() -> bool:
+        try:
+            return second.recv(1) == b""
+        except BlockingIOError:
+            return False
+
+    bench.turns(refused)
+    first.sendall(request(1))
+    bench.turns(lambda: len(bench.requests) == 1)
+    first.close()
+    second.close()
+    bench.sweep.close()
+
+
+def test_a_port_in_use_is_a_clear_error(bench: Bench) -> None:
+    other = Sweep(SystemEnv(), LimitsSection(), lambda requests: None, lambda batch: None, lambda: None)
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{bench.port}.*--listen"):
+        other.bind("127.0.0.1", bench.port)
+    other.close()
+
+
+def test_a_closed_peer_is_reported_once_and_takes_no_more_answers(bench: Bench) -> None:
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    peer.close()
+    bench.turns(lambda: any(change.closed for change in bench.changes))
+    connection.send(Command(1))
+    connection.close("again")
+    bench.sweep.turn()
+    assert [closed for change in bench.changes for closed in change.closed] == [connection]
+
+
+def test_answers_that_nobody_takes_share_a_limit_and_who_has_most_is_closed() -> None:
+    bench = make_bench(buffered_bytes=4 * 1024 * 1024)
+    quiet = bench.connect()
+    greedy = [bench.connect() for _ in range(4)]
+    one, *others = greedy
+    sent = 0
+    while bench.sweep.connections[1:] and not any(change.closed for change in bench.changes):
+        for peer in (one, one, *others):
+            peer.sendall(request(1, bytes(100_000)))
+        sent += 5
+        bench.turns(lambda wanted=sent: len(bench.requests) == wanted or any(change.closed for change in bench.changes))
+        assert sum(connection.outbound_bytes for connection in bench.sweep.connections) <= 4 * 1024 * 1024
+    assert [closed.peer for change in bench.changes for closed in change.closed] == [one.getsockname()]
+    assert sent * 100_000 > 4 * 1024 * 1024
+    quiet.sendall(request(7))
+    bench.turns(lambda: bench.requests[-1].command.opaque == 7)
+    assert answers(quiet, 1)[0].opaque == 7
+    for peer in (quiet, *greedy):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_unfinished_frames_share_a_limit_and_who_has_most_is_closed() -> None:
+    bench = make_bench(buffered_bytes=256 * 1024)
+    large, small, quiet = (bench.connect() for _ in range(3))
+    frame = request(1, bytes(1_000_000))
+    large.sendall(frame[:200_000])
+    small.sendall(frame[:100_000])
+    bench.turns(lambda: sum(len(connection.inbound) for connection in bench.sweep.connections) == 300_000)
+    bench.sweep.check_deadlines()
+    assert [connection.peer for connection in bench.sweep.connections] == [small.getsockname(), quiet.getsockname()]
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 2
+    for peer in (large, small, quiet):
+        peer.close()
+    bench.sweep.close()
+
+
+def test_one_request_whose_answers_fill_the_buffer_ends_its_turn_for_that_peer_only() -> None:
+    """What one turn may bring of requests is bounded in bytes and rows, their answers are not."""
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    most = 0
+
+    def flood(requests: list[Request]) -> None:
+        nonlocal most
+        for asked in requests:
+            asked.answer(0, body=bytes(1_000_000))
+            most = max(most, connection.outbound_bytes)
+
+    bench.sweep._handle = flood
+    peer.sendall(b"".join(request(number) for number in range(200)))
+    bench.turns(lambda: connection.closed)
+    assert most < 2_000_000
+    peer.close()
+    bench.sweep.close()
+
+
+def test_any_single_answer_is_sent_however_small_the_write_buffer_and_a_second_one_is_too_much() -> None:
+    bench = make_bench(write_buffer_bytes=64 * 1024)
+    peer = bench.connect()
+    connection = bench.sweep.connections[0]
+    body = bytes(range(256)) * 40_000
+    for _ in range(2):
+        connection.send(Command(0, body=body))
+        bench.sweep.turn()
+        assert connection.outbound_bytes > 64 * 1024, "the sockets took all of it: nothing is tested"
+        received = bytearray()
+        while len(received) < len(body):
+            received += peer.recv(100_000)
+            bench.sweep.turn()
+            held = sum(len(memoryview(part).obj) for part in connection.outbound)
+            assert held <= 2 * connection.outbound_bytes, "the last bytes keep the whole answer in memory"
+        bench.turns(lambda: not connection.outbound_bytes)
+        while not received.endswith(body):
+            received += peer.recv(100_000)
+    connection.send(Command(0, body=body))
+    assert not connection.closed
+    connection.send(Command(0, body=body))
+    assert connection.closed
+    peer.close()
+    bench.sweep.close()
+
+
+def test_many_connections_are_looked_at_in_parts_and_none_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.kernel.network.sweep.CHECKED_AT_ONCE", 2)
+    bench = make_bench(idle=10, buffered_bytes=256 * 1024)
+    peers = [bench.connect() for _ in range(5)]
+    peers[0].sendall(request(1, bytes(1_000_000))[:300_000])
+    bench.turns(lambda: len(bench.sweep.connections[0].inbound) == 300_000)
+    bench.sweep.check_deadlines()
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 5
+    bench.sweep.check_deadlines()
+    assert len(bench.sweep.connections) == 4, "at the end of a round it is known that unfinished frames are too large"
+    bench.env.now += 11
+    left = []
+    for _ in range(3):
+        bench.sweep.check_deadlines()
+        left.append(len(bench.sweep.connections))
+    assert left == [2, 0, 0]
+    for peer in peers:
+        peer.close()
+    bench.sweep.close()
+
+
+class CountingEpoll:
+    """An epoll that keeps for how long each poll would have waited."""
+
+    def __init__(self, epoll: select.epoll) -> None:
+        self.epoll = epoll
+        self.waits: list[float] = []
+
+    def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
+        self.waits.append(timeout)
+        return self.epoll.poll(0, most)
+
+
+def test_after_a_single_request_the_sweep_looks_for_the_next_one_without_sleeping(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    peer.sendall(request(1))
+    while not bench.requests:
+        bench.sweep.turn(linger=False)
+    counting.waits.clear()
+    assert not bench.sweep.turn(linger=True)
+    assert counting.waits[:-1] == [0] * SPINS
+    assert counting.waits[-1] > 0, "it lingers then"
+    counting.waits.clear()
+    bench.sweep.turn(linger=True)
+    assert len(counting.waits) == 1, "what was in vain is not done again at once"
+    monkeypatch.undo()
+    peer.close()
+
+
+def test_the_sweep_lingers_where_that_pays_and_ever_more_rarely_where_it_does_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    assert not any(bench.sweep.turn(linger=True) for _ in range(400))
+    lingered = [number for number, wait in enumerate(counting.waits) if wait]
+    assert [after - before for before, after in pairwise(lingered)] == [2, 4, 8, 16, 32, 64, 64, 64, 64, 64]
+    for number in range(100):
+        peer.sendall(request(number) + request(number))
+        while not bench.sweep.turn(linger=True):
+            pass
+    assert len(bench.requests) == 200
+    assert all(counting.waits[-30:]), "what came while it lingered lets it linger again"
+    monkeypatch.undo()
+    peer.close()
+
+
+def test_the_sweep_does_not_linger_where_nobody_was_answered_or_another_task_is_at_work(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = bench.connect()
+    counting = CountingEpoll(bench.sweep._epoll)
+    monkeypatch.setattr(bench.sweep, "_epoll", counting)
+    bench.sweep.wake()
+    assert not bench.sweep.turn(), "the waker alone promises no requests"
+    peer.sendall(request(1) + request(2))
+    while not bench.sweep.turn():
+        pass
+    bench.sweep.give_way()
+    bench.sweep.turn()
+    counting.waits.clear()
+    bench.sweep.turn(linger=True)
+    bench.sweep.turn(linger=True)
+    assert [wait > 0 for wait in counting.waits] == [False, True], "the other task had its turn"
+    monkeypatch.undo()
+    peer.close()
+
+
+def test_it_tells_while_requests_are_handed_over_that_progress_follows() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def handle(requests: list[Request]) -> None:
+        seen.append(("handle", sweep.is_handling))
+
+    def progress() -> None:
+        seen.append(("progress", sweep.is_handling))
+
+    sweep = Sweep(ClockedEnv(), LimitsSection(), handle, lambda changes: None, progress)
+    _, port = sweep.bind("127.0.0.1", 0)
+    sweep.listen()
+    peer = socket.create_connection(("127.0.0.1", port), timeout=5)
+    peer.sendall(encode(Command(999)))
+    for _ in range(100_000):
+        if ("handle", True) in seen:
+            break
+        sweep.turn()
+    peer.close()
+    sweep.close()
+    assert seen[-2:] == [("handle", True), ("progress", False)]
+
+
+HELLO = bytes.fromhex("16030100C8010000C40303") + bytes(32)
+
+
+def test_a_tls_handshake_is_logged_once_an_hour_for_each_host(bench: Bench) -> None:
+    with capture_logs() as logs:
+        for number in range(3):
+            if number == 2:
+                bench.env.now += QUIET_SECONDS
+            peer = bench.connect()
+            peer.sendall(HELLO)
+            bench.turns(lambda n=number: sum(len(change.closed) for change in bench.changes) > n)  # type: ignore[misc]
+            assert peer.recv(10) == b""
+            peer.close()
+    events = [one for one in logs if one["log_level"] == "warning"]
+    assert [one["event"] for one in events] == ["tls_handshake_on_plaintext_port"] * 2
+    assert "turn TLS off" in events[0]["reason"]
+    assert events[0]["peer"].startswith("127.0.0.1:")
+
+
+def test_other_bad_bytes_are_logged_each_time(bench: Bench) -> None:
+    with capture_logs() as logs:
+        for number in range(2):
+            with bench.connect() as peer:
+                peer.sendall(b"GET / HTTP/1.1")
+                bench.turns(lambda n=number: sum(len(change.closed) for change in bench.changes) > n)  # type: ignore[misc]
+    assert [one["event"] for one in logs if one["log_level"] == "warning"] == ["bad_bytes_received"] * 2
+
+
+def odd_frame(opaque: int, kind: str = "dialect") -> bytes:
+    """A request whose header Python reads: 500 values."""
+    values = ",".join(map(str, range(495)))
+    if kind == "dialect":
+        header = f"{{code:1,opaque:{opaque},extFields:{{a:[{values}]}}}}".encode()
+    else:
+        header = f'{{"code":1,"opaque":{opaque},"extFields":{{"a":[{values}]}}}}'.encode()
+    return (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
+
+
+@pytest.mark.parametrize("kind", ["dialect", "nested"])
+def test_headers_that_take_long_to_read_are_read_a_few_a_turn(bench: Bench, kind: str) -> None:
+    guilty, other = bench.connect(), bench.connect()
+    guilty.sendall(b"".join(odd_frame(number, kind) for number in range(60)))
+    bench.turns(lambda: len(bench.requests) > 0)
+    other.sendall(request(1000))
+    bench.turns(lambda: len(bench.requests) == 61)
+    assert max(map(len, bench.sweeps)) <= 5
+    assert [row.command.opaque for row in bench.requests].index(1000) < 12
+    assert [answer.opaque for answer in answers(guilty, 60)] == list(range(60))
+    guilty.close()
+    other.close()
+
+
+def test_frames_that_are_left_are_read_once_the_connection_is(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(b"".join(map(odd_frame, range(20))))
+    bench.turns(lambda: len(bench.requests) > 0)
+    connection = bench.requests[0].connection
+    connection.pause()
+    for _ in range(50):
+        bench.sweep.turn()
+    paused_at = len(bench.requests)
+    assert paused_at < 20
+    connection.resume()
+    bench.turns(lambda: len(bench.requests) == 20)
+    assert [answer.opaque for answer in answers(peer, 20)] == list(range(20))
+    peer.close()
+
+
+def test_a_connection_that_ends_takes_the_frames_along_that_are_left(bench: Bench) -> None:
+    peer = bench.connect()
+    peer.sendall(b"".join(map(odd_frame, range(20))))
+    bench.turns(lambda: len(bench.requests) > 0)
+    bench.requests[0].connection.close("a test")
+    count = len(bench.requests)
+    for _ in range(50):
+        bench.sweep.turn()
+    assert len(bench.requests) == count
+    peer.close()
+
+
+def test_who_was_ready_when_a_turn_was_full_comes_first_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = make_bench()
+    peers = [bench.connect() for _ in range(3)]
+    served: list[int] = []
+
+    def receive(self: Sweep, connection: Connection, requests: list[Request], now: float) -> int:
+        served.append(connection.id)  # all that a turn may take; more is there
+        return LimitsSection().sweep_bytes
+
+    monkeypatch.setattr(Sweep, "_receive", receive)
+    for peer in peers:
+        peer.sendall(request(1))
+    bench.turns(lambda: len(served) == 30)
+    assert all(served.count(number) == 10 for number in set(served))
+    assert len(set(served)) == 3
+    for peer in peers:
+        peer.close()
+    bench.sweep.close()

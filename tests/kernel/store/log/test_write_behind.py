@@ -1,0 +1,99 @@
+"""A log that is written behind: what is in memory can be neither read nor flushed, and is written in large steps."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from gantrymq.kernel.env import Waker
+from gantrymq.kernel.errors import LogPoisoned, OutOfLog
+from gantrymq.kernel.store.log.commitlog import CommitLog
+from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.tinystore import TINY, batch_of, open_store, read_queue
+
+
+class Wakes:
+    """A waker that counts."""
+
+    count = 0
+
+    def fileno(self) -> int:
+        return -1
+
+    def wake(self) -> None:
+        self.count += 1
+
+    def drain(self) -> None:
+        raise AssertionError("the sweep's business")
+
+    def close(self) -> None:
+        raise AssertionError("the sweep's business")
+
+
+def make(env: MemoryEnv | FaultEnv, waker: Waker) -> CommitLog:
+    env.mkdirs("log")
+    env.mkdirs("staging")
+    log = CommitLog(env, "log", "staging", file_bytes=1000, next_offsets={}, store_host=bytes(8), max_body_bytes=500)
+    log.open()
+    log.write_behind(waker)
+    return log
+
+
+def test_what_is_in_memory_cannot_be_read_nor_is_it_durable() -> None:
+    wakes = Wakes()
+    log = make(MemoryEnv(), wakes)
+    batch = batch_of([b"a"])
+    log.append(batch)
+    assert (log.end, log.written, log.durable, wakes.count) == (batch.end, 0, 0, 0)
+    with pytest.raises(OutOfLog):
+        log.view(0, 4)
+    assert list(log.scan(0, log.end)) == []
+    assert log.flush() == log.written == batch.end
+    assert wakes.count == 1
+    assert log.read_record(0).body == b"a"
+
+
+def test_many_batches_are_one_write_a_file() -> None:
+    env = FaultEnv(MemoryEnv())
+    log = make(env, Wakes())
+    bodies = [b"%02d" % number * 20 for number in range(20)]
+    for body in bodies:
+        log.append(batch_of([body]))
+    assert env.calls["pwrite"] == 0
+    log.flush()
+    assert env.calls["pwrite"] == len(log.segments) == 3
+    found = [bytes(log.read_record(offset).body) for batch in log.scan(0, log.end) for offset in batch.offsets]
+    assert found == bodies
+
+
+def test_a_write_that_fails_poisons_the_log_and_is_not_tried_again() -> None:
+    env = FaultEnv(MemoryEnv(), fail_at=1, number=errno.EIO, kinds=("pwrite",))
+    wakes = Wakes()
+    log = make(env, wakes)
+    log.append(batch_of([b"a"]))
+    for _ in range(2):
+        with pytest.raises(LogPoisoned, match="writing to the commit log failed"):
+            log.flush()
+    with pytest.raises(LogPoisoned):
+        log.append(batch_of([b"b"]))
+    assert (log.written, log.durable, env.calls["pwrite"], wakes.count) == (0, 0, 1, 0)
+
+
+def test_zeros_written_ahead_spare_what_is_in_memory() -> None:
+    log = make(MemoryEnv(), Wakes())
+    log.append(batch_of([b"a" * 300]))
+    assert log.prepare_next()
+    log.flush()
+    assert log.read_record(0).body == b"a" * 300
+    assert log.prepare_next()
+    assert log.read_record(0).body == b"a" * 300
+
+
+def test_a_store_that_is_closed_has_written_everything() -> None:
+    env = MemoryEnv()
+    store = open_store(env, config=TINY)[0]
+    store.log.write_behind(Wakes())
+    store.append(batch_of([b"1", b"2"]))
+    store.close()
+    assert read_queue(open_store(env)[0]) == {0: b"1", 1: b"2"}

@@ -1,0 +1,94 @@
+"""More queues than descriptors: those not used for longest are closed, and open again when they are used."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import attrs
+
+from gantrymq.kernel.batch import DispatchBatch
+from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.store.queues.open_files import OpenFiles
+from gantrymq.kernel.store.queues.table import ConsumeQueues
+
+
+@attrs.define(eq=False)
+class User:
+    busy: bool = False
+    closed: int = 0
+
+    def close_files(self) -> bool:
+        self.closed += not self.busy
+        return not self.busy
+
+
+def test_who_was_not_used_for_longest_is_closed() -> None:
+    files = OpenFiles(2)
+    first, second, third = User(), User(), User()
+    for user in (first, second, first, third):
+        files.use(user)
+    assert [user.closed for user in (first, second, third)] == [0, 1, 0]
+    files.use(second)
+    assert [user.closed for user in (first, second, third)] == [1, 1, 0]
+    assert len(files) == 2
+
+
+def test_who_is_busy_is_tried_again_later() -> None:
+    files = OpenFiles(1)
+    busy, other = User(busy=True), User()
+    files.use(busy)
+    files.use(other)
+    assert (busy.closed, len(files)) == (0, 2)
+    busy.busy = False
+    files.use(other)
+    assert (busy.closed, other.closed, len(files)) == (1, 0, 1)
+
+
+def test_who_is_forgotten_is_not_closed_again() -> None:
+    files = OpenFiles(1)
+    gone = User()
+    files.use(gone)
+    files.forget(gone)
+    files.forget(gone)
+    files.use(User())
+    assert gone.closed == 0
+
+
+def entries(count: int, log_offset: int) -> DispatchBatch:
+    """One record in each of ``count`` queues."""
+    zeros = [0] * count
+    return DispatchBatch(
+        log_offset, log_offset + 100 * count, [log_offset + 100 * row for row in range(count)], [100] * count,
+        ["T"] * count, list(range(count)), [log_offset // (100 * count)] * count, [1] * count, zeros, zeros,
+        [b""] * count, zeros,
+    )  # fmt: skip
+
+
+def test_many_queues_live_with_few_descriptors(tmp_path: Path) -> None:
+    count = 200
+    (tmp_path / "staging").mkdir()
+    queues = ConsumeQueues(SystemEnv(), f"{tmp_path}/queues", f"{tmp_path}/staging", file_units=100, tail_bytes=65536)
+    queues.open_files = OpenFiles(20)
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(3):
+        queues.put(entries(count, turn * count * 100))
+        queues.flush()
+        assert len(os.listdir("/proc/self/fd")) - before <= 21
+        for queue in queues:
+            assert len(queue.entries(0, 10)) == 20 * (turn + 1)
+    assert len(os.listdir("/proc/self/fd")) - before <= 21
+    queues.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_that_waits_for_its_sync_is_not_closed(tmp_path: Path) -> None:
+    (tmp_path / "staging").mkdir()
+    queues = ConsumeQueues(SystemEnv(), f"{tmp_path}/queues", f"{tmp_path}/staging", file_units=100, tail_bytes=1)
+    queues.put(entries(1, 0))
+    (queue,) = queues
+    assert not queue.close_files()
+    queues.flush()
+    assert queue.close_files()
+    assert len(queue.entries(0, 1)) == 20
+    queues.close()

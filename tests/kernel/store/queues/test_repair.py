@@ -1,0 +1,249 @@
+"""Entries of consume queues that disagree with the log are corrected from it, and nothing else is touched."""
+
+from __future__ import annotations
+
+import errno
+
+import attrs
+import pytest
+from structlog.testing import capture_logs
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.errors import OutOfLog
+from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.log.windows import LogWindows
+from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER, FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.repair import is_right
+from gantrymq.kernel.store.store import Store
+from gantrymq.testing.envs import MemoryEnv, MemoryFile
+from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
+
+MESSAGES = 60
+
+
+@pytest.fixture
+def store() -> Store:
+    """Records of one size in two queues of ``T`` and one of ``U``, by turns; all entries are in files."""
+    store, _, _ = open_store(MemoryEnv())
+    for number in range(MESSAGES):
+        batch = AppendBatch()
+        for topic, queue_id in (("T", 0), ("T", 1), ("U", 0)):
+            batch.add(topic, queue_id, b"%03d" % number, b"TAGS\x01A")
+        store.append(batch)
+    commit(store)
+    store.flush_queues()
+    return store
+
+
+def queue_of(store: Store, topic: str = "T", queue_id: int = 0) -> ConsumeQueue:
+    queue = store.queues.get(topic, queue_id)
+    assert queue is not None
+    return queue
+
+
+def damage(queue: ConsumeQueue, place: int, data: bytes) -> None:
+    queue._segments.write(place * UNIT, data)
+
+
+def pack(at: int, size: int) -> bytes:
+    return ENTRY.pack(at, size, 0)
+
+
+def right(store: Store, queue: ConsumeQueue, place: int) -> bool:
+    at, size, _ = ENTRY.unpack(queue.entries(place, 1))
+    return is_right(store.log, queue, place, at, size)
+
+
+def test_what_is_right_is_known_by_the_records_alone(store: Store) -> None:
+    queue = queue_of(store)
+    assert all(right(store, queue, place) for place in range(MESSAGES))
+    at, size, _ = ENTRY.unpack(queue.entries(7, 1))
+    assert not is_right(store.log, queue, 8, at, size), "another place in the queue"
+    assert not is_right(store.log, queue_of(store, "T", 1), 7, at, size), "another queue"
+    assert not is_right(store.log, queue_of(store, "U", 0), 7, at, size), "another topic"
+    for wrong in (
+        (at + 1, size),
+        (at, size + 1),
+        (at, 0),
+        (at, -5),
+        (2**63 - 1, size),
+        (-(2**63), size),
+        (at, 2**31 - 2),
+    ):
+        assert not is_right(store.log, queue, 7, *wrong)
+
+
+@pytest.mark.parametrize("first", [0, 3, 19, MESSAGES - 1])
+@pytest.mark.parametrize("count", [1, 2, 25])
+@pytest.mark.parametrize("what", ["zeros", "far", "another record", "larger"])
+def test_wrong_entries_are_corrected_and_their_neighbors_left_alone(
+    store: Store, first: int, count: int, what: str
+) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    count = min(count, MESSAGES - first)
+    for place in range(first, first + count):
+        at, size, _ = ENTRY.unpack(queue.entries(place, 1))
+        damage(
+            queue,
+            place,
+            {
+                "zeros": bytes(UNIT),
+                "far": pack(2**63 - 60, size),
+                "another record": pack(at + size, size),
+                "larger": pack(at, size + 4096),
+            }[what],
+        )
+    generation = queue.generation
+    suspect = first + count // 2
+    with capture_logs() as lines:
+        assert queue.suspect(suspect)
+        assert queue.suspect(suspect), "until it is corrected"
+        assert store.repair.has_work
+        store.repair.step()
+    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_mended"]
+    assert lines[1]["entries"] == count
+    assert queue.entries(0, MESSAGES) == before
+    assert queue.generation > generation, "entries that somebody has read before are not those"
+    assert not store.repair.has_work
+    assert not queue.suspect(suspect), "it was looked at"
+    assert [line["event"] for line in lines] == ["consume_queue_disagrees", "consume_queue_mended"]
+    assert len(read_queue(store)) == MESSAGES
+
+
+def test_what_has_no_record_any_more_becomes_a_filler(store: Store) -> None:
+    queue = queue_of(store)
+    at, size, _ = ENTRY.unpack(queue.entries(9, 1))
+    store.log.segments.write(at + 4, b"\0")  # its magic
+    assert queue.suspect(9)
+    store.repair.step()
+    assert ENTRY.unpack(queue.entries(9, 1)) == ENTRY.unpack(FILLER)
+    assert right(store, queue, 8)
+    assert right(store, queue, 10)
+    assert size != FILLER_SIZE
+
+
+def test_what_the_disk_cannot_give_stays_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_of(store)
+    before = queue.entries(0, MESSAGES)
+    at, _, _ = ENTRY.unpack(queue.entries(9, 1))
+    damage(queue, 11, bytes(UNIT))
+    pread = type(store.log.segments).pread
+
+    def failing(segments: object, offset: int, size: int) -> bytes:
+        if segments is store.log.segments and offset < at + 50 and offset + size > at:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(segments, offset, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(store.log.segments), "pread", failing)
+    assert queue.suspect(9)
+    store.repair.step()
+    assert queue.entries(9, 1) == before[9 * UNIT : 10 * UNIT]
+    assert queue.suspect(11)
+    store.repair.step()
+    monkeypatch.undo()
+    assert queue.entries(0, MESSAGES) == before
+
+
+def test_entries_of_this_life_and_light_queues_are_not_in_doubt(store: Store) -> None:
+    batch = AppendBatch()
+    batch.add("T", 0, b"new", b"")
+    batch.add("%LMQ%x", 0, b"light", b"")
+    store.append(batch)
+    commit(store)
+    assert not queue_of(store).suspect(MESSAGES), "it came from the log just now"
+    store.flush_queues()
+    assert queue_of(store).suspect(MESSAGES)
+    assert not queue_of(store, "%LMQ%x").suspect(0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 29, 30, 31, MESSAGES - 1])
+@pytest.mark.parametrize("at", [-(2**63), -1, 0, 1, 2**62])
+def test_one_entry_alone_does_not_hide_others_from_readers(store: Store, place: int, at: int) -> None:
+    queue = queue_of(store)
+    keep = 24
+    log_min, size, _ = ENTRY.unpack(queue.entries(keep, 1))
+    damage(queue, place, pack(at, size))
+    queue.correct_min(0)
+    assert queue.min_offset == 0
+    queue.correct_min(log_min)
+    assert keep - 2 <= queue.min_offset <= keep
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("entry", [(2**62, 100), (5, 2**31 - 2)])
+def test_a_last_entry_that_reaches_too_far_does_not_swallow_what_comes(
+    store: Store, clean: bool, entry: tuple[int, int]
+) -> None:
+    queue = queue_of(store)
+    env = store._env
+    assert isinstance(env, MemoryEnv)
+    damage(queue, MESSAGES - 1, pack(*entry))
+    queue._segments.sync()
+    if clean:
+        store.close()
+    else:
+        env = env.kill()
+    again, _, _ = open_store(env)
+    batch = AppendBatch()
+    batch.add("T", 0, b"later", b"")
+    again.append(batch)
+    commit(again)
+    while again.repair.has_work:
+        again.repair.step()
+    found = read_queue(again)
+    assert (len(found), found[MESSAGES]) == (MESSAGES + 1, b"later")
+
+
+def test_a_file_of_a_queue_that_the_disk_cannot_give_is_built_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = store._env
+    assert isinstance(env, MemoryEnv)
+    store.close()
+    last = max(path for path in env.files if "/T/0/" in path)
+    bad = env.files[last]
+    pread = MemoryFile.pread
+
+    def failing(file: MemoryFile, size: int, offset: int) -> bytes:
+        if file._inode is bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(file, size, offset)
+
+    monkeypatch.setattr(MemoryFile, "pread", failing)
+    again, _, _ = open_store(env)
+    assert len(read_queue(again)) == MESSAGES
+    assert env.files[last] is not bad
+
+
+def test_a_damaged_size_is_not_read_for_its_own_sake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry's size, or four bytes of a body that are taken for one, may say half a gigabyte."""
+    config = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, max_message_bytes=1 << 19)
+    store, _, _ = open_store(MemoryEnv(), config=config)
+    batch = AppendBatch()
+    batch.add("T", 0, (300_000).to_bytes(4, "big") * 100, b"")
+    for number in range(3):
+        batch.add("T", 0, b"%d" % number * 200_000, b"")
+    store.append(batch)
+    commit(store)
+    store.flush_queues()
+    queue = queue_of(store)
+    at, size, _ = ENTRY.unpack(queue.entries(0, 1))
+    read: list[int] = []
+    pread, peek = MemoryFile.pread, MemoryFile.peek_into
+    monkeypatch.setattr(MemoryFile, "pread", lambda file, size, offset: read.append(size) or pread(file, size, offset))
+    monkeypatch.setattr(
+        MemoryFile, "peek_into", lambda file, buffer, offset: read.append(len(buffer)) or peek(file, buffer, offset)
+    )
+    windows = LogWindows(store._env, store.log)
+    with pytest.raises(BadRecord):
+        store.log.read_record(at + 88)  # in the body of the first
+    assert windows.span(at, size + 262_144) is None
+    with pytest.raises(OutOfLog):
+        windows.record(at, size + 262_144, wait=True)
+    assert not windows.holds_damaged(at, size + 262_144, ("T", 0, 0))
+    assert max(read) <= 64 * 1024
+    large, size, _ = ENTRY.unpack(queue.entries(2, 1))
+    assert windows.span(large, size) is not None
+    assert len(windows.record(large, size, wait=True)) >= size
+    assert store.log.read_record(large).body == b"1" * 200_000

@@ -1,0 +1,94 @@
+"""What is looked at in the log: many records at once, wherever they lie."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import pytest
+
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
+from gantrymq.kernel.store.log.record import HEADS, Record, encode
+from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, look_at
+from gantrymq.kernel.store.store import Store
+from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.tinystore import TINY, batch_of
+
+
+def filled(bodies: list[bytes], file_bytes: int) -> tuple[CommitLog, list[int]]:
+    env = MemoryEnv()
+    env.mkdirs("log")
+    env.mkdirs("staging")
+    log = CommitLog(
+        env, "log", "staging", file_bytes=file_bytes, next_offsets={}, store_host=b"\x7f\0\0\x01\0\0\x2a\x9f",
+        max_body_bytes=1 << 20,
+    )  # fmt: skip
+    log.open()
+    batch = batch_of(bodies)
+    log.append(batch)
+    return log, batch.offsets
+
+
+@pytest.mark.parametrize("file_bytes", [4000, 1 << 24])
+@pytest.mark.parametrize("largest", [10, 3 * USUAL_BYTES, NEAR_BYTES])
+def test_each_record_is_found_wherever_the_others_lie(file_bytes: int, largest: int) -> None:
+    chance = random.Random(largest)
+    largest = min(largest, file_bytes // 2)
+    bodies = [bytes([number]) * chance.randrange(largest) for number in range(60)]
+    log, offsets = filled(bodies, file_bytes)
+    for _ in range(50):
+        some = chance.choices(range(60), k=chance.choice([1, 2, 9]))
+        found = look_at(log, [offsets[number] for number in some])
+        assert [record and (record.body, record.offset) for record in found] == [
+            (bodies[number], offsets[number]) for number in some
+        ]
+
+
+def test_where_no_record_is_there_is_none_and_the_others_are_found() -> None:
+    log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
+    asked = [-5, offsets[1], offsets[1] + 1, log.end - 2, log.end, 2**62, offsets[2]]
+    found = look_at(log, asked)
+    assert [record and record.body[:1] for record in found] == [None, b"b", None, None, None, None, b"c"]
+
+
+def test_what_is_known_to_be_damaged_is_not_looked_at() -> None:
+    log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
+    log.mistrust(offsets[1], offsets[2])
+    assert [record and record.body[:1] for record in look_at(log, offsets)] == [b"a", None, b"c"]
+
+
+@pytest.mark.parametrize("host", [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"], ids=["ipv4", "ipv6"])
+def test_a_record_that_a_queue_entry_names_is_found_and_a_forged_one_is_not(host: bytes) -> None:
+    env = MemoryEnv()
+    store = Store(env, "store", attrs.evolve(TINY, store_host=host))
+    store.open()
+    store.recover(lambda batch: None)
+    inner = HEADS[0x20 if len(host) == 20 else 0].size  # where the body begins
+    batch = AppendBatch()
+    batch.add("T", 3, b"first", b"")
+    batch.add("T", 3, b"second", b"K\x01v")
+    store.append(batch)
+    forged = Record("T", 3, b"second", queue_offset=1, offset=store.log.end + inner)
+    batch = AppendBatch()
+    batch.add("mine", 0, encode(forged), b"")
+    batch.add("T", 3, b"prepared", b"", sys_flag=4)
+    store.append(batch)
+    places = store_offsets(store)
+    assert find_named(store, places[1]) is None, "no queue has it yet"
+    assert [*store.dispatch(store.flush())]
+    assert find_named(store, places[0]) == NamedRecord("T", 3, 0, places[1])
+    assert find_named(store, places[1]) == NamedRecord("T", 3, 1, places[2] - places[1])
+    assert find_named(store, places[2]) == NamedRecord("mine", 0, 0, places[3] - places[2])
+    assert find_named(store, places[3]) is None, "a prepared record is in no queue"
+    assert store.log.read_record(forged.offset).body == b"second"
+    assert find_named(store, forged.offset) is None
+    for offset in (-1, 1, store.log.end - 1, store.log.end, 2**63 - 1, -(2**63)):
+        assert find_named(store, offset) is None
+    store.queues.delete_topic("T")
+    assert find_named(store, places[0]) is None, "its topic is gone"
+
+
+def store_offsets(store: Store) -> list[int]:
+    """Where the records of the log begin."""
+    return [offset for batch in store.log.scan(0, store.log.end) for offset in batch.offsets]
