@@ -89,7 +89,8 @@ def _struct_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=512)
 def _is_flat(kind: type[msgspec.Struct]) -> bool:
-    """Whether compiled code writes these structs as we do: they are made of texts, whole numbers and truth values."""
+    """Whether compiled code writes these structs as we do: they are made of texts, whole numbers and truth values, of
+    lists and of sets of those."""
     return all(_plain_type(field.type) for field in msgspec.inspect.type_info(kind).fields)  # type: ignore[attr-defined]
 
 
@@ -98,6 +99,8 @@ def _plain_type(kind: msgspec.inspect.Type) -> bool:
         return _plain_type(kind.type)
     if isinstance(kind, msgspec.inspect.StructType):
         return _is_flat(kind.cls)
+    if isinstance(kind, msgspec.inspect.ListType | msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
+        return _plain_type(kind.item_type)
     return isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.IntType | msgspec.inspect.BoolType)
 
 

@@ -101,11 +101,14 @@ class Clients:
         self.producers.join(member.connection.id, group).members[member.connection.id] = member
         self._producer_ids.heard(member.client_id, member.connection)
 
-    def join_consumers(self, member: Member, data: ConsumerData, *, notify: bool, keep_subscriptions: bool) -> None:
-        """A consumer's heartbeat. ``notify``: whether the group's members want to hear of changes."""
+    def join_consumers(
+        self, member: Member, data: ConsumerData, size: int, *, notify: bool, keep_subscriptions: bool
+    ) -> None:
+        """A consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together; ``notify``:
+        whether the group's members want to hear of changes."""
         connection, client_id = member.connection, member.client_id
         if not keep_subscriptions:
-            self._keep(connection.id, data)
+            self._keep(connection.id, data.group_name, size)
         try:
             group = self.consumers.join(connection.id, data.group_name)
         except RemoteFault:
@@ -167,14 +170,13 @@ class Clients:
                     Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext, opaque=self._opaque, flag=ONEWAY_FLAG)
                 )
 
-    def _keep(self, connection_id: int, data: ConsumerData) -> None:
-        key = (connection_id, data.group_name)
-        size = sum(map(_size, data.subscription_data_set))
+    def _keep(self, connection_id: int, group: str, size: int) -> None:
+        key = (connection_id, group)
         total = self._kept_bytes - self._kept.get(key, 0) + size
         if total > self._config.max_kept_bytes:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
-                f"the subscriptions of group {data.group_name} are not taken: all together may have "
+                f"the subscriptions of group {group} are not taken: all together may have "
                 f"{self._config.max_kept_bytes} bytes (plugin.clients.max_kept_bytes)",
             )
         self._kept[key] = size
@@ -191,6 +193,7 @@ class Clients:
             self.changed[name] = None
 
 
-def _size(wish: SubscriptionData) -> int:
+def subscription_bytes(wish: SubscriptionData) -> int:
+    """About how much a subscription takes in memory."""
     tags = sum(map(len, wish.tags_set)) + WISH_BYTES * (len(wish.tags_set) + len(wish.code_set))
     return WISH_BYTES + len(wish.topic) + len(wish.sub_string) + tags

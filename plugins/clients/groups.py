@@ -33,10 +33,16 @@ class Member:
     subscriptions: Mapping[str, SubscriptionData] = attrs.field(factory=dict)
     wishes: frozenset[tuple[str, str, str]] = frozenset()
     """The subscriptions in a form that can be compared. Retry topics say nothing of their own."""
+    versions: Mapping[str, tuple[str, str, int, bool]] = attrs.field(factory=dict)
+    """What is compared with the next heartbeat: tags follow from the expression, and comparing many takes long."""
 
     def subscribe(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
         """What it wants from now on, by topic."""
         self.subscriptions = subscriptions
+        self.versions = {
+            topic: (wish.expression_type, wish.sub_string, wish.sub_version, wish.class_filter_mode)
+            for topic, wish in subscriptions.items()
+        }
         self.wishes = frozenset(
             (topic, wish.expression_type, wish.sub_string)
             for topic, wish in subscriptions.items()
@@ -84,8 +90,10 @@ class ConsumerGroup(Group):
         self.consume_type = data.consume_type
         self.consume_from_where = data.consume_from_where
         changed = known is None or known.client_id != member.client_id
-        if known is None or known.subscriptions != member.subscriptions:
+        if known is None or known.versions != member.versions:
             changed |= self._merge()
+        else:
+            member.subscriptions, member.wishes = known.subscriptions, known.wishes  # one copy in memory
         return changed
 
     def remove(self, connection_id: int) -> bool:

@@ -9,27 +9,42 @@ import structlog
 
 from gantrymq.kernel.processors import AnswerSteps, Handler, Request
 from gantrymq.kernel.rare_warnings import RareWarnings
-from gantrymq.plugins.clients.clients import Clients
+from gantrymq.plugins.clients.clients import Clients, subscription_bytes
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
 from gantrymq.plugins.services import GroupTable, QueueLocks, TopicTable
-from gantrymq.remoting.bodies import ConsumerData, ConsumerList, HeartbeatData, ProducerData, TopicConfig
+from gantrymq.remoting.bodies import (
+    ConsumerData,
+    ConsumerList,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    TopicConfig,
+)
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import spells_differently
 from gantrymq.remoting.headers import ConsumerGroupHeader, Int32, UnregisterClientHeader, read_header
 from gantrymq.remoting.lenient_header import known_language
-from gantrymq.remoting.names import GROUP_MAX_LENGTH, retry_topic, validate_group, validate_topic
+from gantrymq.remoting.names import GROUP_MAX_LENGTH, TOPIC_MAX_LENGTH, retry_topic, validate_group, validate_topic
 
 CLIENT_ID_MAX_CHARACTERS = 1024
 UNIT_SUBSCRIPTION_FLAG = 2
 """Bit of a topic's system flag: units subscribe to it."""
 
+OBJECTS_MAX = 65_536
+"""Groups and subscriptions of one heartbeat, as its braces count them; one in 4 MiB has half as many."""
+TAGS_MAX = 21_846
+"""Tags of one subscription, and codes of them: the longest expression that a pull may bring has as many."""
+
 STEPS_FROM = 65_536
-"""Bytes; a longer heartbeat is decoded consumer group by consumer group."""
+"""Bytes; a longer heartbeat is decoded consumer group by consumer group, and those subscription by subscription."""
 STEP_GROUPS = 64
 """Producer groups of one step."""
+STEP_SUBSCRIPTIONS = 256
+STEP_BYTES = 32_768
+"""Bytes of subscriptions that one step decodes, before the last one."""
 
 log = structlog.get_logger("gantrymq.clients")
 
@@ -47,10 +62,25 @@ class _Frame(msgspec.Struct, rename={"client_id": "clientID", "producer_data_set
 
 
 class _ConsumerFrame(msgspec.Struct, rename="camel"):
-    """What tells how many subscriptions :class:`ConsumerData` has."""
+    """:class:`ConsumerData` with subscriptions that are not decoded yet."""
 
     group_name: str = ""
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
     subscription_data_set: list[msgspec.Raw] = []
+    unit_mode: bool = False
+
+
+_NONE = msgspec.Raw(b"[]")
+
+
+class _SubscriptionFrame(msgspec.Struct, rename="camel"):
+    """What tells how many tags and codes :class:`SubscriptionData` has."""
+
+    topic: str = ""
+    tags_set: msgspec.Raw = _NONE
+    code_set: msgspec.Raw = _NONE
 
 
 class Heartbeats:
@@ -111,12 +141,13 @@ class Heartbeats:
             validate_group(producer.group_name)
             if number % STEP_GROUPS == 0:
                 yield
+        sizes: list[int] = []
         for consumer in data.consumer_data_set:
-            self._check_consumer(consumer)
+            sizes.append((yield from self._check_consumer(consumer)))
             yield
         try:
-            for consumer in data.consumer_data_set:
-                self._join(request, data, consumer)
+            for consumer, size in zip(data.consumer_data_set, sizes, strict=True):
+                self._join(request, data, consumer, size)
                 yield
             for number, producer in enumerate(data.producer_data_set, start=1):
                 self._clients.join_producers(self._member(request, data), producer.group_name)
@@ -127,18 +158,19 @@ class Heartbeats:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def _read(self, body: bytes) -> Generator[None, None, HeartbeatData]:
-        """What :class:`HeartbeatData` reads, with a rest after each consumer group where that takes long."""
+        """What :class:`HeartbeatData` reads, with rests where that takes long."""
         if len(body) > STEPS_FROM and b"$ref" not in body and not spells_differently(body, HeartbeatData):
+            objects = body.count(b"{")
+            if objects > OBJECTS_MAX:
+                raise RemoteFault(
+                    ResponseCode.SYSTEM_ERROR, f"about {objects} groups and subscriptions, {OBJECTS_MAX} are the limit"
+                )
             try:
                 frame = msgspec.json.decode(body, type=_Frame)
                 yield
                 consumers = []
                 for raw in frame.consumer_data_set:
-                    if len(raw) > STEPS_FROM:
-                        consumer = msgspec.json.decode(raw, type=_ConsumerFrame)
-                        self._check_count(consumer.group_name, len(consumer.subscription_data_set))
-                        yield
-                    consumers.append(msgspec.json.decode(raw, type=ConsumerData))
+                    consumers.append((yield from self._read_consumer(raw)))
                     yield
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 pass  # not as Java's client writes it: what reads that decides
@@ -146,7 +178,37 @@ class Heartbeats:
                 return HeartbeatData(frame.client_id, frame.producer_data_set, consumers, without_sub=frame.without_sub)
         return HeartbeatData.from_request(body)
 
-    def _join(self, request: Request, data: HeartbeatData, consumer: ConsumerData) -> None:
+    def _read_consumer(self, raw: msgspec.Raw) -> Generator[None, None, ConsumerData]:
+        if len(raw) <= STEPS_FROM:
+            return msgspec.json.decode(raw, type=ConsumerData)
+        frame = msgspec.json.decode(raw, type=_ConsumerFrame)
+        self._check_count(frame.group_name, len(frame.subscription_data_set))
+        yield
+        subscriptions: list[SubscriptionData] = []
+        decoded = 0
+        for row in frame.subscription_data_set:
+            if len(row) > STEPS_FROM:
+                counted = msgspec.json.decode(row, type=_SubscriptionFrame)
+                yield
+                # A quote on either side of a tag, a comma between two codes.
+                tags, codes = bytes(counted.tags_set).count(b'"') // 2, bytes(counted.code_set).count(b",") + 1
+                _check_tags(frame.group_name, counted.topic, max(tags, codes))
+                yield
+            subscriptions.append(msgspec.json.decode(row, type=SubscriptionData))
+            decoded += len(row)
+            if decoded >= STEP_BYTES:
+                decoded = 0
+                yield
+        return ConsumerData(
+            frame.group_name,
+            frame.consume_type,
+            frame.message_model,
+            frame.consume_from_where,
+            subscriptions,
+            frame.unit_mode,
+        )
+
+    def _join(self, request: Request, data: HeartbeatData, consumer: ConsumerData, size: int) -> None:
         group = self._groups.find(consumer.group_name)
         if group is None:
             return
@@ -162,6 +224,7 @@ class Heartbeats:
         self._clients.join_consumers(
             self._member(request, data),
             consumer,
+            size,
             notify=group.notify_consumer_ids_changed_enable,
             keep_subscriptions=bool(data.without_sub),
         )
@@ -188,13 +251,23 @@ class Heartbeats:
         language = known_language(command.language)
         return self._clients.member(request.connection, data.client_id, language, command.version)
 
-    def _check_consumer(self, consumer: ConsumerData) -> None:
+    def _check_consumer(self, consumer: ConsumerData) -> Generator[None, None, int]:
+        """Check all that the consumer says; returns the bytes of its subscriptions in memory, about."""
         validate_group(consumer.group_name)
         validate_topic(retry_topic(consumer.group_name))
         subscriptions = consumer.subscription_data_set
         self._check_count(consumer.group_name, len(subscriptions))
-        for subscription in subscriptions:
+        size = 0
+        rest_at = STEP_BYTES * 8
+        for number, subscription in enumerate(subscriptions, start=1):
             validate_topic(subscription.topic)
+            tags = max(len(subscription.tags_set), len(subscription.code_set))
+            _check_tags(consumer.group_name, subscription.topic, tags)
+            size += subscription_bytes(subscription)
+            if number % STEP_SUBSCRIPTIONS == 0 or size >= rest_at:
+                rest_at = size + STEP_BYTES * 8
+                yield
+        return size
 
     def _check_count(self, group: str, subscriptions: int) -> None:
         if subscriptions > self._config.max_subscriptions:
@@ -207,6 +280,15 @@ class Heartbeats:
     def _tell(self) -> None:
         if self._clients.changed:
             self._changed()
+
+
+def _check_tags(group: str, topic: str, tags: int) -> None:
+    if tags > TAGS_MAX:
+        raise RemoteFault(
+            ResponseCode.SYSTEM_ERROR,
+            f"about {tags} tags of topic {topic[:TOPIC_MAX_LENGTH]} in group {group[:GROUP_MAX_LENGTH]}, "
+            f"{TAGS_MAX} are the limit",
+        )
 
 
 def _check_client_id(client_id: str) -> None:

@@ -8,9 +8,28 @@ from gantrymq.kernel.filters import FilterCompiler, compile_steps
 from gantrymq.kernel.network.time_slices import Pace
 from gantrymq.kernel.processors import Heavy, Request
 from gantrymq.remoting.bodies import CheckClientConfig
+from gantrymq.remoting.body import Body
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
+
+BYTES_MAX = 1_048_576
+"""Bytes of a request: the longest expression, with its tags and their codes, takes half of it."""
+
+
+class _Subscription(Body):
+    """What is looked at of a subscription. Its tags are passed over: reading hundreds of thousands takes long."""
+
+    sub_string: str = ""
+    expression_type: str = "TAG"
+
+
+class _Checked(Body):
+    """What is looked at of :class:`CheckClientConfig`."""
+
+    any_spelling = CheckClientConfig.any_spelling
+
+    subscription_data: _Subscription | None = None
 
 
 def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pace]) -> Heavy:
@@ -20,7 +39,10 @@ def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pac
     """
 
     async def check(request: Request) -> Command:
-        subscription = CheckClientConfig.from_request(request.command.body).subscription_data
+        data = request.command.body
+        if len(data) > BYTES_MAX:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"a request of {len(data)} bytes, {BYTES_MAX} are the limit")
+        subscription = _Checked.from_request(data).subscription_data
         # RocketMQ does not look at tags here: a pull does.
         if subscription is not None and subscription.expression_type not in ("", "TAG"):
             compiler = compilers.get(subscription.expression_type)

@@ -284,3 +284,15 @@ def test_the_patterns_for_plain_values_read_what_the_methods_read(kind: type[Rea
             except ValueError as error:
                 outcomes.append(str(error).partition(" at character ")[0])
     assert outcomes[0] == outcomes[1]
+
+
+class Wanted(msgspec.Struct, rename="camel"):
+    tags_set: set[str] = set()
+    code_set: set[int] = set()
+    names: list[str] = []
+
+
+@given(st.sets(st.text(st.characters(codec="utf-8"), max_size=3)), st.sets(st.integers(-(2**31), 2**31 - 1)))
+def test_sets_in_structs_are_written_sorted(tags: set[str], codes: set[int]) -> None:
+    slow = dumps({"codeSet": codes, "names": list(tags), "tagsSet": tags})
+    assert dumps(Wanted(tags, codes, list(tags))) == slow

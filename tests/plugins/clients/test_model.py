@@ -48,7 +48,7 @@ def test_groups_follow_a_plain_table(steps: list[tuple[str, int, str, frozenset[
         if action == "beat":
             data = ConsumerData(group, subscription_data_set=[SubscriptionData.for_tags(topic) for topic in topics])
             clients.join_consumers(
-                clients.member(peers[number], f"c{number}"), data, notify=True, keep_subscriptions=False
+                clients.member(peers[number], f"c{number}"), data, 0, notify=True, keep_subscriptions=False
             )
             model[group][number] = topics
         elif action == "leave":
