@@ -161,6 +161,11 @@ class Routes:
         except GantryError as error:
             log.warning("route_refresh_failed", topic=topic, reason=str(error))
 
+    async def wait_asked(self, topic: str) -> None:
+        """Returns when nobody is asking for the route of ``topic``."""
+        async with self._asking.setdefault(topic, anyio.Lock()):
+            return
+
     async def _ask(self, topic: str, again: bool = False) -> TopicRouteData | None:
         # Many callers may need one new topic at the same moment: one of them asks.
         async with self._asking.setdefault(topic, anyio.Lock()):

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed, NoRoute, SendTimeout
+from gantrymq.client.errors import BrokerError, CallTimeout, ConnectError, ConnectFailed, NoRoute, SendTimeout
 from gantrymq.client.outgoing import Outgoing
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
@@ -43,6 +43,9 @@ class Sender:
         self._attempts = 1 + retries
         self._turns: dict[str, itertools.count[int]] = {}
         self._renewed: dict[str, float] = {}
+        self._unanswered: set[str] = set()
+        """Topics with a send that got no answer, and none with one since: another broker may have the place of the one
+        that hangs."""
 
     async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> list[SendResult]:
         """Send ``outgoing`` to the chosen queue, or to the next one with retries; a result for each message.
@@ -59,6 +62,8 @@ class Sender:
                     queues = await self.queues(outgoing.topic)
             except TimeoutError:
                 raise SendTimeout(f"no nameserver returned a route of '{outgoing.topic}' within {limit:g} s") from None
+        if outgoing.topic in self._unanswered:
+            queues = await self._renew(outgoing.topic, queues, deadline)
         failure: Exception | None = None
         target: MessageQueue | None = None
         for _ in range(self._attempts if choice is None else 1):
@@ -66,7 +71,10 @@ class Sender:
             try:
                 channel = await self._channel(target, deadline)
                 answer = await channel.call(outgoing.command(self.group, target), deadline - anyio.current_time())
-                return outgoing.results(target, answer, channel.address)
+                results = outgoing.results(target, answer, channel.address)
+                if self._unanswered:
+                    self._unanswered.discard(outgoing.topic)
+                return results
             except BrokerError as error:
                 failure = error
                 if error.code not in RETRIED_CODES:
@@ -77,6 +85,8 @@ class Sender:
                 failure = error
                 if isinstance(error, ConnectFailed | NoRoute):
                     queues = await self._renew(outgoing.topic, queues, deadline)
+                elif isinstance(error, CallTimeout | TimeoutError):
+                    self._unanswered.add(outgoing.topic)
             if anyio.current_time() >= deadline:
                 raise SendTimeout(
                     f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
@@ -100,6 +110,9 @@ class Sender:
             self._renewed[topic] = now
             with anyio.move_on_after(deadline - now):
                 await self._cluster.routes.renew(topic)
+        else:
+            with anyio.move_on_after(deadline - now):
+                await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
     async def _channel(self, queue: MessageQueue, deadline: float) -> Channel:

@@ -1,7 +1,7 @@
 """Watches the master of one broker name, and promotes a slave when it is lost; only the holder of the lock acts.
 
 A master is lost when it has not answered for ``master_timeout`` seconds, in at least two attempts, and no slave has
-heard of it meanwhile. It is promoted by the rules of :mod:`gantrymq.cli.promotion`, in an epoch that is not below the
+heard of it for as long. It is promoted by the rules of :mod:`gantrymq.cli.promotion`, in an epoch that is not below the
 lock's revision. Before each request that changes something the watcher looks whether it still has the lock; should it
 be paused between that and the request, the brokers refuse: the next holder's epoch is higher.
 
@@ -68,6 +68,7 @@ class Watcher:
         self._silent_since: float | None = None
         self._attempts = 0
         self._grace_until = 0.0
+        self._missing_since: dict[str, float] = {}
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -77,6 +78,10 @@ class Watcher:
             await trio.sleep(self._rules.interval)
 
     async def _turn(self) -> None:
+        try:
+            await self._read_members()
+        except StoreUnavailable as error:
+            self._not_kept(error)
         asked_at = self._clock()
         try:
             rows = await self._look(self._asked_besides())
@@ -91,13 +96,13 @@ class Watcher:
         if self._said.pop("nameserver", ""):
             log.info("nameserver_answers", broker=self._name)
         try:
-            await self._read_members()
             await self._judge(rows, asked_at)
         except (StoreUnavailable, LockLost) as error:
-            if self._is_news("store", str(error)):
-                log.warning("members_not_kept", broker=self._name, reason=str(error))
-        else:
-            self._said.pop("store", "")
+            self._not_kept(error)
+
+    def _not_kept(self, error: Exception) -> None:
+        if self._is_news("store", str(error)):
+            log.warning("members_not_kept", broker=self._name, reason=str(error))
 
     def _asked_besides(self) -> Mapping[str, int]:
         known = dict(self._members.slaves)
@@ -133,14 +138,14 @@ class Watcher:
         silent = self._clock() - self._silent_since
         is_over = self._attempts >= ATTEMPTS_MIN and silent >= self._rules.master_timeout
         if is_over and self._clock() >= self._grace_until and not self._is_heard(rows, silent):
-            await self._replace(silent)
+            await self._replace(rows, silent)
 
     def _is_heard(self, rows: Sequence[Row], silent: float) -> bool:
-        """Whether a slave has heard of the master since it gave no answer: then only this watcher is cut off."""
+        """Whether a slave has heard of the master lately: it was lost later than it seemed, or only to this watcher."""
         for row in rows:
             heard = row["master_silent_s"]
-            if heard is not None and 0 <= heard < silent - self._rules.answer_timeout:
-                if self._is_news("heard", row["address"]):
+            if heard is not None and 0 <= heard < self._rules.master_timeout:
+                if silent >= 2 * self._rules.master_timeout and self._is_news("heard", row["address"]):
                     log.warning(
                         "master_heard_by_slave", broker=self._name, address=self._master, slave=row["address"],
                         action="check the network between this watcher and the master",
@@ -157,6 +162,7 @@ class Watcher:
         self._silent_since, self._attempts, self._grace_until, self._master = None, 0, 0.0, address
         for key in ("lost", "refused", "heard", "lock"):
             self._said.pop(key, "")
+        self._note_missing(rows)
         if self._read_at is not None and self._read_at == self._keeper.revision:
             found = {str(row["address"]): int(row["id"]) for row in rows if row["id"]}
             slaves = {other: number for other, number in {**self._members.slaves, **found}.items() if other != address}
@@ -166,13 +172,28 @@ class Watcher:
             self._members = Members(address, slaves, floor)
             await self._write_members()
 
+    def _note_missing(self, rows: Sequence[Row]) -> None:
+        """A slave that is away stands against a promotion: somebody should know before the master is lost."""
+        now = self._clock()
+        missing = {str(row["address"]) for row in rows if row["id"] and row["role"] == UNREACHABLE}
+        self._missing_since = {address: self._missing_since.get(address, now) for address in missing}
+        for address in self._members.slaves:
+            if now - self._missing_since.get(address, now) < self._rules.promoted_timeout:
+                continue
+            if self._is_news(f"missing {address}", str(self._missing_since[address])):
+                log.warning(
+                    "slave_missing", broker=self._name, address=address,
+                    action="start it: without it no other slave can be promoted, for it may have more",
+                )  # fmt: skip
+
     async def _write_members(self) -> None:
         if self._members != self._written:
             await self._keeper.write(self._members.to_bytes())
             self._written = self._members
+            self._said.pop("store", "")
 
-    async def _replace(self, silent: float) -> None:
-        """The master is lost. What cannot be done now is tried again with the next look."""
+    async def _replace(self, rows: Sequence[Row], silent: float) -> None:
+        """The master is lost, ``rows`` are the others. What cannot be done now is tried again with the next look."""
         lost = self._master or self._members.master
         if self._is_news("lost", lost):
             log.error("master_lost", broker=self._name, address=lost, silent_seconds=round(silent, 1))
@@ -182,6 +203,10 @@ class Watcher:
                 log.info("promotion_left_to_others", broker=self._name, reason="this watcher does not hold the lock")
             return
         members = self._members
+
+        async def as_they_are() -> Sequence[Row]:
+            return rows  # a master that hangs would take its time once more
+
         try:
             if not members.master and not self._rules.accept_loss:
                 raise CommandFailed(
@@ -190,7 +215,7 @@ class Watcher:
                 )
             promoted = await promote(
                 self._name,
-                lambda: self._look({**members.slaves, lost: 0} if lost else members.slaves),
+                as_they_are,
                 accept_loss=self._rules.accept_loss,
                 epoch_at_least=revision,
                 end_at_least=members.floor,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from gantrymq.kernel.settings import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.etcd import EtcdServer
@@ -61,7 +62,8 @@ class HaGroup:
         return child
 
     def start(self, number: int, broker_id: int, *, ready: bool = True) -> Child:
-        """The broker on store ``number``, with this number (0 for the master)."""
+        """The broker on store ``number``, with this id (0 for the master), whatever a promotion has written there."""
+        (self.home / f"data-{number}" / OVERRIDES_PATH).unlink(missing_ok=True)
         file = self.home / f"broker-{number}.conf"
         file.write_text(f"brokerId={broker_id}\nmappedFileSizeCommitLog={FILE_BYTES}\n")
         sets = [word for key, value in self._settings.items() for word in ("--set", f"{key}={value}")]
@@ -88,6 +90,19 @@ class HaGroup:
             return len(found) == slaves and all("lagBytes=0" in text for text in found)
 
         wait_for(is_followed, timeout)
+
+    def wait_connected(self, master: int, slaves: int, timeout: float = 40.0) -> None:
+        """Returns when so many slaves follow the broker, and the nameserver knows them all."""
+
+        def is_connected() -> bool:
+            copies = [text for key, text in self.runtime(master).items() if key.startswith("haSlave_")]
+            known = ask(self.nameserver, Command(RequestCode.GET_BROKER_CLUSTER_INFO)).body
+            return (
+                sum("start=-1" not in text for text in copies) == slaves
+                and sum(address.encode() in known for address in self.addresses) == slaves + 1
+            )
+
+        wait_for(is_connected, timeout)
 
     def watch(self, *options: str) -> Child:
         """One more watcher, which is ready."""

@@ -24,6 +24,9 @@ class Load:
         self._topic = topic
         self._ledger = ledger
         self.statuses: Counter[SendStatus | None] = Counter()
+        self.gap_s = 0.0
+        """The longest time between two that were acknowledged one after the other; set it to 0 to begin anew."""
+        self._acknowledged_at = 0.0
 
     async def during(self, script: Callable[[], Any]) -> None:
         """Send while ``script`` runs."""
@@ -48,6 +51,10 @@ class Load:
                 continue
             self.statuses[result.status] += 1
             if result.status is SendStatus.OK:
+                now = trio.current_time()
+                if self._acknowledged_at:
+                    self.gap_s = max(self.gap_s, now - self._acknowledged_at)
+                self._acknowledged_at = now
                 self._ledger.acknowledge(body, result.queue.queue_id, result.queue_offset)
 
     async def until(self, status: SendStatus, more: int = 20, timeout: float = 20.0) -> None:

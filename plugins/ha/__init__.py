@@ -116,7 +116,7 @@ class HaPlugin:
 
     def tell_epoch(self, address: str) -> None:
         """The broker there may have missed that this one was promoted."""
-        self._roles.tell(address)
+        self._roles.tell(address, self.ha_address)
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -132,7 +132,7 @@ class HaPlugin:
         self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         self._epochs = Epochs(broker.env, broker.root)
-        self._roles = RoleChanges(broker, self._epochs)
+        self._roles = RoleChanges(broker, self._epochs, self._whereabouts)
         self._lease = Lease(
             broker.env,
             max(section.lease, 2 * section.heartbeat),

@@ -1,7 +1,8 @@
 """What keeps a deposed master from taking and confirming messages, and what tells it that it is one.
 
 ``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` tells a broker of an epoch; with its own address as
-``masterAddress`` it makes that broker the master of it. The answer has the epoch that is known, and where its log ends.
+``masterAddress`` it makes that broker the master of it. With another one's, and ``haServerAddr``, a slave follows that
+one. The answer has the epoch that is known, and where its log ends.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.processors import Request
     from gantrymq.plugins.ha.epochs import Epochs
+    from gantrymq.plugins.ha.whereabouts import Whereabouts
 
 log = structlog.get_logger("gantrymq.ha")
 
 TELL_S: Final = 5.0
 LOG_END_FIELD: Final = "logEnd"
+HA_ADDRESS_FIELD: Final = "haServerAddr"
 PENDING_MAX: Final = 64
 
 
@@ -67,10 +70,12 @@ def refuse_all(batch: AppendBatch, reason: str) -> None:
 class RoleChanges:
     """Answers code 1008, and tells others by it while :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, epochs: Epochs) -> None:
+    def __init__(self, broker: Broker, epochs: Epochs, whereabouts: Whereabouts) -> None:
         self._broker = broker
         self._epochs = epochs
+        self._whereabouts = whereabouts
         self._send, self._receive = trio.open_memory_channel[tuple[str, Epoch]](PENDING_MAX)
+        self._ha_address = ""
         self.promoted: Epoch | None = None
         """The epoch of a promotion that is being carried out."""
 
@@ -91,6 +96,8 @@ class RoleChanges:
             self._promote(epoch, is_master)
         else:
             self._epochs.learn(epoch, format_peer(request), is_master=is_master)
+            if not is_master and header.master_address:
+                self._whereabouts.master_is(header.master_address, (command.ext or {}).get(HA_ADDRESS_FIELD, ""))
         ends = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
         return command.answer(ResponseCode.SUCCESS, None, ends)
 
@@ -111,9 +118,10 @@ class RoleChanges:
         finally:
             self.promoted = None
 
-    def tell(self, address: str) -> None:
-        """Tell the broker there of this one's epoch, soon."""
+    def tell(self, address: str, ha_address: str) -> None:
+        """Tell the broker there, soon, of this master's epoch, and that its log is at ``ha_address``."""
         if self._epochs.own is not None and self._epochs.own.number:
+            self._ha_address = ha_address
             try:
                 self._send.send_nowait((address, self._epochs.own))
             except trio.WouldBlock:
@@ -127,16 +135,22 @@ class RoleChanges:
 
     async def _tell(self, address: str, epoch: Epoch) -> None:
         try:
-            await tell_epoch(address, epoch)
+            await tell_epoch(address, epoch, self._broker.address, self._ha_address)
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
             log.info("epoch_not_told", address=address, epoch=str(epoch), reason=str(error) or "no answer in time")
 
 
-async def tell_epoch(address: str, epoch: Epoch) -> None:
-    """Tell the broker at ``address`` that ``epoch`` has begun. What a call may raise, and ``trio.TooSlowError``."""
+async def tell_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:
+    """Tell the broker at ``address`` that ``epoch`` has begun, and where its master is if that is known.
+
+    What a call may raise, and ``trio.TooSlowError``.
+    """
+    ext = {EPOCH_FIELD: str(epoch)}
+    if master and ha_address:
+        ext |= {"masterAddress": master, HA_ADDRESS_FIELD: ha_address}
     with trio.fail_after(TELL_S):
         async with open_channel(address) as channel:
-            answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, {EPOCH_FIELD: str(epoch)}))
+            answer = await channel.call(Command(RequestCode.NOTIFY_BROKER_ROLE_CHANGED, ext))
             if answer.code:
                 raise RemoteFault(answer.code, answer.remark or "no remark")
 

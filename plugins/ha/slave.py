@@ -61,6 +61,12 @@ class Slave:
         self._following = epochs.known
         self._comparison = Comparison(broker, epochs)
         self._settled = trio.Event()
+        self._attempt = trio.CancelScope()
+        whereabouts.changed = self._master_changed
+
+    def _master_changed(self) -> None:
+        """Do not wait for an old master that hangs."""
+        self._attempt.cancel()
 
     def moved(self) -> None:
         """More has passed the gates."""
@@ -123,7 +129,10 @@ class Slave:
             if reason != told or self._broker.log.end > before:
                 log.warning("master_not_connected", master=address, reason=reason, offset=self._broker.log.end)
                 told = reason
-            await trio.sleep(delay)
+            with trio.CancelScope() as self._attempt:
+                await trio.sleep(delay)
+            if self._attempt.cancelled_caught:
+                delay = FIRST_RETRY_S
 
     async def _compare(self) -> str:
         """Why this log must not go on behind the master's; empty when it may.
@@ -132,7 +141,10 @@ class Slave:
         starts again: only a start can cut that off.
         """
         try:
-            await self._comparison.check(self._whereabouts.broker)
+            with trio.CancelScope() as self._attempt:
+                await self._comparison.check(self._whereabouts.broker)
+            if self._attempt.cancelled_caught:
+                return "the master is another one now"
         except Diverged as diverged:
             plan_cut(self._broker, diverged.end)
             await trio.sleep_forever()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 import trio
 
@@ -18,6 +20,8 @@ class Whereabouts:
         self._ha = ha
         self._broker = broker
         self._known = trio.Event()
+        self.changed: Callable[[], None] = lambda: None
+        """Is called when the master waits for slaves somewhere else than before."""
         if ha:
             self._known.set()
 
@@ -38,6 +42,7 @@ class Whereabouts:
             log.info("replication_address_found", address=ha)
             self._ha = ha
             self._known.set()
+            self.changed()
 
     async def ha_address(self) -> str:
         """Where the master waits for slaves, as soon as that is known."""

@@ -36,6 +36,9 @@ log = structlog.get_logger("gantrymq.register")
 
 PROBE_S: Final = 2.0
 """How long the other address may take to answer; a machine that is gone holds up the registration so long."""
+PROMOTED_PROBE_S: Final = 0.5
+"""The same for a broker that was promoted and comes for the first time: most likely because that one hangs. Should it
+have been promoted later, its nameserver knows."""
 RUN_KEY: Final = "brokerRun"
 """Under this name a broker's runtime information has the number of its run. A later run has a higher one, as text."""
 SETTLED_KEY: Final = "brokerSettled"
@@ -149,10 +152,14 @@ class Rivals:
                 if number and address != self._broker.address:
                     self.replication.tell_epoch(address)
 
+    def _probe_s(self) -> float:
+        own = self.replication.epoch if self.replication is not None and not self._broker.broker_id else None
+        return PROMOTED_PROBE_S if own is not None and own.number and not self.has_registered else PROBE_S
+
     async def _find(self, address: str) -> _Rival | None:
         """The other broker of this name and number that answers there. RocketMQ's say nothing of their runs."""
         try:
-            with trio.fail_after(PROBE_S):
+            with trio.fail_after(self._probe_s()):
                 async with open_channel(address) as channel:
                     settings = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
                     runtime = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))

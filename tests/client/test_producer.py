@@ -231,6 +231,34 @@ async def test_no_answer_in_time_is_a_send_timeout_that_says_what_may_have_happe
             await producer.send("T", b"x", timeout=0.01)
 
 
+async def test_after_a_send_without_an_answer_the_master_may_be_another_one(fake_cluster: Cluster) -> None:
+    """Many sends wait for one that hangs: none of them goes there again while one asks for the route."""
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=0.5, retries=0) as producer,
+    ):
+        await producer.send("T", b"x")
+        asked = len(cluster.nameserver.seen(105))
+        cluster.broker.answers[310] = silent
+
+        async def time_out() -> None:
+            with pytest.raises(gantrymq.SendTimeout):
+                await producer.send("T", b"x")
+
+        async with anyio.create_task_group() as senders:
+            for _ in range(5):
+                senders.start_soon(time_out)
+        assert len(cluster.nameserver.seen(105)) == asked
+        del cluster.broker.answers[310]
+        async with anyio.create_task_group() as senders:
+            for _ in range(5):
+                senders.start_soon(producer.send, "T", b"x")
+        assert len(cluster.nameserver.seen(105)) == asked + 1
+        await producer.send("T", b"x")
+        assert len(cluster.nameserver.seen(105)) == asked + 1, "it has answered since"
+
+
 async def test_a_nameserver_that_does_not_answer_is_a_send_timeout(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=1) as cluster,

@@ -124,6 +124,26 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
 
 
 @pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -> None:
+    """A synchronous master without a slave acknowledges nothing; the next registration is up to 30 s away."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS) as three:
+            before = trio.current_time()
+            machine = cluster.machine(A)
+            machine.kill() if how == "kill" else machine.pause()
+            await cluster.until(lambda: three.is_master(B) or three.is_master(C), 8, "one is a master")
+            new = B if three.is_master(B) else C
+            await cluster.until(lambda: three.slaves_of(new) == 1, 5, "the other one follows it")
+            assert trio.current_time() - before < 5
+            await three.load.more(3)
+        await three.load.check(f"{new}:10911")
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(2))
 def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -208,6 +228,17 @@ def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -
             await cluster.start_broker(C, 2, SETTINGS)
             await three.promoted(C, 10)
         await three.load.check(f"{C}:10911")
+
+    simulate(scenario, 1)
+
+
+def test_a_slave_that_is_missing_is_reported_while_the_master_is_there() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS) as three:
+            cluster.machine(C).kill()
+            await trio.sleep(20)
+            (missing,) = three.lines("slave_missing")
+            assert missing["address"] == f"{C}:10911"
 
     simulate(scenario, 1)
 

@@ -28,6 +28,7 @@ TOPIC, QUEUES = "LedgerTopic", 4
 PAIR = ("sync_master", "async_master")
 """A promoted slave that has no slave of its own answers SEND_OK only so."""
 MORE = 200
+ROUNDS = int(os.environ.get("GANTRYMQ_WATCH_ROUNDS", "2"))
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -45,14 +46,26 @@ def etcd() -> Path:
 def pair(tmp_path: Path, etcd: Path) -> Iterator[HaGroup]:
     """A synchronous master, its slave and the topic."""
     with HaGroup(tmp_path, etcd, PAIR) as group:
-        group.start_all()
-
-        async def create_topic() -> None:
-            async with gantrymq.connect(group.nameserver) as client:
-                await client.admin.create_topic(TOPIC, queues=QUEUES)
-
-        trio.run(create_topic)
+        prepare(group)
         yield group
+
+
+@pytest.fixture
+def three(tmp_path: Path, etcd: Path) -> Iterator[HaGroup]:
+    """A synchronous master, two slaves that are synchronous masters when they are promoted, and the topic."""
+    with HaGroup(tmp_path, etcd, ["sync_master"] * 3) as group:
+        prepare(group)
+        yield group
+
+
+def prepare(group: HaGroup) -> None:
+    group.start_all()
+
+    async def create_topic() -> None:
+        async with gantrymq.connect(group.nameserver) as client:
+            await client.admin.create_topic(TOPIC, queues=QUEUES)
+
+    trio.run(create_topic)
 
 
 def under_load(group: HaGroup, script: Callable[[Load], Awaitable[None]]) -> Ledger:
@@ -146,3 +159,51 @@ def test_without_etcd_nobody_is_promoted_and_when_it_is_back_somebody_is(pair: H
 
     under_load(pair, script)
     assert promoted(pair) == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_with_two_slaves_everything_acknowledged_is_on_both_that_are_left(three: HaGroup, how: str) -> None:
+    """And a master that was paused takes nothing when it goes on."""
+    for _ in range(2):
+        three.watch()
+    wait_for(lambda: any(three.events(number, "lock_taken") for number in range(2)))
+
+    async def script(load: Load) -> None:
+        three.brokers[0].kill() if how == "kill" else os.kill(three.brokers[0].pid, signal.SIGSTOP)
+        await load.until(SendStatus.OK, MORE, 40)
+        if how == "pause":
+            os.kill(three.brokers[0].pid, signal.SIGCONT)
+            await soon(lambda: three.runtime(0)["haFenced"] != "")
+            await load.until(SendStatus.OK, MORE)
+
+    ledger = under_load(three, script)
+    assert promoted(three) == 1
+    new = three.addresses.index(master_of(three))
+    three.wait_followed(new, 1)
+    ledger.check(read_all(three.addresses[3 - new], TOPIC, QUEUES, ledger))
+
+
+@pytest.mark.timeout(180 + 60 * ROUNDS)
+def test_masters_are_lost_one_after_the_other(three: HaGroup) -> None:
+    """``GANTRYMQ_WATCH_ROUNDS=20`` measures for how long nothing is acknowledged, with default settings."""
+    for _ in range(2):
+        three.watch()
+    wait_for(lambda: any(three.events(number, "lock_taken") for number in range(2)))
+    ids, gaps = [0, 1, 2], []
+
+    async def script(load: Load) -> None:
+        for _ in range(ROUNDS):
+            master = ids.index(0)
+            load.gap_s = 0.0
+            three.brokers[master].kill()
+            await load.until(SendStatus.OK, MORE, 40)
+            gaps.append(round(load.gap_s, 2))
+            new = three.addresses.index(await trio.to_thread.run_sync(master_of, three))
+            ids[master], ids[new] = ids[new], 0
+            await trio.to_thread.run_sync(three.start, master, ids[master])
+            await trio.to_thread.run_sync(three.wait_connected, new, 2)
+            await load.until(SendStatus.OK, MORE)
+
+    under_load(three, script)
+    assert promoted(three) == ROUNDS
+    print(f"promotions: {ROUNDS}, seconds without an acknowledgment: {sorted(gaps)}")
