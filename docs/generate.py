@@ -12,7 +12,7 @@ from gantrymq.cli.group import COMMANDS, cli
 from gantrymq.kernel.config import broker_conf
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings, show
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 
 FOLDER = Path(__file__).parent / "reference"

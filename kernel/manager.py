@@ -1,4 +1,4 @@
-"""Find plugins, put them in order, check them, and freeze.
+"""Check plugins, put them in order, call them, and freeze.
 
 Order is the configuration's: pluggy calls the last registered first, so plugins are registered in reverse. A plugin is
 a class (instantiated without arguments) or an object with ``name``; ``slot`` claims a place that only one may hold,
@@ -8,24 +8,20 @@ a class (instantiated without arguments) or an object with ``name``; ``slot`` cl
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
 from traceback import walk_tb
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import attrs
 import pluggy
 import structlog
 
-from gantrymq.kernel import hookspecs
 from gantrymq.kernel.errors import StartError
 
 log = structlog.get_logger("gantrymq.plugins")
-
-ENTRY_POINTS = "gantrymq.plugins"
 
 
 @attrs.frozen
@@ -44,9 +40,14 @@ class PluginInfo:
 class PluginManager:
     """The loaded plugins and ``hook``, the callable page. Frozen once built: no plugin joins later."""
 
-    def __init__(self, plugins: Sequence[tuple[str, Any]]) -> None:
-        """``plugins``: origin (``module:attr`` or ``entry point name``) and object, in call order."""
-        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+    def __init__(self, plugins: Sequence[tuple[str, Any]], hookspecs: ModuleType) -> None:
+        """``plugins``: origin (``module:attr`` or ``entry point name``) and object, in call order.
+
+        ``hookspecs``: the page of the hooks, :mod:`gantrymq.kernel.hookspecs`.
+        """
+        self._project = hookspecs.PROJECT
+        self._known = {name for name, spec in vars(hookspecs).items() if hasattr(spec, f"{self._project}_spec")}
+        self._manager = pluggy.PluginManager(self._project)
         self._manager.add_hookspecs(hookspecs)
         self.hook = self._manager.hook
         self.plugins = tuple(self._inspect(origin, plugin) for origin, plugin in plugins)
@@ -139,14 +140,13 @@ class PluginManager:
         name = getattr(plugin, "name", None)
         if not isinstance(name, str) or not name:
             raise StartError(f"plugin {origin}: it needs a `name` attribute")
-        known = {spec for spec in dir(hookspecs) if hasattr(getattr(hookspecs, spec), f"{hookspecs.PROJECT}_spec")}
         hooks = []
         for attribute in dir(type(plugin)):
-            if not hasattr(getattr(type(plugin), attribute, None), f"{hookspecs.PROJECT}_impl"):
+            if not hasattr(getattr(type(plugin), attribute, None), f"{self._project}_impl"):
                 continue
-            if attribute not in known:
+            if attribute not in self._known:
                 raise StartError(
-                    f"plugin {name!r} ({origin}): there is no hook {attribute!r}{did_you_mean(attribute, known)}"
+                    f"plugin {name!r} ({origin}): there is no hook {attribute!r}{did_you_mean(attribute, self._known)}"
                 )
             hooks.append(attribute)
         return PluginInfo(
@@ -176,51 +176,10 @@ class PluginManager:
             slots[info.slot] = info
 
 
-def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: Sequence[str] = ()) -> PluginManager:
-    """The default plugins less ``disable``, then ``enable`` in its order. A name is an entry point or ``module:attr``.
-
-    Raises :class:`StartError` for what cannot be found or imported, for an essential plugin that is disabled, and for a
-    name in ``disable`` that nobody has.
-    """
-    found = [(origin, _load(origin)) for origin in (*defaults, *enable)]
-    names = {str(getattr(plugin, "name", origin)): plugin for origin, plugin in found}
-    for name in disable:
-        if name not in names:
-            raise StartError(f"cannot disable {name!r}: no such plugin{did_you_mean(name, names)}")
-        if getattr(names[name], "essential", False):
-            raise StartError(f"cannot disable {name!r}: the broker does not work without it")
-    return PluginManager([(origin, plugin) for origin, plugin in found if getattr(plugin, "name", "") not in disable])
-
-
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """``; did you mean 'x'?`` when a choice is near, else nothing."""
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _load(origin: str) -> Any:
-    if ":" in origin:
-        module_name, _, attribute = origin.partition(":")
-        try:
-            target: Any = importlib.import_module(module_name)
-        except ImportError as error:
-            raise StartError(f"plugin {origin!r}: {error}; is its package installed in this environment?") from None
-        for part in attribute.split("."):
-            target = getattr(target, part, None)
-        if target is None:
-            raise StartError(f"plugin {origin!r}: module {module_name} has no {attribute!r}")
-    else:
-        points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
-        if origin not in points:
-            raise StartError(
-                f"no plugin {origin!r} is installed{did_you_mean(origin, points)}; "
-                f"name an entry point of {ENTRY_POINTS} or module:attr"
-            )
-        try:
-            target = points[origin].load()
-        except (ImportError, AttributeError) as error:
-            raise StartError(f"plugin {origin!r}: {error}") from None
-    return target() if isinstance(target, type) else target
 
 
 def _version_of(plugin: Any) -> str:

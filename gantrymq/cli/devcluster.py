@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.brokers import broker_rows
 from gantrymq.cli.devplan import Plan
 from gantrymq.cli.devprocess import ServerProcess
 from gantrymq.cli.devview import View

@@ -72,7 +72,7 @@ def collect_plugin_commands() -> dict[str, click.Command]:
     from importlib import metadata
 
     from gantrymq.cli.failures import warn
-    from gantrymq.kernel.manager import ENTRY_POINTS, load_plugins
+    from gantrymq.kernel.loading import ENTRY_POINTS, load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS
 
     named = [name.strip() for name in os.environ.get("GANTRYMQ_PLUGINS__ENABLE", "").split(",") if name.strip()]

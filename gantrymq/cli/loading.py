@@ -74,7 +74,7 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     from gantrymq.cli.failures import advice_for, warn
     from gantrymq.kernel.config.sections import build_config
     from gantrymq.kernel.config.sources import ConfigError, read_settings
-    from gantrymq.kernel.manager import load_plugins
+    from gantrymq.kernel.loading import load_plugins
     from gantrymq.plugins import DEFAULT_PLUGINS
 
     try:

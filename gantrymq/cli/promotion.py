@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from gantrymq.cli.cluster import FENCED, UNREACHABLE
+from gantrymq.cli.brokers import FENCED, UNREACHABLE
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode

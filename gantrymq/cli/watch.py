@@ -132,7 +132,7 @@ def watch(
 async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, client: Client) -> None:
     import trio
 
-    from gantrymq.cli.cluster import broker_rows
+    from gantrymq.cli.brokers import broker_rows
     from gantrymq.cli.signals import ending_by_signal
     from gantrymq.failover.lock import LockKeeper
     from gantrymq.failover.watcher import Watcher

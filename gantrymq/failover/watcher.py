@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.cli.cluster import FENCED, UNREACHABLE
+from gantrymq.cli.brokers import FENCED, UNREACHABLE
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.promotion import Row, promote
 from gantrymq.failover.lock import LockKeeper, LockLost, StoreUnavailable

@@ -19,9 +19,6 @@ from gantrymq.remoting.frame import BINARY_HEADER
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import Pull
-    from gantrymq.kernel.store.log.commitlog import CommitLog
-    from gantrymq.kernel.store.log.windows import LogWindows
-    from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 
 Suggest = Callable[[int], int]
 """The id of the broker that a reader shall turn to next, by the log offset of the last entry that was looked at."""
@@ -70,6 +67,46 @@ class Transfer(Protocol):
     """So many bytes before the log's end count as in memory."""
 
 
+class PulledQueue(Protocol):
+    """A consume queue, as far as pulls read it."""
+
+    generation: int
+    """What was read in one generation stays true."""
+
+    @property
+    def min_offset(self) -> int:
+        """The first entry for readers."""
+
+    @property
+    def max_offset(self) -> int:
+        """Behind the last entry."""
+
+    def peek(self, offset: int, count: int) -> bytes | None:
+        """Up to ``count`` entries from ``offset`` on, as far as they are in memory; None where they are not."""
+
+
+class PulledLog(Protocol):
+    """The log's end and its damage, as far as pulls ask for it."""
+
+    quarantine: list[tuple[int, int]]
+    """Start and end of what can no longer be trusted."""
+
+    @property
+    def end(self) -> int:
+        """Behind the last record."""
+
+
+class PulledWindows(Protocol):
+    """Blocks of the log that are read without waiting for the disk."""
+
+    @property
+    def min_offset(self) -> int:
+        """Where the log begins."""
+
+    def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
+        """What holds ``size`` bytes at ``offset``, and where it begins; None when the disk would have to give them."""
+
+
 @attrs.frozen
 class PullDesk:
     """What the answering of pulls needs, and its bounds."""
@@ -77,14 +114,14 @@ class PullDesk:
     terms: Callable[[str, str, str | None, str | None, int, int], PullTerms | None]
     """By group, topic, subscription, expression type, its version (0 where the sys flag brings a filter along) and the
     sys flag's bits about filters; None when that is not usual."""
-    find_queue: Callable[[str, int], ConsumeQueue | None]
+    find_queue: Callable[[str, int], PulledQueue | None]
     commit: Callable[[str, str, int, int], None]
     """Group, topic, queue id, offset: commits what rides on a pull."""
     pulled: Callable[[str, str, int, int, int], None] | None
     """Group, topic, queue id, messages, bytes: hears of each answer, if anybody counts."""
-    windows: LogWindows
+    windows: PulledWindows
     limits: Transfer
-    log: CommitLog
+    log: PulledLog
     max_messages: int
     max_bytes: int
     """The limits of an answer to a client that says how many bytes it accepts."""

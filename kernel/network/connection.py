@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import attrs
 import trio
@@ -14,14 +14,30 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
 from gantrymq.remoting.peers import site_of
 
-if TYPE_CHECKING:
-    from gantrymq.kernel.network.sweep import Sweep
-
 ASKED_MAX = 64
 """How many requests of ours one peer may owe an answer to."""
 
 JOINED_BYTES = 256 * 1024
 """Answers of one connection are joined for one send, but for larger ones."""
+
+
+class Owner(Protocol):
+    """What a connection asks of the sweep that reads and writes it."""
+
+    def touch(self, connection: Connection, size: int) -> None:
+        """The connection has ``size`` bytes more to send."""
+
+    def give_way(self) -> None:
+        """Another task has work to do that should not be kept waiting."""
+
+    def is_congested(self, connection: Connection) -> bool:
+        """Whether much of what the connection was given to send waits, even after an attempt to send it."""
+
+    def watch(self, connection: Connection) -> None:
+        """The events that the connection wants to hear of have changed."""
+
+    def drop(self, connection: Connection, reason: str) -> None:
+        """Close the connection."""
 
 
 @attrs.define(eq=False)
@@ -42,13 +58,13 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_sweep", "active_at", "closed", "host", "id", "inbound", "is_paused", "largest_answer",
+        "_asked", "_opaque", "_owner", "active_at", "closed", "host", "id", "inbound", "is_paused", "largest_answer",
         "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site", "sock",
         "wants_write",
     )  # fmt: skip
 
-    def __init__(self, sweep: Sweep, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
-        self._sweep = sweep
+    def __init__(self, owner: Owner, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
+        self._owner = owner
         self.sock = sock
         self.id = number
         self.peer = peer
@@ -90,7 +106,7 @@ class Connection:
         self.outbound_bytes += len(data)
         if len(data) > self.largest_answer:
             self.largest_answer = len(data)
-        self._sweep.touch(self, len(data))
+        self._owner.touch(self, len(data))
 
     def write(self) -> None:
         """Send as much of what waits as the socket takes; :class:`OSError` when it is broken."""
@@ -140,7 +156,7 @@ class Connection:
         if asked is not None and asked.answer is None:
             asked.answer = command
             asked.done.set()
-            self._sweep.give_way()
+            self._owner.give_way()
 
     def ended(self) -> None:
         """The connection is closed: who waits for an answer learns of it."""
@@ -149,7 +165,7 @@ class Connection:
 
     def is_congested(self) -> bool:
         """Whether the peer should take what it was sent before it gets another large answer."""
-        return self._sweep.is_congested(self)
+        return self._owner.is_congested(self)
 
     @property
     def interest(self) -> int:
@@ -170,7 +186,7 @@ class Connection:
     def _set_paused(self, paused: bool) -> None:
         if not self.closed and self.is_paused is not paused:
             self.is_paused = paused
-            self._sweep.watch(self)
+            self._owner.watch(self)
 
     def notice(self, event: int) -> None:
         """These events came while it is paused."""
@@ -178,7 +194,7 @@ class Connection:
             self.close("closed by the peer")
         elif event & select.EPOLLRDHUP:
             self.peer_left = True
-            self._sweep.watch(self)
+            self._owner.watch(self)
 
     def excuse(self, now: float) -> None:
         """It is paused: it is not the peer who keeps the rest of a frame waiting."""
@@ -188,7 +204,7 @@ class Connection:
 
     def close(self, reason: str) -> None:
         """Drop the connection; the reason goes to the log."""
-        self._sweep.drop(self, reason)
+        self._owner.drop(self, reason)
 
 
 def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:

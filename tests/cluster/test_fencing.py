@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from gantrymq.cli import promotion
-from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.brokers import broker_rows
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.nameserver import requests, routes
 from gantrymq.remoting.channel import open_channel

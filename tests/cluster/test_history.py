@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from gantrymq.cli import promotion
-from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.brokers import broker_rows
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.testing.haclients import GROUP, HaClients
 from gantrymq.testing.history import History, Outcome

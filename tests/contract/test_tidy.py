@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]

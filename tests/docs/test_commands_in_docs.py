@@ -30,7 +30,7 @@ from gantrymq.cli.group import COMMANDS
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings, show
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command

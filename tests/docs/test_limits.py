@@ -13,7 +13,8 @@ import pytest
 
 from gantrymq.kernel.config.fields import parse_duration, parse_size
 from gantrymq.kernel.config.sections import KERNEL_SECTIONS
-from gantrymq.kernel.manager import PluginManager, load_plugins
+from gantrymq.kernel.loading import load_plugins
+from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.manager import PluginManager, load_plugins
+from gantrymq.kernel.loading import load_plugins
+from gantrymq.kernel.manager import PluginManager
 
 
 class Base:
@@ -54,7 +55,7 @@ class Slotted(Base):
 
 
 def manager(*plugins: Any) -> PluginManager:
-    return PluginManager([(f"test:{plugin.name}", plugin) for plugin in plugins])
+    return PluginManager([(f"test:{plugin.name}", plugin) for plugin in plugins], hookspecs)
 
 
 def test_plugins_are_called_in_the_order_given_with_bands_around() -> None:
@@ -122,7 +123,7 @@ def test_two_plugins_of_one_name_are_refused() -> None:
 
 def test_a_plugin_without_a_name_is_refused() -> None:
     with pytest.raises(StartError, match="needs a `name`"):
-        PluginManager([("test:x", object())])
+        PluginManager([("test:x", object())], hookspecs)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.registry import Services

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.broker_conf import translate
 from gantrymq.kernel.config.fields import duration, number, parse_duration, parse_size, size
 from gantrymq.kernel.config.sections import BrokerConfig, Config, build_config
@@ -63,7 +63,7 @@ class NeedyPlugin:
 
 
 def manager(*plugins: Any) -> PluginManager:
-    return PluginManager([(f"tests:{type(plugin).__name__}", plugin) for plugin in plugins or (Flush(),)])
+    return PluginManager([(f"tests:{type(plugin).__name__}", plugin) for plugin in plugins or (Flush(),)], hookspecs)
 
 
 def build(text: str = "", path: str = "gantrymq.toml", **more: Any) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.requests import RequestTable
@@ -52,7 +52,7 @@ def table(*plugins: Processors, spawned: list[Any] | None = None) -> RequestTabl
         if spawned is not None:
             spawned.append((function, request))
 
-    return RequestTable(PluginManager([(plugin.name, plugin) for plugin in plugins]), object(), spawn)
+    return RequestTable(PluginManager([(plugin.name, plugin) for plugin in plugins], hookspecs), object(), spawn)
 
 
 def request(code: int, opaque: int = 0, flag: int = 0) -> tuple[Request, FakeConnection]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.config.sections import LimitsSection
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.requests import RequestTable
@@ -69,7 +69,7 @@ class Bench:
             self.awake += 1
 
         section = LimitsSection(turn_budget=0.15, **limits)
-        manager = PluginManager([("p", Plugin())])
+        manager = PluginManager([("p", Plugin())], hookspecs)
         self.table = RequestTable(manager, object(), self.spawn, section, lambda: self.now, wake)
 
     def note(self, request: Request) -> None:

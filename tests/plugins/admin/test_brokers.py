@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.servers import overridden
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError
 from gantrymq.kernel.env.system import SystemEnv
@@ -59,7 +59,7 @@ class Failing:
 
 
 async def test_a_plugin_that_fails_costs_its_part_of_the_answer(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = PluginManager([("a", Failing()), ("b", Telling())])
+    manager = PluginManager([("a", Failing()), ("b", Telling())], hookspecs)
     monkeypatch.setattr(bench.broker, "manager", manager)
     table = KVTable.from_bytes((await bench.ask(28)).body).table
     assert (table["told"], table["brokerVersion"]) == ("yes", "407")

@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import ConfigError, read_settings
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.remoting.channel import open_channel

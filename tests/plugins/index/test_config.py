@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.index.config import IndexConfig
 

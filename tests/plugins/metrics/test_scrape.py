@@ -22,7 +22,7 @@ from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.manager import load_plugins
+from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.metrics import MetricsPlugin

@@ -12,7 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServer, NameServerConfig
@@ -182,7 +182,9 @@ def test_two_plugins_that_say_the_same_are_named(make_broker: Any) -> None:
             return {"topic_config_serialize_wrapper": None}
 
     broker = make(make_broker)
-    broker.manager = PluginManager([*((info.origin, info.plugin) for info in broker.manager.plugins), ("x", Second())])
+    broker.manager = PluginManager(
+        [*((info.origin, info.plugin) for info in broker.manager.plugins), ("x", Second())], hookspecs
+    )
     with pytest.raises(StartError, match="two plugins advertise topic_config_serialize_wrapper"):
         Announcement(broker).register()
 

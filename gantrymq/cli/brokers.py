@@ -1,0 +1,98 @@
+"""The brokers of a cluster and what each says of itself: for ``gantrymq cluster``, promotions and the watcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from gantrymq.client import Client
+
+ANSWER_S: Final = 3.0
+"""How long a broker may take to answer, unless the user says otherwise."""
+UNREACHABLE: Final = "unreachable"
+FENCED: Final = "fenced"
+COLUMNS: Final = (
+    "cluster",
+    "broker",
+    "id",
+    "role",
+    "address",
+    "ha_address",
+    "offset",
+    "lag_bytes",
+    "lag_seconds",
+    "epoch",
+)
+
+
+async def broker_rows(
+    client: Client, answer_timeout: float = ANSWER_S, only: str | None = None, more: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known.
+
+    ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time. ``only``: of this
+    broker name. ``more``: the numbers, by their addresses, of brokers of this name that no nameserver may know.
+    """
+    import trio
+
+    found: dict[tuple[str, int, str], dict[str, Any]] = {}
+    info = await client.admin.cluster()
+    asked = [
+        (data.cluster, name, broker_id, address)
+        for name, data in info.broker_addr_table.items()
+        for broker_id, address in data.broker_addrs.items()
+        if only in (None, name)
+    ]
+    known = {address for *_, address in asked}
+    asked += [("", only or "", number, address) for address, number in (more or {}).items() if address not in known]
+    async with trio.open_nursery() as nursery:
+        for cluster_name, name, broker_id, address in asked:
+            row = found[name, broker_id, address] = dict.fromkeys(COLUMNS) | {
+                "not_promotable": "",
+                "master_silent_s": None,
+                "cluster": cluster_name,
+                "broker": name,
+                "id": broker_id,
+                "address": address,
+            }
+            nursery.start_soon(ask_broker, row, address, answer_timeout)
+    rows = [found[key] for key in sorted(found)]
+    for row in rows:
+        if row["address"] not in known and row["role"] != UNREACHABLE:  # its number may be another one now
+            row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
+    masters = {row["broker"]: row for row in rows if row["id"] == 0}
+    for row in rows:
+        master = masters.get(row["broker"])
+        if row["id"] and row["offset"] is not None and master is not None and master["offset"] is not None:
+            row["lag_bytes"] = max(master["offset"] - row["offset"], 0)
+    return rows
+
+
+async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
+    """Fill in the broker's own status (GET_BROKER_RUNTIME_INFO)."""
+    import trio
+
+    from gantrymq.remoting.bodies import KVTable
+    from gantrymq.remoting.channel import open_channel
+    from gantrymq.remoting.codes import RequestCode
+    from gantrymq.remoting.command import Command
+    from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+    try:
+        with trio.fail_after(timeout):
+            async with open_channel(address) as channel:
+                answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO), timeout)
+                table = KVTable.from_bytes(answer.body).table
+    except (ConnectError, RemoteFault, trio.TooSlowError):
+        row["role"] = UNREACHABLE
+        return
+    row["role"] = table.get("brokerRole", "MASTER" if row["id"] == 0 else "SLAVE").lower()
+    row["offset"] = int(table["commitLogMaxOffset"]) if "commitLogMaxOffset" in table else None
+    row["ha_address"] = table.get("haServerAddr") or table.get("haMasterAddress") or None
+    row["lag_seconds"] = float(table["haLagSeconds"]) if "haLagSeconds" in table else None
+    row["epoch"] = table.get("haEpoch")
+    row["not_promotable"] = table.get("haNotPromotable", "")
+    row["master_silent_s"] = float(table.get("haMasterSilentSeconds", -1)) if table.get("haMasterAddress") else None
+    if table.get("haFenced"):
+        row["role"] = FENCED
