@@ -22,16 +22,18 @@ WORKERS ?= 3
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
-test check asan: export PYTHONDONTWRITEBYTECODE :=
-test check asan: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
+test check asan ha-test: export PYTHONDONTWRITEBYTECODE :=
+test check asan ha-test: export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
-.PHONY: help install demo test check foreign fuzz asan lint format bench bench-all bench-delays docs clean
+.PHONY: help install demo test check foreign fuzz ha-test asan lint format bench bench-all bench-delays docs clean
 
 help:
 	@echo 'make demo [FILE=path]  run the whole pipeline end to end: produce, consume, restart, export to Parquet'
 	@echo 'make test              every check and test (ruff, mypy, pytest with foreign clients and Spark)'
 	@echo 'make check             the quick part of the tests'
 	@echo 'make fuzz              a million mutated inputs for each parser, then an hour of coverage-guided ones (needs clang)'
+	@echo 'make ha-test           kills, pauses, partitions and promotions of real clusters: 500 rounds, up to 4 hours (Linux)'
+	@echo '                       [GANTRYMQ_HA_ROUNDS=500 GANTRYMQ_HA_SECONDS=14400 GANTRYMQ_HA_SEED=number GANTRYMQ_HA_PROMOTION=watch]'
 	@echo 'make asan              the compiled loops under address and undefined-behavior sanitizers: twins, fuzzers, attacks'
 	@echo 'make install           the command gantrymq in .venv, with Spark'
 	@echo 'make lint | format     ruff and mypy | let ruff rewrite'
@@ -99,6 +101,11 @@ fuzz: $(GUIDED)/.built
 	LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" PYTHONMALLOC=malloc \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(GUIDED):tests/fuzz $(BIN)/python -P tests/fuzz/guided.py --all build/corpora \
 		$${GANTRYMQ_FUZZ_SECONDS:-3600}
+
+# `make test` has a slice of it, of a minute. One round takes some seconds; the figures come after each group of ten.
+ha-test: $(VENV)/.test
+	GANTRYMQ_HA_ROUNDS=$${GANTRYMQ_HA_ROUNDS:-500} GANTRYMQ_HA_SECONDS=$${GANTRYMQ_HA_SECONDS:-14400} GANTRYMQ_HA_PROMOTION=$${GANTRYMQ_HA_PROMOTION:-watch} \
+		$(BIN)/python -m pytest -s tests/ha
 
 # The extensions once more, built with sanitizers into a folder of their own, and what feeds them foreign bytes.
 # Python's own allocator would hide reads past an object's end. The nameserver has no compiled loops.

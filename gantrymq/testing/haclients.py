@@ -118,10 +118,10 @@ class HaClients:
             with suppress(*FAILURES):
                 async with open_channel(self._reach(address)) as channel:
                     term = await self._term(channel, address)
-                    for _ in range(20):
+                    for _ in range(10):
                         for queue_id in range(self._queues):
                             await self.consume(channel, term, queue_id, group)
-                        await trio.sleep(chance.uniform(0, 4 * self.pause_s))
+                        await trio.sleep(chance.uniform(0, 8 * self.pause_s))
             await trio.sleep(chance.uniform(0.02, 0.1))
 
     async def consume(self, channel: Channel, term: Term, queue_id: int, group: str = GROUP) -> bool:

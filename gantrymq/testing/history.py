@@ -213,8 +213,9 @@ class History:
             if send.body in places:
                 yield Violation(Kind.MOVED, f"{send} is at {places[send.body]}")
             elif send.offset < len(bodies):
-                there = self.sends.get(bodies[send.offset])
-                yield Violation(Kind.REPLACED, f"{send}: there is {there or bodies[send.offset][:60]!r}")
+                found = bodies[send.offset]
+                there = str(self.sends[found]) if found in self.sends else repr(found[:60])
+                yield Violation(Kind.REPLACED, f"{send}: there is {there}")
             else:
                 yield Violation(Kind.LOST, f"{send}: the queue ends at {len(bodies)}")
 

@@ -1,0 +1,215 @@
+"""A master and its slaves as real processes with a nameserver, on links that can be cut one by one.
+
+Every broker has an address of the loopback for itself, and advertises one at which a relay stands
+(``gantrymq.testing.links``): brokers reach each other, the nameserver and clients by relays only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+import gantrymq
+from gantrymq.cli import promotion
+from gantrymq.cli.cluster import broker_rows
+from gantrymq.testing.etcd import EtcdServer
+from gantrymq.testing.links import Links
+from gantrymq.testing.loopdisk import LoopDisk
+from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+
+NAME: Final = "broker-a"
+NAMES: Final = "nameserver"
+CLIENTS: Final = "clients"
+OPERATOR: Final = ""
+"""Who promotes: the test itself."""
+READY_S: Final = 60.0
+_ANSWER_S: Final = 2.0
+
+
+class HaCluster:
+    """Brokers 0 to ``count`` - 1 of one name; each may be the master. ``disks``: where their stores are, if any."""
+
+    def __init__(
+        self,
+        home: Path,
+        count: int,
+        settings: Mapping[str, str],
+        disks: Sequence[LoopDisk] = (),
+        etcd: Path | None = None,
+    ) -> None:
+        """``etcd``: the program, for :meth:`watch`."""
+        self.home = home
+        self.etcd = None if etcd is None else EtcdServer(etcd, home)
+        self.watcher: Child | None = None
+        self.count = count
+        self.links = Links()
+        self.children: dict[int, Child] = {}
+        self.disks = disks
+        self._settings = settings
+        self._stack = ExitStack()
+        ports = free_ports(count + 1, around=(0, 1, -2))
+        self._names_port, self._ports = ports[0], ports[1:]
+        self._names: Child | None = None
+
+    # -------------------------------------------------------------------------------------------------- addresses
+
+    @property
+    def nameserver(self) -> str:
+        """As brokers know it."""
+        return f"127.0.1.1:{self._names_port}"
+
+    def address(self, number: int) -> str:
+        """What the broker advertises."""
+        return f"127.0.1.{10 + number}:{self._ports[number]}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """What the brokers advertise."""
+        return [self.address(number) for number in range(self.count)]
+
+    def direct(self, number: int) -> str:
+        """Where the broker listens: no cut reaches this address."""
+        return f"127.0.0.{10 + number}:{self._ports[number]}"
+
+    @staticmethod
+    def client_side(address: str) -> str:
+        """Where clients reach what others know by this address."""
+        return address.replace("127.0.1.", "127.0.2.")
+
+    @staticmethod
+    def label(number: int) -> str:
+        """The broker's name among the links."""
+        return f"broker {number}"
+
+    def store(self, number: int) -> Path:
+        """The broker's folder."""
+        return (self.disks[number].folder if self.disks else self.home) / f"data-{number}"
+
+    # -------------------------------------------------------------------------------------------------- processes
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[HaCluster]:
+        """The nameserver and all relays; at the end nothing is left running."""
+        try:
+            async with trio.open_nursery() as nursery:
+                target = f"127.0.0.1:{self._names_port}"
+                await self._relay(nursery, self.nameserver, NAMES, target)
+                for number in range(self.count):
+                    await self._relay(nursery, self.address(number), self.label(number), self.direct(number))
+                    host, port = self.address(number).split(":")
+                    replication = f"{host}:{int(port) + 1}"
+                    far = f"{self.direct(number).split(':')[0]}:{int(port) + 1}"
+                    await nursery.start(self.links.serve, replication, self.label(number), far)
+                await trio.to_thread.run_sync(self._start_nameserver, target)
+                if self.etcd is not None:
+                    await trio.to_thread.run_sync(self._stack.enter_context, self.etcd)
+                yield self
+                nursery.cancel_scope.cancel()
+        finally:
+            for child in self.children.values():
+                if child.process.poll() is None:
+                    child.process.send_signal(signal.SIGCONT)
+                    child.kill()
+            self._stack.close()
+
+    async def _relay(self, nursery: trio.Nursery, address: str, name: str, target: str) -> None:
+        await nursery.start(self.links.serve, address, name, target)
+        await nursery.start(self.links.serve, self.client_side(address), name, target, CLIENTS)
+
+    def _start_nameserver(self, address: str) -> None:
+        command = ("nameserver", "--listen", address)
+        self._names = self._stack.enter_context(gantrymq_child(command, self.home / "names.log"))
+        self._names.wait_line(lambda line: line.startswith("ready"))
+
+    async def watch(self) -> None:
+        """One watcher, ``gantrymq cluster watch``; killed first if there is one, so that its lease must run out."""
+        await trio.to_thread.run_sync(self._watch)
+
+    def _watch(self) -> None:
+        assert self.etcd is not None
+        if self.watcher is not None:
+            self.watcher.kill()
+        command = (
+            "cluster", "watch", NAME, "--nameserver", f"127.0.0.1:{self._names_port}", "--etcd", self.etcd.address,
+            "--lease", "2",
+        )  # fmt: skip
+        self.watcher = self._stack.enter_context(gantrymq_child(command, self.home / "watcher.log"))
+        self.watcher.wait_line(lambda line: line.startswith("ready"), READY_S)
+
+    async def start(self, number: int, *, master: bool, ready: bool = True) -> Child:
+        """Start the broker, whatever it was before; a slave has its number plus one as its id."""
+        return await trio.to_thread.run_sync(self._start, number, master, ready)
+
+    def _start(self, number: int, master: bool, ready: bool) -> Child:
+        (self.store(number) / "config" / "overrides.toml").unlink(missing_ok=True)
+        file = self.home / f"broker-{number}.conf"
+        file.write_text(f"brokerId={0 if master else number + 1}\n")
+        settings = {"plugins.enable": "ha", "broker.advertise": self.address(number), **self._settings}
+        sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        command = (
+            "broker", "--nameserver", self.nameserver, "--listen", self.direct(number),
+            "--data", str(self.store(number)), "--config", str(file), *sets,
+        )  # fmt: skip
+        child = self._stack.enter_context(gantrymq_child(command, self.log(number)))
+        self.children[number] = child
+        self.links.names[child.pid] = self.label(number)
+        if ready:
+            child.wait_line(lambda line: line.startswith("ready"), READY_S)
+        return child
+
+    def pause(self, number: int) -> None:
+        """SIGSTOP."""
+        self.children[number].process.send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """SIGCONT."""
+        self.children[number].process.send_signal(signal.SIGCONT)
+
+    async def kill(self, number: int) -> None:
+        """SIGKILL."""
+        await trio.to_thread.run_sync(self.children[number].kill)
+
+    async def stop(self, number: int) -> None:
+        """SIGTERM, and the end in order."""
+        await trio.to_thread.run_sync(self.children[number].terminate)
+
+    async def cut_power(self, number: int, chance: random.Random) -> None:
+        """What was not synced is gone, but for what chance has brought to the disk. Needs ``disks``."""
+        await trio.to_thread.run_sync(self._cut_power, number, chance)
+
+    def _cut_power(self, number: int, chance: random.Random) -> None:
+        child, disk = self.children[number], self.disks[number]
+        child.process.send_signal(signal.SIGSTOP)
+        for path in sorted(self.store(number).rglob("*")):
+            if path.is_file() and chance.random() < 0.2:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        disk.cut_power()
+        child.kill()
+        disk.unmount()
+        disk.mount()
+
+    # ------------------------------------------------------------------------------------------------------- views
+
+    def log(self, number: int) -> Path:
+        """Where all lives of the broker log."""
+        return self.home / f"broker-{number}.log"
+
+    def events(self, number: int, name: str) -> list[dict[str, Any]]:
+        """The log lines of this event."""
+        lines = self.log(number).read_text(errors="replace").splitlines()
+        found = [json.loads(line) for line in lines if line.startswith("{") and f'"{name}"' in line]
+        return [line for line in found if line.get("event") == name]
+
+    async def rows(self) -> list[promotion.Row]:
+        """The brokers as ``gantrymq cluster status`` has them."""
+        async with gantrymq.connect(f"127.0.0.1:{self._names_port}") as client:
+            return await broker_rows(client, _ANSWER_S)

@@ -1,0 +1,515 @@
+"""Rounds of faults on a master and its slaves as real processes, each with a promotion and the old master's return.
+
+Senders and readers work all the time, and what they saw is checked (``gantrymq.testing.history``). A round: a slave
+that lags or flaps, or none; the loss of the master (kill -9, SIGSTOP, SIGTERM, a partition from a random part of the
+others, and where this user may mount, a power cut); a promotion, by a watcher and a real etcd or by the code of
+``gantrymq cluster promote``; the old master's return at a random moment, as a slave or first as a master. Rounds are
+grouped: each group has a new cluster, a pair or a triple, with synchronous or asynchronous flush.
+
+``make ha-test`` runs it for hours: ``GANTRYMQ_HA_ROUNDS`` rounds, ``GANTRYMQ_HA_SECONDS`` at most.
+``GANTRYMQ_HA_SEED`` repeats the choices of a run; processes take their own time, so the rest is not the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.cli import promotion
+from gantrymq.cli.failures import CommandFailed
+from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.testing.etcd import find_etcd
+from gantrymq.testing.foreign import ToolMissing, ask, cache_folder, create_topic
+from gantrymq.testing.haclients import GROUP, HaClients
+from gantrymq.testing.hacluster import CLIENTS, NAME, NAMES, OPERATOR, HaCluster
+from gantrymq.testing.history import History, Outcome
+from gantrymq.testing.loopdisk import JOURNALED, LoopDisk, NoLoopDisk, loop_disk
+from gantrymq.testing.processes import ChildFailed
+
+ROUNDS = int(os.environ.get("GANTRYMQ_HA_ROUNDS", "4"))
+SECONDS = float(os.environ.get("GANTRYMQ_HA_SECONDS", "0" if "GANTRYMQ_HA_ROUNDS" in os.environ else "60"))
+"""No group begins later; 0: no limit."""
+SEED = int(os.environ.get("GANTRYMQ_HA_SEED", random.SystemRandom().randrange(2**32)))
+PROMOTION = os.environ.get("GANTRYMQ_HA_PROMOTION", "both")
+"""``watch``, ``command``, or ``both``: one group in this way, the next in the other."""
+CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
+GROUP_ROUNDS = 10
+SHORT_GROUP_ROUNDS = 2
+SHAPES = ((3, "sync"), (2, "async"), (2, "sync"), (3, "async"))
+"""How many brokers, and their flush."""
+TOPIC, QUEUES, SENDERS = "HaTopic", 4, 3
+AGAIN_S = 60.0
+"""In so long everything works again, on a machine that is busy with other things."""
+KEPT_S = 8.0
+"""A master that its slaves still hear is not replaced by a watcher that does not hear it: no promotion in so long."""
+BLOCKS = 32 * 1024
+SETTINGS = {
+    "plugin.ha.role": "sync_master",  # of slaves as well: they are promoted
+    "store.commit_log_file_bytes": "4 MiB",
+    "store.queue_file_units": "1000",
+    "plugin.ha.full_copy": "true",
+    "plugin.ha.heartbeat": "200ms",
+    "plugin.ha.housekeeping": "2s",
+    "plugin.ha.lease": "3s",
+    "plugin.ha.sync_timeout": "500ms",
+    "plugin.ha.sync_tables": "300ms",
+    "plugin.register.interval": "2s",
+    "broker.persist_interval": "200ms",
+}
+COMPARED_MS = 15_000
+"""A slave that could not compare its log says so in so long from its start."""
+
+pytestmark = [
+    pytest.mark.crash, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(300 + 60 * ROUNDS),
+]  # fmt: skip
+
+
+class Figures:
+    """What is told at the end of a run."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.faults: Counter[str] = Counter()
+        self.outcomes: Counter[Outcome] = Counter()
+        self.unpromised: Counter[Outcome] = Counter()
+        self.reads = 0
+        self.excused = 0
+        self.from_loss: list[float] = []
+        """From the last message that the old master took to the first of the new one, in seconds."""
+        self.from_order: list[float] = []
+        """From the beginning of the promotion, where a watcher promotes from the loss."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rounds} rounds, {dict(self.faults)}; sends {_by_name(self.outcomes)}, {self.reads} reads; reads of "
+            f"what is gone, promised to nobody: {_by_name(self.unpromised)}, {self.excused} slaves excused; "
+            f"{len(self.from_loss)} promotions, unavailable: {_spread(self.from_loss)}; since the order, or the "
+            f"loss: {_spread(self.from_order)}"
+        )
+
+
+def _by_name(counts: Counter[Outcome]) -> dict[str, int]:
+    return {outcome.name: count for outcome, count in counts.items()}
+
+
+def _spread(values: list[float]) -> str:
+    return f"p50 {statistics.median(values):.2f} s, max {max(values):.2f} s" if values else "never"
+
+
+class Group:
+    """Rounds on one cluster and one topic."""
+
+    def __init__(self, cluster: HaCluster, seed: int, figures: Figures) -> None:
+        self.cluster = cluster
+        self.chance = random.Random(seed)
+        self.figures = figures
+        self.master = 0
+        self.history = History(f"group{seed}")
+        self.clients = HaClients(
+            self.history, TOPIC, QUEUES, cluster.addresses, [cluster.nameserver], seed=seed,
+            reach=cluster.client_side, pause_s=0.15, patience_s=1.0,
+        )  # fmt: skip
+        self.story: list[str] = []
+
+    @property
+    def slaves(self) -> list[int]:
+        return [number for number in range(self.cluster.count) if number != self.master]
+
+    async def run(self, rounds: int) -> None:
+        """Rounds, and the check."""
+        async with self.cluster.run():
+            for number in range(self.cluster.count):
+                await self.cluster.start(number, master=number == 0)
+            if self.cluster.etcd is not None:
+                await self.cluster.watch()
+            await trio.to_thread.run_sync(create_topic, self.cluster.direct(0), TOPIC)
+            await self.until(self.all_have_topic, "the topic is everywhere")
+            try:
+                await self.rounds(rounds)
+                await self.check()
+            except BaseException as error:
+                error.add_note("the rounds: " + "; ".join(self.story))
+                raise
+
+    async def rounds(self, rounds: int) -> None:
+        """All rounds under load."""
+        async with trio.open_nursery() as nursery:
+            for sender in range(SENDERS):
+                nursery.start_soon(self.clients.send_forever, sender)
+            nursery.start_soon(self.clients.consume_forever)
+            nursery.start_soon(self.clients.look_forever)
+            for _ in range(rounds):
+                await self.settle()
+                await self.more(20)
+                await self.round()
+                self.figures.rounds += 1
+            await self.settle()
+            await self.more(20)
+            nursery.cancel_scope.cancel()
+
+    def tell(self, text: str) -> None:
+        """Note a step for who reads of a failure."""
+        self.story.append(f"{datetime.now():%H:%M:%S.%f} {text}")
+
+    # ------------------------------------------------------------------------------------------------------ a round
+
+    async def round(self) -> None:
+        """See the top of the module."""
+        old = self.master
+        slave = self.chance.choice(self.slaves)
+        before = self.chance.choice(["nothing", "lag", "flap"])
+        losses = ["kill", "pause", "stop", "isolate", *(["cut_power"] if self.cluster.disks else [])]
+        loss = self.chance.choice(losses)
+        self.figures.faults.update([before, loss])
+        self.tell(f"{before} at {slave}, then {loss} at {old}")
+        await getattr(self, before)(slave)
+        lost = trio.current_time()
+        goes_on = await getattr(self, loss)(old)
+        if self.cluster.etcd is not None:
+            if self.chance.random() < 0.2:
+                self.figures.faults["watcher killed"] += 1
+                self.tell("the watcher is killed, and another one comes")
+                await self.cluster.watch()
+            promoted = await self.see_promotion(old, KEPT_S if loss == "isolate" else AGAIN_S)
+            began = lost
+        else:
+            await trio.sleep(self.chance.choice([0, 0, 0.5, 3]))
+            began = await self.promote()
+            promoted = True
+        if not promoted:
+            self.figures.faults["master kept"] += 1
+            self.tell(f"{old} stays the master")
+            self.cluster.links.heal()
+            return
+        if not goes_on and self.chance.random() < 0.5:
+            await self.back(old)  # at once: the promoted one may not be ready yet
+            await self.measure(began, old)
+            return
+        await self.measure(began, old)
+        self.cluster.links.heal()
+        if goes_on:
+            await trio.sleep(self.chance.uniform(0, 1))
+            if loss == "pause":
+                self.cluster.resume(old)
+            await trio.sleep(self.chance.uniform(0, 2))
+            await self.chance.choice([self.cluster.kill, self.cluster.stop])(old)
+        await self.back(old)
+
+    async def settle(self) -> None:
+        """Returns when there is one master, and the others are slaves; who was fenced or has ended becomes one."""
+        states: dict[int, str] = {}
+        with trio.move_on_after(AGAIN_S):
+            while True:
+                states = await trio.to_thread.run_sync(self.states)
+                for number, state in states.items():
+                    if state in ("fenced", "ended"):
+                        self.tell(f"{number} is {state}, and comes back as a slave")
+                        await self.cluster.kill(number)
+                        await self.cluster.start(number, master=False, ready=False)
+                masters = [number for number, state in states.items() if state == "master"]
+                if len(masters) == 1 and list(states.values()).count("slave") == self.cluster.count - 1:
+                    self.master = masters[0]
+                    return
+                await trio.sleep(0.2)
+        raise AssertionError(f"no master and its slaves in {AGAIN_S:g} s: {states}")
+
+    def states(self) -> dict[int, str]:
+        """What each broker is."""
+        found: dict[int, str] = {}
+        for number in range(self.cluster.count):
+            try:
+                info = self.info(number)
+            except (OSError, ValueError):
+                ended = self.cluster.children[number].process.poll() is not None
+                found[number] = "ended" if ended else "silent"
+            else:
+                is_slave = info.get("brokerRole") == "SLAVE"
+                found[number] = "slave" if is_slave else "fenced" if info.get("haFenced") else "master"
+        return found
+
+    async def see_promotion(self, old: int, limit: float) -> bool:
+        """Whether a watcher promotes a slave within ``limit`` seconds."""
+        with trio.move_on_after(limit):
+            while True:
+                address = await self.clients.find_master()
+                if address not in ("", self.cluster.address(old)):
+                    self.master = self.cluster.addresses.index(address)
+                    self.tell(f"the watcher has promoted {self.master}")
+                    return True
+                await trio.sleep(0.05)
+        if limit < AGAIN_S:
+            return False
+        raise AssertionError(f"no watcher has promoted a slave in {limit:g} s")
+
+    async def back(self, old: int) -> None:
+        """The old master comes back as a slave, sometimes as a master first."""
+        self.cluster.links.heal()
+        if self.chance.random() < 0.3:
+            self.figures.faults["back as a master"] += 1
+            self.tell(f"{old} comes back as a master")
+            await self.cluster.start(old, master=True, ready=False)
+            await trio.sleep(self.chance.uniform(0.3, 2))
+            await self.cluster.kill(old)
+        self.tell(f"{old} comes back as a slave")
+        await self.cluster.start(old, master=False, ready=False)
+        if self.chance.random() < 0.7:
+            await self.until(lambda: self.answers(old), f"broker {old} is there")
+
+    async def nothing(self, _slave: int) -> None:
+        """No fault but the loss of the master."""
+
+    async def lag(self, slave: int) -> None:
+        """The master goes on while the slave gets nothing of it, or cannot answer."""
+        master = self.cluster.label(self.master)
+        for link in self.chance.choice([[0], [1], [0, 1]]):
+            ends = (master, self.cluster.label(slave))
+            self.cluster.links.block(ends[link], ends[1 - link])
+        await trio.sleep(self.chance.uniform(0, 2))
+
+    async def flap(self, slave: int) -> None:
+        """The slave comes and goes, and is a slave again that answers."""
+        for _ in range(self.chance.randrange(1, 3)):
+            await self.cluster.kill(slave)
+            await self.cluster.start(slave, master=False, ready=False)
+            await trio.sleep(self.chance.uniform(0, 1))
+        await self.until(lambda: self.answers(slave), f"broker {slave} is there")
+
+    async def kill(self, number: int) -> bool:
+        """Whether the process goes on afterwards."""
+        await self.cluster.kill(number)
+        return False
+
+    async def stop(self, number: int) -> bool:
+        """In order: it lets its slaves have all it has."""
+        await self.cluster.stop(number)
+        return False
+
+    async def cut_power(self, number: int) -> bool:
+        await self.cluster.cut_power(number, self.chance)
+        return False
+
+    async def pause(self, number: int) -> bool:
+        self.cluster.pause(number)
+        return True
+
+    async def isolate(self, number: int) -> bool:
+        """From who promotes, and in one or both directions from some of the others."""
+        peers = [NAMES, CLIENTS, *(self.cluster.label(slave) for slave in self.slaves)]
+        own = self.cluster.label(number)
+        for peer in [peer for peer in peers if self.chance.random() < 0.6]:
+            for source, target in self.chance.choice([[(peer, own)], [(own, peer)], [(peer, own), (own, peer)]]):
+                self.cluster.links.block(source, target)
+        self.cluster.links.block(OPERATOR, own)
+        self.cluster.links.block(own, OPERATOR)
+        return True
+
+    async def promote(self) -> float:
+        """By the code of ``gantrymq cluster promote``, again until it succeeds; never without a slave that is there.
+
+        Who promotes while a slave is away that has confirmed messages may lose them, with one confirmation each.
+        When the attempt that succeeded began.
+        """
+        refused = ""
+        with trio.move_on_after(AGAIN_S):
+            while True:
+                try:
+                    rows = await self.cluster.rows()
+                    known = {row["address"] for row in rows if row["id"]}
+                    missing = [slave for slave in self.slaves if self.cluster.address(slave) not in known]
+                    if missing:
+                        raise CommandFailed(f"{missing} are not registered")
+                    began = trio.current_time()
+                    promoted = await promotion.promote(NAME, self.cluster.rows, answer_timeout=2.0)
+                except Exception as failure:
+                    if refused != str(failure):
+                        self.tell(f"not promoted: {failure}")
+                    refused = str(failure)
+                    await trio.sleep(0.1)
+                    continue
+                self.master = self.cluster.addresses.index(promoted.address)
+                self.tell(f"promoted {self.master} to epoch {promoted.epoch}")
+                return began
+        raise AssertionError(f"not promoted in {AGAIN_S:g} s: {refused}")
+
+    async def measure(self, began: float, old: int) -> None:
+        """Wait for the first message that the new master takes, and note how long none was taken.
+
+        The promoted slave of a pair has no slave of its own, so it takes messages without confirming them.
+        """
+        new, before = self.cluster.address(self.master), self.cluster.address(old)
+        done = (Outcome.OK, Outcome.STORED)
+
+        def taken(address: str) -> list[float]:
+            sends = [send for send in self.history.sends.values() if send.term and send.term.address == address]
+            return [send.ended for send in sends if send.ended is not None and send.outcome in done]
+
+        with trio.move_on_after(AGAIN_S):
+            while not any(ended > began for ended in taken(new)):  # noqa: ASYNC110 - taken by many
+                await trio.sleep(0.02)
+        first = min((ended for ended in taken(new) if ended > began), default=None)
+        assert first is not None, f"broker {self.master} has taken no message in {AGAIN_S:g} s"
+        last = max(taken(before), default=began)
+        self.figures.from_loss.append(max(first - last, 0.0))
+        self.figures.from_order.append(first - began)
+
+    # ------------------------------------------------------------------------------------------------------ waiting
+
+    async def more(self, count: int) -> None:
+        """Returns when the present master has acknowledged so many more messages."""
+        address = self.cluster.address(self.master)
+        before = len(self.history.sends)
+        start = trio.current_time()
+
+        def acknowledged() -> bool:
+            return count <= sum(
+                send.term is not None and send.term.address == address and send.began >= start
+                for send in list(self.history.sends.values())[before:]
+                if send.outcome is Outcome.OK
+            )
+
+        with trio.move_on_after(AGAIN_S):
+            while not acknowledged():  # noqa: ASYNC110 - counted by many
+                await trio.sleep(0.02)
+            return
+        raise AssertionError(f"broker {self.master} has not acknowledged {count} messages in {AGAIN_S:g} s")
+
+    async def until(self, done: object, what: str) -> None:
+        """Returns once ``done`` says so, which asks brokers."""
+        assert callable(done)
+        with trio.move_on_after(AGAIN_S):
+            while not await trio.to_thread.run_sync(_tried, done):  # noqa: ASYNC110 - other processes
+                await trio.sleep(0.1)
+            return
+        raise AssertionError(f"not in {AGAIN_S:g} s: {what}")
+
+    def answers(self, number: int) -> bool:
+        """Whether the broker serves."""
+        if self.cluster.children[number].process.poll() is not None:
+            raise ChildFailed(f"broker {number} has ended: {self.cluster.log(number).read_text()[-3000:]}")
+        return ask(self.cluster.direct(number), Command(RequestCode.GET_BROKER_RUNTIME_INFO), 2.0).code == 0
+
+    def all_have_topic(self) -> bool:
+        """Whether every broker knows the topic."""
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        return all(
+            TOPIC in str(ask(self.cluster.direct(number), Command(code), 2.0).body)
+            for number in range(self.cluster.count)
+        )
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    async def check(self) -> None:
+        """All have the same, whichever is asked, and no promise was broken."""
+        self.cluster.links.heal()
+        for number in range(self.cluster.count):
+            await self.until(lambda number=number: self.answers(number), f"broker {number} is there")
+        end = int(self.info(self.master)["commitLogMaxOffset"])
+
+        def level() -> bool:
+            infos = [self.info(number) for number in range(self.cluster.count)]
+            return all(int(info["commitLogMaxOffset"]) >= end for info in infos) and all(
+                int(info.get("haLagBytes", 0)) == 0 for info in infos
+            )
+
+        await self.until(level, "all logs end at the same byte")
+        await self.clients.finish(self.cluster.address(self.master))
+        logs = [await self.clients.read_all(address) for address in self.cluster.addresses]
+        self.excuse()
+        self.figures.outcomes += Counter(send.outcome for send in self.history.sends.values())
+        self.figures.reads += len(self.history.reads)
+        self.figures.unpromised += self.history.check(logs[self.master])
+        undelivered = list(self.history.undelivered(GROUP))
+        assert not undelivered, f"{len(undelivered)} violations: {undelivered[:5]}"
+        assert all(log == logs[self.master] for log in logs), "the brokers have different messages"
+
+    def info(self, number: int) -> dict[str, str]:
+        """What the broker tells of itself."""
+        answer = ask(self.cluster.direct(number), Command(RequestCode.GET_BROKER_RUNTIME_INFO), 5.0)
+        return dict(KVTable.from_bytes(answer.body).table)
+
+    def excuse(self) -> None:
+        """The slaves that served readers without a comparison, as they say in their logs."""
+        terms = {read.term for read in self.history.reads if read.term.slave}
+        for number, address in enumerate(self.cluster.addresses):
+            for line in self.cluster.events(number, "serving_without_comparison"):
+                said_ms = datetime.fromisoformat(line["timestamp"]).timestamp() * 1000
+                for term in terms:
+                    if term.address == address and 0 <= said_ms - int(term.started) <= COMPARED_MS:
+                        self.history.excuse(term)
+        self.figures.excused += len(self.history.excused)
+
+
+def _tried(done: object) -> bool:
+    assert callable(done)
+    try:
+        return bool(done())
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def etcd() -> Path | None:
+    """The program, if watchers are to promote."""
+    if PROMOTION == "command":
+        return None
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
+    try:
+        return find_etcd(CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[list[LoopDisk]]:
+    """Three file systems; none where this user may not mount."""
+    with ExitStack() as stack:
+        try:
+            made = [
+                stack.enter_context(loop_disk(tmp_path, f"disk-{number}", features=JOURNALED, blocks=BLOCKS))
+                for number in range(3)
+            ]
+        except NoLoopDisk:
+            made = []
+        yield made
+
+
+def test_rounds_of_faults_and_promotions_break_no_promise(
+    tmp_path: Path, disks: list[LoopDisk], etcd: Path | None
+) -> None:
+    figures = Figures()
+    print(f"GANTRYMQ_HA_SEED={SEED}")
+    began = time.monotonic()
+    left, group = ROUNDS, 0
+    while left > 0 and not (SECONDS and time.monotonic() - began > SECONDS and group):
+        brokers, flush = SHAPES[group % len(SHAPES)]
+        rounds = min(left, GROUP_ROUNDS if ROUNDS > GROUP_ROUNDS else SHORT_GROUP_ROUNDS)
+        home = tmp_path / f"group-{group}"
+        home.mkdir()
+        stores = disks if group % 2 == 0 else []
+        by_watcher = PROMOTION == "watch" or (PROMOTION == "both" and group % 2 == 0)
+        settings = {**SETTINGS, "plugin.flush.mode": flush}
+        cluster = HaCluster(home, brokers, settings, stores, etcd if by_watcher else None)
+        for disk in stores:
+            for old in disk.folder.glob("data-*"):
+                old.rename(disk.folder / f"of-group-{group}-{old.name}")
+        seed = SEED + group
+        try:
+            trio.run(Group(cluster, seed, figures).run, rounds)
+        except BaseException as error:
+            error.add_note(f"GANTRYMQ_HA_SEED={seed}, {brokers} brokers, flush {flush}; {figures}")
+            raise
+        left, group = left - rounds, group + 1
+        print(f"{time.monotonic() - began:.0f} s: {figures}", flush=True)
+    assert figures.outcomes[Outcome.OK] >= 20 * figures.rounds
