@@ -36,7 +36,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
+from gantrymq.testing.foreign import SMALL_HEAP, ask, cache_folder, find_java, start_broker, start_nameserver
 from gantrymq.testing.hapair import HaPair
 from gantrymq.testing.processes import wait_for
 
@@ -226,12 +226,12 @@ def _java(home: Path) -> Iterator[tuple[str, Callable[[], tuple[str, int]]]]:
     with ExitStack() as stack:
         names = start_nameserver(java, home / "names")
         stack.callback(names.discard)
-        master = start_broker(java, home / "master", names.address, name="pair", store=home / "made")
+        master = start_broker(java, home / "master", names.address, name="pair", store=home / "made", memory=SMALL_HEAP)
         stack.callback(master.discard)
 
         def start_slave() -> tuple[str, int]:
             roles = {"brokerRole": "SLAVE", "brokerId": "1"}
-            slave = start_broker(java, home / "slave", names.address, name="pair", **roles)
+            slave = start_broker(java, home / "slave", names.address, name="pair", memory=SMALL_HEAP, **roles)
             stack.callback(slave.discard)
             return slave.address, slave.child.pid
 

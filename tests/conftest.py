@@ -35,12 +35,17 @@ LONGEST = (
     "docs/test_commands_in_docs.py",
 )
 """The files that take longest, in the order in which several workers begin with them; other foreign ones follow."""
-ONE_BY_ONE = {"interop/test_store_crossing.py", "interop/test_index_files.py", "docs/test_commands_in_docs.py"}
+ONE_BY_ONE = {
+    "crash/test_kill.py",
+    "docs/test_commands_in_docs.py",
+    "interop/test_index_files.py",
+    "interop/test_store_crossing.py",
+}
 """Files whose tests share nothing that takes long to start: any worker may take any of their tests."""
 BY_SYSTEM = {"interop/test_java_retry.py"}
-"""Files whose tests run on our broker and then on RocketMQ's: one worker may take the one, another the other."""
-ONE_SESSION = "spark/"
-"""All of these share one session, which takes longer to start than they take."""
+"""Files whose tests run on our broker, which starts at once, or on RocketMQ's, where one worker takes all of them."""
+TOGETHER = {"interop/test_fixtures.py": "java system", "interop/test_spark_source.py": "java system", "spark/": "spark"}
+"""Files and folders by what they share, which takes longer to start than they take."""
 
 DISK_GIB = 20
 """What the stores of a whole run take together until it ends, and some room."""
@@ -85,14 +90,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker runs in a row: the tests of a file, of a folder, of a file's system, or a test alone."""
-    path, _, name = nodeid.partition("::")
+    """What one worker runs in a row: the tests of a file, of files that share something, or a test alone."""
+    path, _, test = nodeid.partition("::")
     file = path.removeprefix("tests/")
-    if file.startswith(ONE_SESSION):
-        return ONE_SESSION
-    if file in BY_SYSTEM:
-        return path + ("::java" if "java" in name.partition("[")[2] else "")
-    return nodeid if file in ONE_BY_ONE else path
+    for name, scope in TOGETHER.items():
+        if file.startswith(name):
+            return scope
+    if file in BY_SYSTEM and "java" in test.partition("[")[2]:
+        return f"{path}::java"
+    return nodeid if file in BY_SYSTEM | ONE_BY_ONE else path
 
 
 @pytest.fixture(autouse=True)

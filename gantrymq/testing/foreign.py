@@ -42,8 +42,9 @@ _OPENED = tuple(
     for package in ("java.nio", "sun.nio.ch", "jdk.internal.ref")
 )
 _SMALL = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
-SMALL_BROKER = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m")
-"""A heap with which a broker does all that it does, but not fast."""
+SMALL_HEAP = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m")
+SMALL_BROKER = (*SMALL_HEAP, "-XX:TieredStopAtLevel=1")
+"""With these a broker does all that it does, but not fast."""
 
 SMALL_NAMESERVER = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 """Enough for the brokers of a test."""

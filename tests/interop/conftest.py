@@ -19,7 +19,6 @@ import pytest
 
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.foreign import (
-    JAVA_VERSIONS,
     Java,
     JavaHost,
     JavaServer,
@@ -75,19 +74,22 @@ def _homes(factory: pytest.TempPathFactory, name: str) -> Homes:
 
 
 @pytest.fixture(scope="session")
-def lasting_homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
-    """A fresh folder for each call, for what runs until the session ends."""
-    return _homes(tmp_path_factory, "interop")
+def lasting_homes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
+    """A fresh folder for each call, for what runs until the session ends. They go if no test failed."""
+    yield from _removed(request, _homes(tmp_path_factory, "interop"))
 
 
 @pytest.fixture(scope="module")
 def homes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Homes]:
-    """A fresh folder for each call. All of them go when no test of the module failed: a store of ours takes a GiB."""
+    """A fresh folder for each call. They go if no test of the module failed: a store of ours takes a GiB."""
+    yield from _removed(request, _homes(tmp_path_factory, "module"))
+
+
+def _removed(request: pytest.FixtureRequest, homes: Homes) -> Iterator[Homes]:
     failed = request.session.testsfailed
-    folders = _homes(tmp_path_factory, "module")
-    yield folders
+    yield homes
     if request.session.testsfailed == failed:
-        shutil.rmtree(folders("").parent, ignore_errors=True)
+        shutil.rmtree(homes("").parent, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +109,13 @@ def _client(java: Java, homes: Homes, servers: ExitStack) -> ForeignClient:
     return ForeignClient(f"java-{java.version}", host.start, homes(f"client-{java.version}"), java.program)
 
 
-@pytest.fixture(scope="session", params=["java4_client", "java5_client"], ids=JAVA_VERSIONS)
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param("java4_client", id="4.9.7"),
+        pytest.param("java5_client", id="5.3.3", marks=pytest.mark.once),  # for the twins one is enough
+    ],
+)
 def java_client(request: pytest.FixtureRequest) -> ForeignClient:
     """The Java client library, in each version."""
     chosen: ForeignClient = request.getfixturevalue(request.param)
@@ -143,8 +151,8 @@ def node_client(lasting_homes: Homes) -> ForeignClient:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[ExitStack]:
-    """What is entered here is stopped at the end of the session."""
+def servers(lasting_homes: Homes) -> Iterator[ExitStack]:
+    """What is entered here is stopped at the end of the session, before its folders go."""
     with ExitStack() as stack:
         yield stack
 

@@ -16,8 +16,9 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import Record, decode_records
 from gantrymq.testing.clients import ForeignClient, Sent
 from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, ask, start_broker
+from gantrymq.testing.foreign import Java, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.stores import log_records
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
@@ -79,25 +80,27 @@ def end(running: Running, how: str) -> None:
         assert running.child.terminate(30) in (0, 143)  # 143: how Java says that it heeded SIGTERM
 
 
-def find(running: Running, topic: str, key: str, *, unique: bool = False, most: int = 64) -> list[Record]:
+def find(peer: RawPeer, topic: str, key: str, *, unique: bool = False, most: int = 64) -> list[Record]:
     """What the broker finds, without those of which the client would see that they have another key."""
     ext = {"topic": topic, "key": key, "maxNum": str(most), "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}
-    answer = ask(running.address, Command(RequestCode.QUERY_MESSAGE, {**ext, UNIQUE_KEY_QUERY: str(unique).lower()}))
+    answer = peer.ask(Command(RequestCode.QUERY_MESSAGE, {**ext, UNIQUE_KEY_QUERY: str(unique).lower()}))
+    assert answer is not None
     assert answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND), answer.remark
     return [record for record in decode_records(answer.body) if key in record.keys or key == record.message_id]
 
 
 def check_found(running: Running, topic: str, sent: list[Sent]) -> None:
     """Each message by its unique id and by each of its keys, once."""
-    wait_for(lambda: bool(find(running, topic, content(SEED, sent[-1].index).keys.split()[0])))
-    for answer in sent:
-        if answer.count > 1:
-            continue
-        (by_id,) = find(running, topic, answer.msg_id, unique=True)
-        assert (by_id.queue_id, by_id.queue_offset) == (answer.queue_id, answer.queue_offset)
-    for index in {answer.index + at for answer in sent for at in range(answer.count)}:
-        for key in content(SEED, index).keys.split():
-            assert [record.properties["index"] for record in find(running, topic, key)] == [str(index)]
+    with RawPeer(running.address, 20.0) as peer:
+        wait_for(lambda: bool(find(peer, topic, content(SEED, sent[-1].index).keys.split()[0])))
+        for answer in sent:
+            if answer.count > 1:
+                continue
+            (by_id,) = find(peer, topic, answer.msg_id, unique=True)
+            assert (by_id.queue_id, by_id.queue_offset) == (answer.queue_id, answer.queue_offset)
+        for index in {answer.index + at for answer in sent for at in range(answer.count)}:
+            for key in content(SEED, index).keys.split():
+                assert [record.properties["index"] for record in find(peer, topic, key)] == [str(index)]
 
 
 def index_files(store: Path) -> list[bytes]:
@@ -106,9 +109,9 @@ def index_files(store: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_what_java_indexed_is_found_by_ours_and_back(
-    java4_client: ForeignClient, brokers: Brokers, homes: Homes, how: str
+    java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str
 ):
-    store, topic, count = homes("store"), f"IndexJava-{how}", 3 * EACH
+    store, topic, count = tmp_path / "store", f"IndexJava-{how}", 3 * EACH
     with brokers.theirs(store) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")
         check_found(first, topic, sent)
@@ -125,8 +128,8 @@ def test_what_java_indexed_is_found_by_ours_and_back(
         check_found(third, topic, [*sent, *more])
 
 
-def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, brokers: Brokers, homes: Homes):
-    store, topic, count = homes("store"), "IndexOurs", 3 * EACH
+def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path):
+    store, topic, count = tmp_path / "store", "IndexOurs", 3 * EACH
     with brokers.ours(store) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")
         check_found(first, topic, sent)
@@ -141,10 +144,10 @@ def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, 
 
 
 def test_after_our_crash_java_goes_on_and_we_find_everything_again(
-    java4_client: ForeignClient, brokers: Brokers, homes: Homes
+    java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
 ):
     """Java deletes what its checkpoint does not vouch for and indexes what follows; we build what it left out."""
-    store, topic, count = homes("store"), "IndexCrash", 3 * EACH
+    store, topic, count = tmp_path / "store", "IndexCrash", 3 * EACH
     with brokers.ours(store) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")
         end(first, "killed")
@@ -156,8 +159,8 @@ def test_after_our_crash_java_goes_on_and_we_find_everything_again(
         check_found(third, topic, [*sent, *more])
 
 
-def test_the_same_log_has_the_same_index_byte_for_byte(java4_client: ForeignClient, brokers: Brokers, homes: Homes):
-    theirs, ours, topic = homes("store"), homes("copy"), "IndexBytes"
+def test_the_same_log_has_the_same_index_byte_for_byte(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path):
+    theirs, ours, topic = tmp_path / "store", tmp_path / "copy", "IndexBytes"
     with brokers.theirs(theirs) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")
         check_found(first, topic, sent)

@@ -27,7 +27,7 @@ from gantrymq.testing.foreign import JAVA_VERSIONS, Java, ask, start_broker, sta
 from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.transactions import Checked, SentHalf, Transactor
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 Homes = Callable[[str], Path]
 

@@ -17,7 +17,7 @@ def rules(request: pytest.FixtureRequest) -> Any:
 
 
 def test_every_file_that_a_rule_names_is_there(rules: Any) -> None:
-    for name in (*rules.LONGEST, *rules.ONE_BY_ONE, *rules.BY_SYSTEM, rules.ONE_SESSION):
+    for name in (*rules.LONGEST, *rules.ONE_BY_ONE, *rules.BY_SYSTEM, *rules.TOGETHER):
         assert (TESTS / name).exists(), f"{name} moved: change tests/conftest.py"
 
 
@@ -27,4 +27,5 @@ def test_a_worker_takes_a_file_unless_a_rule_says_otherwise(rules: Any) -> None:
     assert rules.scope_of("tests/spark/test_wire.py::test_a") == rules.scope_of("tests/spark/test_source.py::test_b")
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") == rules.scope_of(f"{retry}::test_b[java-2]")
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") != rules.scope_of(f"{retry}::test_a[4.9.7-gantrymq]")
+    assert rules.scope_of(f"{retry}::test_a[gantrymq]") != rules.scope_of(f"{retry}::test_b[gantrymq]")
     assert rules.scope_of("tests/docs/test_commands_in_docs.py::test_a[1]").endswith("::test_a[1]")

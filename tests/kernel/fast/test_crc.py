@@ -7,6 +7,8 @@ import zlib
 
 import pytest
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.kernel.fast._records", reason="the extension is not built")
 
 needs_folding = pytest.mark.skipif(not compiled.FOLDS, reason="this processor has no carry-less multiplication")

@@ -12,6 +12,8 @@ import pytest
 
 from gantrymq.kernel import fast
 
+pytestmark = pytest.mark.once  # each asks for its twin itself
+
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A Python process with these variables."""

@@ -31,6 +31,8 @@ from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.tinystore import commit
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 
 TINY = StoreConfig(commit_log_file_bytes=8192, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=300)

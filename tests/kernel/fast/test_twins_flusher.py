@@ -16,6 +16,8 @@ from gantrymq.kernel.env import File
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.fast import plain_flusher
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 TWINS: dict[str, type[plain_flusher.Flusher]] = {"plain": plain_flusher.Flusher}
 try:
     from gantrymq.kernel.fast import _flusher

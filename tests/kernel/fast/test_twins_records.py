@@ -11,6 +11,8 @@ from hypothesis import given
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import Layout, plain
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.kernel.fast._records", reason="the extension is not built")
 
 HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]

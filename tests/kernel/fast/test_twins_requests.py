@@ -30,6 +30,8 @@ from gantrymq.remoting.properties import encode_properties
 from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.columns import columns_of, dispatched
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 
 LIMIT = 64 * 1024

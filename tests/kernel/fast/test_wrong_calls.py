@@ -26,6 +26,8 @@ from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 TWINS: list[Any] = [plain_requests, compiled]
 LAYOUT = fast.Layout(b"\x7f\0\0\x01\0\0\x2a\x9f", 1000, 100_000)

@@ -14,6 +14,8 @@ from gantrymq.plugins.index import plain
 from gantrymq.plugins.index.layout import ENTRY, Header
 from gantrymq.remoting.properties import java_hash
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 try:
     from gantrymq.plugins.index import _build as compiled
 except ImportError:

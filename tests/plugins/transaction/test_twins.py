@@ -29,6 +29,8 @@ from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, Producer, TransactedStore, received
 
+pytestmark = pytest.mark.once  # it runs both twins
+
 compiled = pytest.importorskip("gantrymq.plugins.transaction._fast", reason="the extension is not built")
 compiled_kernel = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
 
