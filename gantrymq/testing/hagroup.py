@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from gantrymq.kernel.settings import OVERRIDES_PATH
+from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.etcd import EtcdServer
