@@ -55,6 +55,8 @@ class Timer:
         """Whether a worker thread writes the files: they are not opened anew meanwhile."""
         self._lively_until = 0
         self._save_at = 0
+        self._is_failing = False
+        """Whether the files could not be written the last time: that is logged once, and not each second."""
 
     # ------------------------------------------------------------------------------------------------- told
 
@@ -166,9 +168,24 @@ class Timer:
         try:
             save = self.files.checkpoint(self.files.read_ms, now)
         except (NoRoom, OSError) as error:
-            log.warning("timer_not_saved", reason=str(error))
+            self._not_saved(error)
             return None
-        return None if save is None else partial(_save, save)
+        return None if save is None else partial(self._write, save)
+
+    def _write(self, save: Callable[[], None]) -> None:
+        try:
+            save()
+        except OSError as error:
+            self._not_saved(error)
+        else:
+            if self._is_failing:
+                self._is_failing = False
+                log.info("timer_saved_again")
+
+    def _not_saved(self, error: NoRoom | OSError) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning("timer_not_saved", reason=str(error))
 
     def close(self) -> None:
         """Save everything and close the files, at the end of the broker's life."""
@@ -195,10 +212,3 @@ class Timer:
         if first is None:
             first = self._entry_at(self.files.check.queue_offset)
         return self._store.log.end if first is None else first
-
-
-def _save(save: Callable[[], None]) -> None:
-    try:
-        save()
-    except OSError as error:
-        log.warning("timer_not_saved", reason=str(error))

@@ -54,7 +54,7 @@ class FilterPlugin:
     def __init__(self) -> None:
         self._seen: int | None = None
         self._look_at = 0.0
-        self._ready: dict[str, bytes] | None = None
+        self._ready: dict[str, bytes | bytearray] | None = None
         self._is_stopping = False
 
     @hookimpl
@@ -94,7 +94,7 @@ class FilterPlugin:
         self._is_stopping = True
 
     @hookimpl
-    def persist(self, broker: Broker) -> dict[str, bytes] | None:
+    def persist(self, broker: Broker) -> dict[str, bytes | bytearray] | None:
         """The file, if anybody who filters by more than tags came, changed or left."""
         if self._is_stopping:
             run_steps(self._update(broker))

@@ -151,27 +151,34 @@ class ConsumerFilters:
             for _, key in dead[: len(self._entries) - ENTRIES_MAX]:
                 self._remove(key)
 
-    def changes(self) -> dict[str, bytes] | None:
+    def changes(self) -> dict[str, bytes | bytearray] | None:
         """The file by its path if anything changed since the last call, else None."""
         return run_steps(self.changes_in_steps())
 
-    def changes_in_steps(self) -> Generator[None, None, dict[str, bytes] | None]:
+    def changes_in_steps(self) -> Generator[None, None, dict[str, bytes | bytearray] | None]:
         """As :meth:`changes`, with rests, between which the table does not change."""
         if not self._changed:
             return None
-        topics: dict[str, list[bytes]] = {}
-        for number, ((topic, group), entry) in enumerate(self._entries.items()):
-            topics.setdefault(topic, []).append(fastjson.dumps(group) + b":" + entry.to_bytes())
+        topics: dict[str, list[ConsumerFilterData]] = {}
+        for number, ((topic, _), entry) in enumerate(self._entries.items()):
+            topics.setdefault(topic, []).append(entry)
             if number % STEP_ENTRIES == 0:
                 yield
-        parts: list[bytes] = []
-        for number, (topic, groups) in enumerate(topics.items()):
+        # It grows piece by piece: to join a hundred megabytes at the end would take longer than any other step.
+        text = bytearray(b'{"filterDataByTopic":{')
+        number = 0
+        for topic, entries in topics.items():
             name = fastjson.dumps(topic)
-            parts.append(name + b':{"groupFilterData":{' + b",".join(groups) + b'},"topic":' + name + b"}")
-            if number % STEP_ENTRIES == 0:
-                yield
+            text += name + b':{"groupFilterData":{'
+            for entry in entries:
+                text += fastjson.dumps(entry.consumer_group) + b":" + entry.to_bytes() + b","
+                number += 1
+                if number % STEP_ENTRIES == 0:
+                    yield
+            text[-1:] = b'},"topic":' + name + b"},"
+        text[-1 if topics else len(text) :] = b"}}"
         self._changed = False
-        return {self.path: b'{"filterDataByTopic":{' + b",".join(parts) + b"}}"}
+        return {self.path: text}
 
     def _register(
         self, key: tuple[str, str], wish: SubscriptionData, now: int, refused: set[tuple[str, str, str, str]]

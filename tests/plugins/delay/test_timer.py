@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 
@@ -648,3 +649,20 @@ def test_a_message_that_cannot_be_read_any_more_is_told_and_the_others_come(
         world.settle()
     assert world.bodies() == [b"first", b"third"]
     assert [entry["queue_offset"] for entry in logs if entry["event"] == "delayed_message_lost"] == [1]
+
+
+def test_a_full_disk_is_logged_once_until_the_timer_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TimedStore(MemoryEnv())
+    world.send_in(b"x", 60_000)
+    world.commit()
+    world.settle()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    saves = [fail, fail, lambda *_: fail, lambda *_: fail, lambda *_: lambda: None, fail]
+    with structlog.testing.capture_logs() as logs:
+        for checkpoint in saves:
+            monkeypatch.setattr(world.timer.files, "checkpoint", checkpoint)
+            world.save()
+    assert [entry["event"] for entry in logs] == ["timer_not_saved", "timer_saved_again", "timer_not_saved"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,27 @@ async def test_the_table_is_not_looked_at_as_long_as_no_subscription_changes(
                 await trio.sleep(0.05)
             assert updates - before <= 1
     assert updates <= 9
+
+
+def test_no_step_of_writing_a_large_table_makes_much_of_the_file(filters: ConsumerFilters) -> None:
+    long = "a = '" + "x" * 2000 + "'"
+    for _ in range(200):  # some are read each time
+        filters.update([(f"g{number}", wish(long, topic="T")[1]) for number in range(1000)])
+    tracemalloc.start()
+    try:
+        steps, allocated, before = filters.changes_in_steps(), [], 0
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                [text] = done.value.values()
+                break
+            finally:
+                now, peak = tracemalloc.get_traced_memory()
+                allocated.append(max(now, peak) - before)
+                before = now
+                tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+    assert len(text) > 1_000_000
+    assert max(allocated) < len(text) / 4
