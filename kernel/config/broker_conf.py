@@ -1,4 +1,6 @@
-"""RocketMQ's ``broker.conf``: Java properties, and what its keys are called here.
+"""RocketMQ's names of settings: what they are called here, and their values both ways.
+
+``broker.conf`` is read by them, and administrators see and change settings by them: there is one table of both.
 
 Meanings and units of the keys: ``BrokerConfig``, ``MessageStoreConfig``, ``NettyServerConfig`` of RocketMQ 4.9 and 5.3.
 """
@@ -6,10 +8,33 @@ Meanings and units of the keys: ``BrokerConfig``, ``MessageStoreConfig``, ``Nett
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 CONSUME_QUEUE_UNIT_BYTES = 20
 
 Translation = dict[tuple[str, str], str]
+
+
+class Form(NamedTuple):
+    """How RocketMQ writes a value. ``read``: its text as ours has it; ``write``: our typed value as its text."""
+
+    read: Callable[[str], str]
+    write: Callable[[Any], str]
+
+
+def write_plain(value: Any) -> str:
+    """A value as RocketMQ writes one of its type: ``true``, lists with ``;``."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ";".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def written_names() -> dict[tuple[str, str], tuple[str, Callable[[Any], str]]]:
+    """By our section and key: RocketMQ's name, and what writes the typed value as RocketMQ does."""
+    names: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {(_COPIES, "role"): (_ROLE, str.upper)}
+    for name, (section, key, form) in _KEYS.items():
+        names.setdefault((section, key), (name, form.write))  # the first one where there is an older spelling
+    return names
 
 
 def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
@@ -22,8 +47,8 @@ def translate(properties: Mapping[str, str]) -> tuple[Translation, list[str]]:
     unmapped: list[str] = []
     for key, value in properties.items():
         if key in _KEYS:
-            section, name, convert = _KEYS[key]
-            ours[section, name] = convert(value.strip())
+            section, name, form = _KEYS[key]
+            ours[section, name] = form.read(value.strip())
         elif key not in _ADDRESS_KEYS | _METRICS_KEYS and key not in (_TRANSIENT_POOL, _ROLE):
             unmapped.append(key)
     # as in RocketMQ the pool counts where the disk is flushed later, which is its default
@@ -102,7 +127,16 @@ def _units(value: str) -> str:
 
 
 def _permission(value: str) -> str:
-    return {"6": "read-write", "4": "read-only", "2": "write-only"}.get(value, value)
+    return {number: name for name, number in _PERMISSIONS.items()}.get(value, value)
+
+
+_PERMISSIONS = {"read-write": "6", "read-only": "4", "write-only": "2"}
+_PLAIN = Form(_same, write_plain)
+_MILLISECONDS = Form(_milliseconds, lambda seconds: str(round(seconds * 1000)))
+_HOURS = Form(_hours, lambda seconds: str(round(seconds / 3600)))
+_FLUSH = Form(_flush_mode, lambda mode: "SYNC_FLUSH" if mode == "sync" else "ASYNC_FLUSH")
+_UNITS = Form(_units, lambda units: str(units * CONSUME_QUEUE_UNIT_BYTES))
+_PERMISSION = Form(_permission, lambda name: _PERMISSIONS[name])
 
 
 _TRANSIENT_POOL = "transientStorePoolEnable"
@@ -112,53 +146,53 @@ _COPIES = "plugin.ha"
 _EXPORTER = "metricsExporterType"
 _METRICS_KEYS = frozenset({_EXPORTER, "metricsPromExporterHost", "metricsPromExporterPort"})
 _ADDRESS_KEYS = frozenset({"listenPort", "bindAddress", "brokerIP1", "haListenPort"})
-_KEYS: dict[str, tuple[str, str, Callable[[str], str]]] = {
-    "brokerName": ("broker", "name", _same),
-    "brokerClusterName": ("broker", "cluster", _same),
-    "brokerId": ("broker", "id", _same),
-    "namesrvAddr": ("broker", "nameservers", _same),
-    "storePathRootDir": ("broker", "data", _same),
-    "flushConsumerOffsetInterval": ("broker", "persist_interval", _milliseconds),
-    "mappedFileSizeCommitLog": ("store", "commit_log_file_bytes", _same),
-    "mapedFileSizeCommitLog": ("store", "commit_log_file_bytes", _same),
-    "mappedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
-    "mapedFileSizeConsumeQueue": ("store", "queue_file_units", _units),
-    "enableConsumeQueueExt": ("store", "queue_extension", _same),
-    "mappedFileSizeConsumeQueueExt": ("store", "queue_extension_file_bytes", _same),
-    "maxMessageSize": ("store", "max_message_bytes", _same),
-    "flushDiskType": ("plugin.flush", "mode", _flush_mode),
-    "autoCreateTopicEnable": ("plugin.topics", "auto_create", _same),
-    "autoCreateSubscriptionGroup": ("plugin.topics", "auto_create_groups", _same),
-    "defaultTopicQueueNums": ("plugin.topics", "default_queues", _same),
-    "traceTopicEnable": ("plugin.topics", "trace_topic", _same),
-    "msgTraceTopicName": ("plugin.topics", "trace_topic_name", _same),
-    "traceOn": ("plugin.produce", "trace", _same),
-    "brokerPermission": ("plugin.topics", "broker_permission", _permission),
-    "slaveReadEnable": ("plugin.consume", "slave_read_enable", _same),
-    "maxTransferCountOnMessageInMemory": ("plugin.consume", "memory_messages", _same),
-    "maxTransferBytesOnMessageInMemory": ("plugin.consume", "memory_bytes", _same),
-    "maxTransferCountOnMessageInDisk": ("plugin.consume", "disk_messages", _same),
-    "maxTransferBytesOnMessageInDisk": ("plugin.consume", "disk_bytes", _same),
-    "accessMessageInMemoryMaxRatio": ("plugin.consume", "memory_percent", _same),
-    "notifyConsumerIdsChangedEnable": ("plugin.clients", "notify", _same),
-    "storeReplyMessageEnable": ("plugin.reply", "store", _same),
-    "replyThreadPoolQueueCapacity": ("plugin.reply", "max_waiting", _same),
-    "messageDelayLevel": ("plugin.delay", "levels", _same),
-    "transactionCheckInterval": ("plugin.transaction", "check_interval", _milliseconds),
-    "transactionTimeOut": ("plugin.transaction", "timeout", _milliseconds),
-    "transactionCheckMax": ("plugin.transaction", "check_max", _same),
-    "rejectTransactionMessage": ("plugin.transaction", "reject", _same),
-    "enablePropertyFilter": ("plugin.filter", "sql92", _same),
-    "maxHashSlotNum": ("plugin.index", "slots", _same),
-    "maxIndexNum": ("plugin.index", "entries", _same),
-    "fileReservedTime": ("plugin.retention", "keep", _hours),
-    "deleteWhen": ("plugin.retention", "at", _same),
-    "diskMaxUsedSpaceRatio": ("plugin.retention", "disk_reclaim", _same),
-    "haMasterAddress": (_COPIES, "master", _same),
-    "haSendHeartbeatInterval": (_COPIES, "heartbeat", _milliseconds),
-    "haHousekeepingInterval": (_COPIES, "housekeeping", _milliseconds),
-    "haTransferBatchSize": (_COPIES, "transfer_batch", _same),
-    "haSlaveFallbehindMax": (_COPIES, "fall_behind_max", _same),
-    "slaveTimeout": (_COPIES, "sync_timeout", _milliseconds),
-    "osPageCacheBusyTimeOutMills": ("plugin.flowcontrol", "busy_after", _milliseconds),
+_KEYS: dict[str, tuple[str, str, Form]] = {
+    "brokerName": ("broker", "name", _PLAIN),
+    "brokerClusterName": ("broker", "cluster", _PLAIN),
+    "brokerId": ("broker", "id", _PLAIN),
+    "namesrvAddr": ("broker", "nameservers", _PLAIN),
+    "storePathRootDir": ("broker", "data", _PLAIN),
+    "flushConsumerOffsetInterval": ("broker", "persist_interval", _MILLISECONDS),
+    "mappedFileSizeCommitLog": ("store", "commit_log_file_bytes", _PLAIN),
+    "mapedFileSizeCommitLog": ("store", "commit_log_file_bytes", _PLAIN),
+    "mappedFileSizeConsumeQueue": ("store", "queue_file_units", _UNITS),
+    "mapedFileSizeConsumeQueue": ("store", "queue_file_units", _UNITS),
+    "enableConsumeQueueExt": ("store", "queue_extension", _PLAIN),
+    "mappedFileSizeConsumeQueueExt": ("store", "queue_extension_file_bytes", _PLAIN),
+    "maxMessageSize": ("store", "max_message_bytes", _PLAIN),
+    "flushDiskType": ("plugin.flush", "mode", _FLUSH),
+    "autoCreateTopicEnable": ("plugin.topics", "auto_create", _PLAIN),
+    "autoCreateSubscriptionGroup": ("plugin.topics", "auto_create_groups", _PLAIN),
+    "defaultTopicQueueNums": ("plugin.topics", "default_queues", _PLAIN),
+    "traceTopicEnable": ("plugin.topics", "trace_topic", _PLAIN),
+    "msgTraceTopicName": ("plugin.topics", "trace_topic_name", _PLAIN),
+    "traceOn": ("plugin.produce", "trace", _PLAIN),
+    "brokerPermission": ("plugin.topics", "broker_permission", _PERMISSION),
+    "slaveReadEnable": ("plugin.consume", "slave_read_enable", _PLAIN),
+    "maxTransferCountOnMessageInMemory": ("plugin.consume", "memory_messages", _PLAIN),
+    "maxTransferBytesOnMessageInMemory": ("plugin.consume", "memory_bytes", _PLAIN),
+    "maxTransferCountOnMessageInDisk": ("plugin.consume", "disk_messages", _PLAIN),
+    "maxTransferBytesOnMessageInDisk": ("plugin.consume", "disk_bytes", _PLAIN),
+    "accessMessageInMemoryMaxRatio": ("plugin.consume", "memory_percent", _PLAIN),
+    "notifyConsumerIdsChangedEnable": ("plugin.clients", "notify", _PLAIN),
+    "storeReplyMessageEnable": ("plugin.reply", "store", _PLAIN),
+    "replyThreadPoolQueueCapacity": ("plugin.reply", "max_waiting", _PLAIN),
+    "messageDelayLevel": ("plugin.delay", "levels", _PLAIN),
+    "transactionCheckInterval": ("plugin.transaction", "check_interval", _MILLISECONDS),
+    "transactionTimeOut": ("plugin.transaction", "timeout", _MILLISECONDS),
+    "transactionCheckMax": ("plugin.transaction", "check_max", _PLAIN),
+    "rejectTransactionMessage": ("plugin.transaction", "reject", _PLAIN),
+    "enablePropertyFilter": ("plugin.filter", "sql92", _PLAIN),
+    "maxHashSlotNum": ("plugin.index", "slots", _PLAIN),
+    "maxIndexNum": ("plugin.index", "entries", _PLAIN),
+    "fileReservedTime": ("plugin.retention", "keep", _HOURS),
+    "deleteWhen": ("plugin.retention", "at", _PLAIN),
+    "diskMaxUsedSpaceRatio": ("plugin.retention", "disk_reclaim", _PLAIN),
+    "haMasterAddress": (_COPIES, "master", _PLAIN),
+    "haSendHeartbeatInterval": (_COPIES, "heartbeat", _MILLISECONDS),
+    "haHousekeepingInterval": (_COPIES, "housekeeping", _MILLISECONDS),
+    "haTransferBatchSize": (_COPIES, "transfer_batch", _PLAIN),
+    "haSlaveFallbehindMax": (_COPIES, "fall_behind_max", _PLAIN),
+    "slaveTimeout": (_COPIES, "sync_timeout", _MILLISECONDS),
+    "osPageCacheBusyTimeOutMills": ("plugin.flowcontrol", "busy_after", _MILLISECONDS),
 }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import attrs
 import structlog
 
-from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.config.broker_conf import translate, write_plain, written_names
 from gantrymq.kernel.config.fields import coerce
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies import DataVersion
@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 BODY_BYTES_MAX = 65_536
 """A change names a few keys."""
-UNIT_BYTES = 20
-PERMISSIONS = {"read-write": 6, "read-only": 4, "write-only": 2}
 CONSTANTS = {
     "clientCallbackExecutorThreads": "1",
     "fileReservedTime": "72",
@@ -41,51 +39,7 @@ CONSTANTS = {
 log = structlog.get_logger("gantrymq.admin")
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ";".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-NAMES: dict[tuple[str, str], tuple[str, Callable[[Any], str]]] = {
-    ("broker", "name"): ("brokerName", _plain),
-    ("broker", "cluster"): ("brokerClusterName", _plain),
-    ("broker", "id"): ("brokerId", _plain),
-    ("broker", "nameservers"): ("namesrvAddr", _plain),
-    ("broker", "data"): ("storePathRootDir", _plain),
-    ("store", "commit_log_file_bytes"): ("mappedFileSizeCommitLog", _plain),
-    ("store", "queue_file_units"): ("mappedFileSizeConsumeQueue", lambda units: str(units * UNIT_BYTES)),
-    ("store", "max_message_bytes"): ("maxMessageSize", _plain),
-    ("plugin.flush", "mode"): ("flushDiskType", lambda mode: "SYNC_FLUSH" if mode == "sync" else "ASYNC_FLUSH"),
-    ("plugin.topics", "auto_create"): ("autoCreateTopicEnable", _plain),
-    ("plugin.topics", "auto_create_groups"): ("autoCreateSubscriptionGroup", _plain),
-    ("plugin.topics", "default_queues"): ("defaultTopicQueueNums", _plain),
-    ("plugin.topics", "broker_permission"): ("brokerPermission", lambda said: str(PERMISSIONS[said])),
-    ("plugin.topics", "trace_topic"): ("traceTopicEnable", _plain),
-    ("plugin.topics", "trace_topic_name"): ("msgTraceTopicName", _plain),
-    ("plugin.produce", "trace"): ("traceOn", _plain),
-    ("plugin.consume", "slave_read_enable"): ("slaveReadEnable", _plain),
-    ("plugin.consume", "memory_messages"): ("maxTransferCountOnMessageInMemory", _plain),
-    ("plugin.consume", "memory_bytes"): ("maxTransferBytesOnMessageInMemory", _plain),
-    ("plugin.consume", "disk_messages"): ("maxTransferCountOnMessageInDisk", _plain),
-    ("plugin.consume", "disk_bytes"): ("maxTransferBytesOnMessageInDisk", _plain),
-    ("plugin.consume", "memory_percent"): ("accessMessageInMemoryMaxRatio", _plain),
-    ("plugin.clients", "notify"): ("notifyConsumerIdsChangedEnable", _plain),
-    ("plugin.reply", "store"): ("storeReplyMessageEnable", _plain),
-    ("plugin.reply", "max_waiting"): ("replyThreadPoolQueueCapacity", _plain),
-    ("plugin.delay", "levels"): ("messageDelayLevel", _plain),
-    ("plugin.retention", "keep"): ("fileReservedTime", lambda seconds: str(round(seconds / 3600))),
-    ("plugin.retention", "at"): ("deleteWhen", _plain),
-    ("plugin.retention", "disk_reclaim"): ("diskMaxUsedSpaceRatio", _plain),
-    ("plugin.ha", "role"): ("brokerRole", str.upper),
-    ("plugin.ha", "master"): ("haMasterAddress", _plain),
-    ("plugin.ha", "heartbeat"): ("haSendHeartbeatInterval", lambda seconds: str(round(seconds * 1000))),
-    ("plugin.ha", "housekeeping"): ("haHousekeepingInterval", lambda seconds: str(round(seconds * 1000))),
-    ("plugin.ha", "transfer_batch"): ("haTransferBatchSize", _plain),
-    ("plugin.ha", "fall_behind_max"): ("haSlaveFallbehindMax", _plain),
-    ("plugin.ha", "sync_timeout"): ("slaveTimeout", lambda seconds: str(round(seconds * 1000))),
-    ("plugin.flowcontrol", "busy_after"): ("osPageCacheBusyTimeOutMills", lambda seconds: str(round(seconds * 1000))),
-}
+NAMES = written_names()
 """Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
 
 
@@ -118,7 +72,7 @@ class ChangeableSettings:
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
             shown = getattr(live.current, row.key) if live is not None and row.key in live.keys else row.value
-            table[f"{row.section}.{row.key}"] = _plain(shown)
+            table[f"{row.section}.{row.key}"] = write_plain(shown)
             if (row.section, row.key) in NAMES:
                 name, write = NAMES[row.section, row.key]
                 table[name] = write(getattr(sections[row.section], row.key))

@@ -10,7 +10,9 @@ from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.servers import overridden
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError
+from gantrymq.kernel.config.broker_conf import written_names
+from gantrymq.kernel.config.sections import Config, build_config
+from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError, read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
@@ -18,7 +20,7 @@ from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.plugins.services import Retention, TopicTable
 from gantrymq.remoting.bodies import KVTable
-from gantrymq.remoting.javaproperties import read_properties
+from gantrymq.remoting.javaproperties import read_properties, write_properties
 
 pytestmark = pytest.mark.trio
 
@@ -106,6 +108,25 @@ async def test_everything_else_is_refused_and_nothing_changes(bench: Any, body: 
     assert (answer.code, said in answer.remark) == (1, True)
     assert len(answer.remark) < 1000
     assert await settings(bench) == before
+
+
+def typed(config: Config, manager: PluginManager) -> dict[str, Any]:
+    """The values of all sections by name."""
+    own = {"broker": config.broker, "store": config.store}
+    plugins = manager.by_plugin("config_section", tuple)
+    return own | {f"plugin.{name}": config.section(kind) for _, (name, kind) in plugins}
+
+
+async def test_each_key_of_a_broker_conf_is_shown_by_its_name_as_it_would_be_written(bench: Any) -> None:
+    shown, broker = await settings(bench), bench.broker
+    names = {place: name for place, (name, _) in written_names().items() if place[0] != "plugin.ha"}
+    assert set(names.values()) <= shown.keys()
+    written = write_properties({name: shown[name] for name in names.values()})
+    again = build_config(read_settings("broker.conf", written), broker.manager)
+    assert again.notes == ()
+    now, then = typed(broker.config, broker.manager), typed(again, broker.manager)
+    different = {(section, key) for section, key in names if getattr(now[section], key) != getattr(then[section], key)}
+    assert different == set()
 
 
 async def test_nothing_to_change_is_no_change(bench: Any) -> None:
