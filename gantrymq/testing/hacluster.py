@@ -19,7 +19,7 @@ import trio
 
 import gantrymq
 from gantrymq.cli import promotion
-from gantrymq.cli.cluster import broker_rows
+from gantrymq.cli.brokers import broker_rows
 from gantrymq.testing.etcd import EtcdServer
 from gantrymq.testing.links import Links
 from gantrymq.testing.loopdisk import LoopDisk
