@@ -31,6 +31,9 @@ LONGEST = (
     "interop/test_store_crossing.py",
     "crash/test_kill.py",
     "client/test_against_a_broker.py",
+    "interop/test_same_answers.py",
+    "interop/test_topic_attributes.py",
+    "interop/test_mqadmin.py",
     "cluster/test_simulated.py",
     "docs/test_commands_in_docs.py",
 )
@@ -44,11 +47,17 @@ ONE_BY_ONE = {
 """Files whose tests share nothing that takes long to start: any worker may take any of their tests."""
 BY_SYSTEM = {"interop/test_java_retry.py"}
 """Files whose tests run on our broker, which starts at once, or on RocketMQ's, where one worker takes all of them."""
-TOGETHER = {"interop/test_fixtures.py": "java system", "interop/test_spark_source.py": "java system", "spark/": "spark"}
+TOGETHER = {
+    "interop/test_fixtures.py": "java system",
+    "interop/test_same_answers.py": "java5 system",
+    "interop/test_spark_source.py": "java system",
+    "interop/test_topic_attributes.py": "java5 system",
+    "spark/": "spark",
+}
 """Files and folders by what they share, which takes longer to start than they take."""
 
-DISK_GIB = 20
-"""What the stores of a whole run take together until it ends, and some room."""
+DISK_GIB = 10
+"""What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what runs once and what is tried again; lets several workers begin with the files that take minutes."""
+    """Marks what runs once; lets several workers begin with the files that take minutes."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder not in TWIN_FOLDERS and not item.get_closest_marker("twins"):

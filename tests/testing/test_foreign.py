@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import stat
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.foreign import ToolMissing, find_go, find_java
+from gantrymq.testing.foreign import JavaHost, ToolMissing, find_go, find_java
+from gantrymq.testing.processes import Child, ChildFailed
 
 
 @pytest.fixture
@@ -60,3 +64,57 @@ def test_what_is_built_is_built_once_until_its_source_changes(tools: Path, tmp_p
         (sources / "main").write_text(text)
         find_go(sources, tmp_path / "cache")
         assert count.read_text().count("built") == builds
+
+
+HOST = """
+import json, socket, threading
+
+server = socket.create_server(("127.0.0.1", 0))
+print(json.dumps({"event": "listening", "port": server.getsockname()[1]}), flush=True)
+
+def serve(link):
+    with link, link.makefile("r") as given, link.makefile("w") as stream:
+        for argument in json.loads(given.readline()):
+            print(argument, file=stream, flush=True)
+        for line in given:
+            if line == "fail\\n":
+                print("!why it failed", "=1", sep="\\n", file=stream, flush=True)
+                return
+            print("heard", line.strip(), file=stream, flush=True)
+        print("=0", file=stream, flush=True)
+
+while True:
+    threading.Thread(target=serve, args=server.accept()[:1], daemon=True).start()
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[JavaHost]:
+    """A process that speaks as Host.java does, and answers what it is told."""
+
+    class Fake:
+        def program(self, home: Path, command: str) -> Child:
+            assert command == "host"
+            return Child([sys.executable, "-c", HOST], home / "host.err")
+
+    with JavaHost(Fake(), tmp_path) as running:  # type: ignore[arg-type]
+        yield running
+
+
+def test_commands_of_one_process_have_lines_and_ends_of_their_own(host: JavaHost, tmp_path: Path):
+    with host.start(tmp_path / "a", "one") as one, host.start(tmp_path / "b", "two") as two:
+        for command, name in ((one, "one"), (two, "two")):
+            command.say(f"for {name}")
+            assert list(itertools.islice(command.lines(), 2)) == [name, f"heard for {name}"]
+        one.say("fail")
+        assert one.wait() == 1
+        with pytest.raises(ChildFailed, match=r"(?s)ended before.*exit code 1.*why it failed"):
+            one.wait_line(lambda line: False)
+        two.say("more")
+        assert two.wait_line(lambda line: True) == "heard more"
+    assert two.wait() == 0
+
+
+def test_a_command_that_shares_its_process_is_not_killed(host: JavaHost, tmp_path: Path):
+    with host.start(tmp_path, "one") as command, pytest.raises(ChildFailed, match="alone"):
+        command.kill()

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,12 @@ def test_a_deaf_child_tells_where_it_hangs_and_is_ended(tmp_path: Path, monkeypa
         os.kill(pid, 0)
     assert child.process.returncode == -6
     assert "Current thread" in child.log.read_text()
+
+
+def test_calls_beside_each_other_are_given_ports_that_differ():
+    with ThreadPoolExecutor(8) as threads:
+        given = [port for ports in threads.map(lambda _: free_ports(2), range(40)) for port in ports]
+    assert len(set(given)) == len(given)
 
 
 def test_free_ports_are_free_and_so_are_their_neighbours():
