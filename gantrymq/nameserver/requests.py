@@ -5,8 +5,9 @@ Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 217, 901, 904 and the switch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+import time
+from collections.abc import Generator, Mapping
+from typing import Final, TypeVar, cast
 
 import structlog
 import trio
@@ -37,6 +38,10 @@ from gantrymq.remoting.headers import read_header
 from gantrymq.remoting.javaproperties import read_properties, write_properties
 from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
+T = TypeVar("T")
+
+SLICE_SECONDS: Final = 0.002
+"""How long a large registration is worked on before others have their turn."""
 STRICT_JSON_VERSION: Final = 401
 """Java clients from 4.9.4 on get routes with quoted keys; the Go client (317) cannot read those."""
 FILTER_SERVER_VERSION: Final = 37
@@ -88,6 +93,7 @@ class Requests:
         self._settings = dict(settings or {})
         self._cache = cache if cache is not None else RouteCache(bytes_max=0)
         self._complete_at = 0.0
+        self._registering = trio.Lock()
         kv_requests = KVRequests(kv, self._cache.clear)
         self._epochs = KnownEpochs(kv, kv_requests.change)
         self.handlers: dict[int, Handler] = {
@@ -142,8 +148,15 @@ class Requests:
         header = read_header(headers.RegisterBrokerHeader, request.ext)
         if header.body_crc32 and header.body_crc32 != body_crc32(request.body):
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        wrapper, filter_servers = _read_register_body(request, header.compressed)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
+        # One at a time: half-read registrations must not fill the memory, nor two of one broker mix.
+        async with self._registering:
+            return await self._take_registration(request, connection, header, identity)
+
+    async def _take_registration(
+        self, request: Command, connection: object, header: headers.RegisterBrokerHeader, identity: BrokerIdentity
+    ) -> Command:
+        wrapper, filter_servers = await _in_steps(_read_register_body(request, header.compressed))
         lifetime = header.heartbeat_timeout_millis
         said = epoch_in(request.ext)
         known = None if said is None else await self._epochs.learn(identity, said)
@@ -152,16 +165,18 @@ class Requests:
                 log.warning("deposed_master_refused", **_fields(identity), epoch=str(said), known=str(known))
             return request.answer(ResponseCode.SUCCESS, ext={EPOCH_FIELD: str(known)})
         new = self._routes.data_version(identity.address) is None
-        result = self._routes.register(
-            identity,
-            wrapper,
-            ha_address=header.ha_server_addr,
-            filter_servers=filter_servers,
-            connection=connection,
-            lifetime=lifetime / 1000 if lifetime is not None and lifetime > 0 else None,
-            zone=(request.ext or {}).get(ZONE_NAME),
-            acting_master=header.enable_acting_master,
-            drop_missing=self.switches.delete_topic_with_broker_registration,
+        result = await _in_steps(
+            self._routes.register_in_steps(
+                identity,
+                wrapper,
+                ha_address=header.ha_server_addr,
+                filter_servers=filter_servers,
+                connection=connection,
+                lifetime=lifetime / 1000 if lifetime is not None and lifetime > 0 else None,
+                zone=(request.ext or {}).get(ZONE_NAME),
+                acting_master=header.enable_acting_master,
+                drop_missing=self.switches.delete_topic_with_broker_registration,
+            )
         )
         if new:
             log.info("broker_registered", **_fields(identity), topics=len(wrapper.topic_config_table))
@@ -318,13 +333,29 @@ def _view(request: Command, standard_json: bool) -> RouteView:
     return RouteView(request.version >= STRICT_JSON_VERSION or standard_json, zone or None)
 
 
-def _read_register_body(request: Command, compressed: bool) -> tuple[TopicConfigSerializeWrapper, list[str] | None]:
+async def _in_steps(steps: Generator[None, None, T]) -> T:
+    """What comes of ``steps``; others have their turns where they take long."""
+    until = time.perf_counter() + SLICE_SECONDS
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast("T", done.value)
+        if time.perf_counter() > until:
+            await trio.lowlevel.checkpoint()
+            until = time.perf_counter() + SLICE_SECONDS
+
+
+def _read_register_body(
+    request: Command, compressed: bool
+) -> Generator[None, None, tuple[TopicConfigSerializeWrapper, list[str] | None]]:
     if not request.body:
         return TopicConfigSerializeWrapper(), []
     if request.version < FILTER_SERVER_VERSION:
         return TopicConfigSerializeWrapper.from_request(request.body), None
     # A 5.3.3 broker with compressedRegister compresses and says it did not; no JSON begins with zlib's first byte.
-    body = RegisterBrokerBody.decode(request.body, compressed or request.body[0] == ZLIB_FIRST_BYTE)
+    is_compressed = compressed or request.body[0] == ZLIB_FIRST_BYTE
+    body = yield from RegisterBrokerBody.decode_in_steps(request.body, is_compressed)
     return body.topic_config_serialize_wrapper, body.filter_server_list
 
 

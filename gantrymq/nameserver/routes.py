@@ -7,8 +7,8 @@ leaves takes along its own address only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Generator, Iterable
+from typing import Final, TypeVar, cast
 
 import msgspec
 
@@ -35,11 +35,15 @@ from gantrymq.remoting.bodies import (
 )
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 
+T = TypeVar("T")
+
 EXPIRY_SECONDS: Final = 120.0
 """How long a broker lives without a sign (``BROKER_CHANNEL_EXPIRED_TIME``)."""
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
 ALL_PERMS: Final = -1
+STEP_TOPICS: Final = 512
+"""Topics of one step: about a millisecond."""
 
 
 class Routes:
@@ -84,27 +88,42 @@ class Routes:
         A broker whose name and id another address has is ignored when that one has a higher state version (a 5.x
         controller elected it). :class:`RemoteFault` (code 1) past the limits.
         """
+        return run_steps(
+            self.register_in_steps(
+                identity, wrapper, ha_address=ha_address, filter_servers=filter_servers, connection=connection,
+                lifetime=lifetime, zone=zone, acting_master=acting_master, drop_missing=drop_missing,
+            )
+        )  # fmt: skip
+
+    def register_in_steps(
+        self,
+        identity: BrokerIdentity,
+        wrapper: TopicConfigSerializeWrapper,
+        *,
+        ha_address: str = "",
+        filter_servers: list[str] | None = None,
+        connection: object = None,
+        lifetime: float | None = None,
+        zone: str | None = None,
+        acting_master: bool | None = None,
+        drop_missing: bool = False,
+    ) -> Generator[None, None, Registration]:
+        """As :meth:`register`; it yields where it may rest. One at a time for each broker name.
+
+        When the last broker of the name is removed meanwhile, the topics that are left are not taken.
+        """
+        yield from check_names(identity, ha_address, wrapper, filter_servers or [], zone)
         lowest = min(self.member_group(identity.name), default=None)
         known = self._live.get(identity.address)
         if known is not None and known.identity != identity:
             self._remove(known.identity, notify=False)  # the same address under another id or name: a promoted slave
             known = None
         check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
-        check_names(identity, ha_address, wrapper, filter_servers or [], zone)
         holder = self._holder(identity)
         if holder is not None and _state(holder.data_version) > _state(wrapper.data_version):
             self._live.pop(identity.address, None)
             return Registration()
         broker, first = self._take_broker(identity, zone, bool(acting_master))
-        prime = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
-        if identity.broker_id == MASTER_ID or prime:
-            changed = first or known is None or known.data_version != wrapper.data_version
-            mask = ~PERM_WRITE if acting_master and identity.broker_id != MASTER_ID else ALL_PERMS
-            if drop_missing and not wrapper.topic_queue_mapping_info_map:
-                self._drop_topics(identity.name, wrapper.topic_config_table.keys())
-            self._take_topics(identity.name, wrapper.topic_config_table, changed, mask)
-            if changed:
-                self._take_mappings(wrapper.topic_queue_mapping_info_map or {})
         lifetime = self._expiry if lifetime is None else lifetime
         self._live[identity.address] = LiveBroker(
             identity, self._clock() + lifetime, lifetime, wrapper.data_version, ha_address, connection
@@ -112,6 +131,15 @@ class Routes:
         self._take_filters(identity.address, filter_servers)
         if lowest is not None and identity.broker_id < lowest:
             self._changes.minimum_changed(_came(broker, identity, ha_address))
+        prime = acting_master is not None and identity.broker_id == min(broker.broker_addrs)
+        if identity.broker_id == MASTER_ID or prime:
+            changed = first or known is None or known.data_version != wrapper.data_version
+            mask = ~PERM_WRITE if acting_master and identity.broker_id != MASTER_ID else ALL_PERMS
+            if drop_missing and not wrapper.topic_queue_mapping_info_map:
+                self._drop_topics(identity.name, wrapper.topic_config_table.keys())
+            yield from self._take_topics(broker, wrapper.topic_config_table, changed, mask)
+            if changed and self._brokers.get(identity.name) is broker:
+                self._take_mappings(wrapper.topic_queue_mapping_info_map or {})
         replaced = None if holder is None else holder.identity.address
         return Registration(*self._master_of(identity, broker), replaced)
 
@@ -241,8 +269,11 @@ class Routes:
             self._changes.brokers_changed()
         return broker, first
 
-    def _take_topics(self, name: str, topics: dict[str, TopicConfig], changed: bool, mask: int) -> None:
-        for key, topic in topics.items():
+    def _take_topics(
+        self, broker: BrokerData, topics: dict[str, TopicConfig], changed: bool, mask: int
+    ) -> Generator[None, None, None]:
+        name = broker.broker_name
+        for number, (key, topic) in enumerate(topics.items(), start=1):
             topic_name = topic.topic_name or key
             queues = self._queues.setdefault(topic_name, {})
             if changed or name not in queues:
@@ -252,6 +283,10 @@ class Routes:
                 if queues.get(name) != row:
                     queues[name] = row
                     self._changes.topic_changed(topic_name)
+            if number % STEP_TOPICS == 0:
+                yield
+                if self._brokers.get(name) is not broker:
+                    return
 
     def _take_mappings(self, mappings: dict[str, TopicQueueMapping]) -> None:
         for topic, mapping in mappings.items():
@@ -321,6 +356,15 @@ class Routes:
             queues[name] = msgspec.structs.replace(queues[name], perm=change(queues[name].perm))
             self._changes.topic_changed(topic)
         return len(mine)
+
+
+def run_steps(steps: Generator[None, None, T]) -> T:
+    """What comes of ``steps``, without a rest."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return cast("T", done.value)
 
 
 def _state(version: DataVersion) -> int:

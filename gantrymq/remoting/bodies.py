@@ -73,16 +73,12 @@ class TopicConfig(Body):
         words = text.split(" ", 5)
         try:
             name, reads, writes, perm, kind = words[:5]
-            raw = {
-                "topicName": name,
-                "readQueueNums": int(reads),
-                "writeQueueNums": int(writes),
-                "perm": int(perm),
-                "topicFilterType": kind,
-            }
-            return msgspec.convert(raw, cls)
+            numbers = [int(reads), int(writes), int(perm)]
+            if min(numbers) < -0x80000000 or max(numbers) > 0x7FFFFFFF:
+                raise ValueError("a number of more than 32 bits")
         except ValueError:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"TopicConfig: unreadable text {text[:200]!r}") from None
+        return cls(name, numbers[0], numbers[1], numbers[2], kind)
 
 
 class TopicQueueMapping(Body):

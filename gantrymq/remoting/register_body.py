@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Final
+from collections.abc import Generator
+from typing import Final, cast
 
 import msgspec
 
@@ -33,10 +34,32 @@ from gantrymq.remoting.body import TOLERANT_VALUES_MAX, Body, count_values
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
-INFLATED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""The longest a compressed body may grow: about a million topics."""
+INFLATED_MAX_BYTES: Final = 32 * 1024 * 1024
+"""The longest a compressed body may grow: 200,000 topics with the longest names."""
+REGISTERED_TOPICS_MAX: Final = 200_000
+"""Topics of one registration; more are refused before they are read."""
+STEPS_FROM: Final = 65_536
+"""Bytes of plain JSON; a longer body is decoded topic by topic."""
+STEP_TOPICS: Final = 256
+STEP_BYTES: Final = 262_144
+"""Topics and inflated bytes of one step: about a millisecond."""
 
 _I32 = struct.Struct(">i")
+
+
+class _WrapperFrame(msgspec.Struct, rename="camel"):
+    """:class:`TopicConfigSerializeWrapper` with topics that are not decoded yet."""
+
+    topic_config_table: dict[str, msgspec.Raw] = {}
+    data_version: DataVersion = DataVersion()
+    topic_queue_mapping_info_map: dict[str, TopicQueueMapping] | None = None
+
+
+class _Frame(msgspec.Struct, rename="camel"):
+    """:class:`RegisterBrokerBody` with topics that are not decoded yet."""
+
+    topic_config_serialize_wrapper: _WrapperFrame = msgspec.field(default_factory=_WrapperFrame)
+    filter_server_list: list[str] = []
 
 
 class RegisterBrokerBody(Body):
@@ -66,23 +89,75 @@ class RegisterBrokerBody(Body):
 
         Of JSON that is not plain it reads as much as any request may have, see :meth:`Body.from_request`.
         """
+        steps = cls.decode_in_steps(data, compressed)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast("RegisterBrokerBody", done.value)
+
+    @classmethod
+    def decode_in_steps(cls, data: bytes, compressed: bool = False) -> Generator[None, None, RegisterBrokerBody]:
+        """As :meth:`decode`; it yields where it may rest, about each millisecond."""
         if not compressed:
-            return cls.from_request(data)
-        reader = _Sized(_inflate(data))
+            return (yield from cls._decode_json(data))
+        inflated = yield from _inflate(data)
+        reader = _Sized(inflated)
         version = DataVersion.from_request(reader.take())
         topics: dict[str, TopicConfig] = {}
-        for _ in range(reader.number()):
+        count = reader.number()
+        _check_count(count)
+        for number in range(count):
             topic = TopicConfig.from_text(reader.text())
             topics[topic.topic_name] = topic
+            if number % STEP_TOPICS == 0:
+                yield
         filter_servers = read_filter_servers(reader.take())
         mappings = None
         if not reader.ended:
-            pieces = [reader.take() for _ in range(reader.number())]
+            pieces = [reader.take() for _ in range(_check_count(reader.number()))]
+            yield
             # The limit of a body that Python reads holds for all of them together.
-            values_max = TOLERANT_VALUES_MAX if sum(map(count_values, pieces)) <= TOLERANT_VALUES_MAX else 0
-            found = [TopicQueueMapping.from_bytes(piece, values_max) for piece in pieces]
-            mappings = {mapping.topic: mapping for mapping in found} or None
-        return cls(TopicConfigSerializeWrapper(topics, version, mappings), filter_servers)
+            values = 0
+            for number, piece in enumerate(pieces):
+                values += count_values(piece)
+                if number % STEP_TOPICS == 0:
+                    yield
+            values_max = TOLERANT_VALUES_MAX if values <= TOLERANT_VALUES_MAX else 0
+            mappings = {}
+            for number, piece in enumerate(pieces):
+                mapping = TopicQueueMapping.from_bytes(piece, values_max)
+                mappings[mapping.topic] = mapping
+                if number % STEP_TOPICS == 0:
+                    yield
+        return cls(TopicConfigSerializeWrapper(topics, version, mappings or None), filter_servers)
+
+    @classmethod
+    def _decode_json(cls, data: bytes) -> Generator[None, None, RegisterBrokerBody]:
+        if len(data) > STEPS_FROM and b"$ref" not in data:
+            _check_count(data.count(b"{"), 4 * REGISTERED_TOPICS_MAX)
+            try:
+                frame = msgspec.json.decode(data, type=_Frame)
+                yield
+                wrapper = frame.topic_config_serialize_wrapper
+                _check_count(len(wrapper.topic_config_table))
+                topics: dict[str, TopicConfig] = {}
+                for number, (name, raw) in enumerate(wrapper.topic_config_table.items()):
+                    topics[name] = msgspec.json.decode(raw, type=TopicConfig)
+                    if number % STEP_TOPICS == 0:
+                        yield
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass  # not as Java's broker writes it: what reads that decides
+            else:
+                taken = TopicConfigSerializeWrapper(topics, wrapper.data_version, wrapper.topic_queue_mapping_info_map)
+                return cls(taken, frame.filter_server_list)
+        return cls.from_request(data)
+
+
+def _check_count(count: int, most: int = REGISTERED_TOPICS_MAX) -> int:
+    if count > most:
+        raise _fault(f"{count} topics, {most} are the limit")
+    return count
 
 
 def body_crc32(data: bytes) -> int:
@@ -90,15 +165,21 @@ def body_crc32(data: bytes) -> int:
     return zlib.crc32(data) & 0x7FFFFFFF
 
 
-def _inflate(data: bytes) -> bytes:
+def _inflate(data: bytes) -> Generator[None, None, bytes]:
     inflater = zlib.decompressobj()
+    pieces: list[bytes] = []
+    size = 0
     try:
-        result = inflater.decompress(data, INFLATED_MAX_BYTES)
+        while data and not inflater.eof and size <= INFLATED_MAX_BYTES:
+            pieces.append(inflater.decompress(data, STEP_BYTES))
+            data = inflater.unconsumed_tail
+            size += len(pieces[-1])
+            yield
     except zlib.error as error:
         raise _fault(str(error)) from None
-    if not inflater.eof:
+    if not inflater.eof or size > INFLATED_MAX_BYTES:
         raise _fault(f"the compressed body ends early or grows beyond {INFLATED_MAX_BYTES} bytes")
-    return result
+    return b"".join(pieces)
 
 
 def _sized(data: bytes) -> bytes:

@@ -10,13 +10,16 @@ import trio
 import trio.testing
 
 from gantrymq.nameserver import NameServer
+from gantrymq.nameserver.live import BrokerIdentity
+from gantrymq.nameserver.routes import Routes
 from gantrymq.nameserver.server import NameServerConfig
 from gantrymq.remoting import fastjson, headers
 from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.register_body import RegisterBrokerBody
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.register_body import INFLATED_MAX_BYTES, REGISTERED_TOPICS_MAX, RegisterBrokerBody
 
 TOPICS = 2_000
 REQUESTS = 200
@@ -110,3 +113,83 @@ async def test_a_large_registration_that_is_almost_json_is_refused_before_python
         assert "values" in (answer.remark or "") or "are the limit" in (answer.remark or "")
         assert len(answer.remark or "") < 1000
     nursery.cancel_scope.cancel()
+
+
+MANY = 60_000
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("compressed", [True, False])
+async def test_routes_are_answered_while_a_large_registration_is_taken(compressed: bool, nursery: trio.Nursery) -> None:
+    table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(MANY)}
+    body = RegisterBrokerBody(TopicConfigSerializeWrapper(table)).encode(compressed)
+    header = headers.RegisterBrokerHeader(
+        broker_name="b", broker_addr="127.0.0.1:2", cluster_name="c", ha_server_addr="", broker_id=0,
+        compressed=compressed,
+    )  # fmt: skip
+    server = NameServer(NameServerConfig(port=0))
+    address = await nursery.start(server.serve)
+    asked = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "topic-000001"})
+    answered: list[int] = []
+    handle = server.requests.handlers[RequestCode.REGISTER_BROKER]
+
+    async def counted(request: Command, connection: object) -> Command:
+        answered.clear()  # its frame took turns as well
+        return await handle(request, connection)
+
+    async with open_channel(address) as client, open_channel(address) as broker:
+        await register(client)
+        server.requests.handlers[RequestCode.REGISTER_BROKER] = counted
+        with trio.CancelScope() as asking:
+
+            async def take() -> None:
+                answer = await broker.call(Command(RequestCode.REGISTER_BROKER, header.to_ext(), body), 60)
+                assert answer.code == ResponseCode.SUCCESS
+                asking.cancel()
+
+            async with trio.open_nursery() as tasks:
+                tasks.start_soon(take)
+                while True:
+                    answered.append((await client.call(asked)).code)
+        names = (await client.call(Command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))).body
+        assert names.count(b"topic-") == MANY
+    assert len(answered) > 10
+    assert set(answered) == {ResponseCode.SUCCESS}
+    nursery.cancel_scope.cancel()
+
+
+def test_a_broker_that_leaves_while_its_topics_are_taken_leaves_none() -> None:
+    routes = Routes(lambda: 0.0)
+    identity = BrokerIdentity("c", "b", 0, "127.0.0.1:2")
+    table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(TOPICS)}
+    steps = routes.register_in_steps(identity, TopicConfigSerializeWrapper(table), connection=identity)
+    for _ in range(2):
+        next(steps)
+    assert 0 < len(routes.topics().topic_list) < TOPICS
+    assert routes.remove_connection(identity)
+    assert list(steps) == []
+    assert routes.topics().topic_list == []
+
+
+def numbered(count: int) -> bytes:
+    return zlib.compress(VERSION + count.to_bytes(4, "big") + sized(b"T 1 1 6 SINGLE_TAG") * count)
+
+
+BOMBS = {
+    "topics": numbered(REGISTERED_TOPICS_MAX + 1),
+    "bytes": zlib.compress(VERSION + (1).to_bytes(4, "big") + sized(bytes(INFLATED_MAX_BYTES))),
+    "mappings": zlib.compress(
+        VERSION + bytes(4) + sized(b"[]") + (REGISTERED_TOPICS_MAX + 1).to_bytes(4, "big")
+        + sized(b"{}") * (REGISTERED_TOPICS_MAX + 1)
+    ),
+    "objects": b'{"topicConfigSerializeWrapper":{"x":[' + b"{}," * 800_000 + b"{}]}}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_registration_beyond_the_limits_is_refused_before_its_topics_are_read(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TopicConfig, "from_text", lambda _: pytest.fail("a topic was read"))
+    with pytest.raises(RemoteFault, match=r"limit|grows beyond"):
+        RegisterBrokerBody.decode(BOMBS[kind], compressed=kind != "objects")
