@@ -25,6 +25,7 @@ from gantrymq.remoting.admin_headers import (
     RunningInfoHeader,
 )
 from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.body import TOLERANT_BYTES_MAX
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
@@ -40,6 +41,8 @@ FORWARD_VERSION = 62
 """3.1.8-SNAPSHOT: the first that tells what it does."""
 MESSAGE_ID_CHARACTERS = (32, 56)
 """A broker's message id in hexadecimal: address, port and log offset; the longer one with an IPv6 address."""
+STATUS_VALUES_MAX = 16_384
+"""Values of a client's answer about where it is, which is no plain JSON; each queue has eight."""
 END = -1
 """As a timestamp: the queue's end."""
 
@@ -111,7 +114,7 @@ class ClientAdmin:
                 command = Command(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, dict(ext))
                 answer = await member.connection.ask(command, self._config.status_timeout)
                 if answer.code == ResponseCode.SUCCESS and answer.body:
-                    table[member.client_id] = dict(ClientStatus.from_bytes(answer.body).queues)
+                    table[member.client_id] = dict(_read_status(answer.body).queues)
             except (ConnectError, RemoteFault) as error:
                 log.warning("client_status_failed", group=header.group, client_id=member.client_id, error=str(error))
 
@@ -184,6 +187,12 @@ class ClientAdmin:
             return bytes(self._broker.log.view(at, named.size))
         except (ValueError, OutOfLog, CorruptRange, BadRecord, OSError) as error:
             raise _fault(f"there is no message {message_id[:64]!r}: {error}") from None
+
+
+def _read_status(data: bytes) -> ClientStatus:
+    if len(data) > TOLERANT_BYTES_MAX:
+        raise _fault(f"an answer of {len(data)} bytes, {TOLERANT_BYTES_MAX} are the limit")
+    return ClientStatus.from_bytes(data, STATUS_VALUES_MAX)
 
 
 def _check_versions(members: Sequence[GroupMember], needed: int) -> None:

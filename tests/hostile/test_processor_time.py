@@ -26,6 +26,7 @@ from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import EXPRESSION_MAX
+from gantrymq.remoting.admin_bodies import ClientStatus
 from gantrymq.remoting.bodies import (
     CheckClientConfig,
     ConsumerData,
@@ -483,6 +484,47 @@ async def test_a_request_of_too_many_parts_is_refused_before_they_are_decoded(
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "limit" in (answer.remark or "") or "at most" in (answer.remark or "")
     assert not decoded
+
+
+STATUS = b'{"messageQueueTable":{' + b",".join(
+    b'{"brokerName":"broker-a","queueId":%d,"topic":"T"}:7' % number for number in range(1024)
+) + b"}}"  # fmt: skip
+ANSWERS = {
+    "whole": STATUS,
+    "almost JSON": b"{messageQueueTable:{" + b"{a:1}:1," * 10_000 + b"}}",
+    "long": b'{"messageQueueTable":{' + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}}",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_clients_answer_about_itself_is_not_read_beyond_the_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    converted: list[int] = []
+    convert = ClientStatus.from_value.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[ClientStatus], value: Any) -> Any:
+        converted.append(len(value["messageQueueTable"]))
+        return convert(cls, value)
+
+    monkeypatch.setattr(ClientStatus, "from_value", classmethod(counted))
+    heartbeat = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[SubscriptionData("T", "*")])])
+    asked = Command(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
+    with (
+        cluster_in_thread(tmp_path) as cluster,
+        RawPeer(cluster.address, timeout=60) as client,
+        RawPeer(cluster.address, timeout=60) as administrator,
+    ):
+        assert client.ask(Command(RequestCode.HEART_BEAT, body=heartbeat.to_bytes())).code == ResponseCode.SUCCESS
+        administrator.send(asked)
+        while RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT not in (rows := {row.code: row for row in client.receive()}):
+            pass
+        question = rows[RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT]
+        client.send(question.answer(ResponseCode.SUCCESS, body=ANSWERS[kind]))
+        [answer] = administrator.receive()
+    assert answer.code == ResponseCode.SUCCESS
+    assert (b'"c"' in answer.body) is (kind == "whole")
+    assert converted == ([1024] if kind == "whole" else [])
 
 
 def test_a_subscription_may_have_as_many_tags_as_an_expression() -> None:
