@@ -35,18 +35,23 @@ LONGEST = (
     "interop/test_topic_attributes.py",
     "interop/test_mqadmin.py",
     "cluster/test_simulated.py",
+    "cluster/test_fencing.py",
     "docs/test_commands_in_docs.py",
+    "benchmarks/test_make_bench.py",
 )
 """The files that take longest, in the order in which several workers begin with them; other foreign ones follow."""
 ONE_BY_ONE = {
+    "cluster/test_fencing.py",
+    "cluster/test_simulated.py",
     "crash/test_kill.py",
     "docs/test_commands_in_docs.py",
     "interop/test_index_files.py",
     "interop/test_store_crossing.py",
 }
 """Files whose tests share nothing that takes long to start: any worker may take any of their tests."""
-BY_SYSTEM = {"interop/test_java_retry.py"}
-"""Files whose tests run on our broker, which starts at once, or on RocketMQ's, where one worker takes all of them."""
+BY_SYSTEM = {"interop/test_java_retry.py": ("java",), "client/test_against_a_broker.py": ("4.9.7", "5.3.3")}
+"""Files whose tests run on our broker, which starts at once, or on RocketMQ's, which have these parameters: one worker
+takes all tests of such a one."""
 TOGETHER = {
     "interop/test_fixtures.py": "java system",
     "interop/test_same_answers.py": "java5 system",
@@ -105,9 +110,10 @@ def scope_of(nodeid: str) -> str:
     for name, scope in TOGETHER.items():
         if file.startswith(name):
             return scope
-    if file in BY_SYSTEM and "java" in test.partition("[")[2]:
-        return f"{path}::java"
-    return nodeid if file in BY_SYSTEM | ONE_BY_ONE else path
+    if file in BY_SYSTEM:
+        systems = (system for system in BY_SYSTEM[file] if system in test.partition("[")[2])
+        return f"{path}::{next(systems, test)}"
+    return nodeid if file in ONE_BY_ONE else path
 
 
 @pytest.fixture(autouse=True)

@@ -28,4 +28,7 @@ def test_a_worker_takes_a_file_unless_a_rule_says_otherwise(rules: Any) -> None:
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") == rules.scope_of(f"{retry}::test_b[java-2]")
     assert rules.scope_of(f"{retry}::test_a[4.9.7-java]") != rules.scope_of(f"{retry}::test_a[4.9.7-gantrymq]")
     assert rules.scope_of(f"{retry}::test_a[gantrymq]") != rules.scope_of(f"{retry}::test_b[gantrymq]")
+    real = "tests/client/test_against_a_broker.py"
+    assert len({rules.scope_of(f"{real}::test_a[{system}]") for system in ("gantrymq", "4.9.7", "5.3.3")}) == 3
+    assert rules.scope_of(f"{real}::test_a[4.9.7]") == rules.scope_of(f"{real}::test_b[4.9.7-1]")
     assert rules.scope_of("tests/docs/test_commands_in_docs.py::test_a[1]").endswith("::test_a[1]")
