@@ -51,6 +51,7 @@ async def broker_rows(
             row = found[name, broker_id, address] = dict.fromkeys(COLUMNS) | {
                 "not_promotable": "",
                 "master_silent_s": None,
+                "is_registered": address in known,
                 "cluster": cluster_name,
                 "broker": name,
                 "id": broker_id,
@@ -59,7 +60,7 @@ async def broker_rows(
             nursery.start_soon(ask_broker, row, address, answer_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
-        if row["address"] not in known and row["role"] != UNREACHABLE:  # its number may be another one now
+        if not row["is_registered"] and row["role"] != UNREACHABLE:  # its number may be another one now
             row["id"] = max(row["id"], 1) if row["role"] == "slave" else 0
     masters = {row["broker"]: row for row in rows if row["id"] == 0}
     for row in rows:

@@ -27,11 +27,8 @@ def nameserver_option(function: F) -> F:
     )(function)
 
 
-def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run ``work`` with a connected client to its end. Raises what it raises, an address that is none as usage."""
-    import trio
-
-    from gantrymq.client import connect
+def check_nameserver(nameserver: str) -> None:
+    """An address that is none is wrong usage."""
     from gantrymq.remoting.address import parse_address
 
     try:
@@ -39,6 +36,15 @@ def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
             parse_address(item)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--nameserver") from None
+
+
+def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run ``work`` with a connected client to its end. Raises what it raises, an address that is none as usage."""
+    import trio
+
+    from gantrymq.client import connect
+
+    check_nameserver(nameserver)
 
     async def main() -> T:
         async with connect(nameserver) as client:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.connecting import check_nameserver, nameserver_option
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.logs import configure_logs, log_level_option
 
@@ -126,23 +126,50 @@ def watch(
         }
     except ModuleNotFoundError as error:
         raise CommandFailed(f"the package {error.name!r} is missing: pip install 'gantrymq[etcd]'") from None
-    with_client(nameserver, partial(_watch, locks, rules))
+    check_nameserver(nameserver)
+
+    import trio
+
+    trio.run(_watch, locks, rules, nameserver)
 
 
-async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, client: Client) -> None:
+async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: str) -> None:
     import trio
 
     from gantrymq.cli.brokers import broker_rows
     from gantrymq.cli.signals import ending_by_signal
+    from gantrymq.client import connect
     from gantrymq.failover.lock import LockKeeper
     from gantrymq.failover.watcher import Watcher
+    from gantrymq.remoting.errors import GantryError
+
+    client: Client | None = None
+    reason = ""
+    tried = trio.Event()
+
+    async def stay_connected() -> None:
+        """A watcher may start before the nameservers do."""
+        nonlocal client, reason
+        while True:
+            try:
+                async with connect(nameserver) as client:
+                    tried.set()
+                    await trio.sleep_forever()
+            except GantryError as error:
+                client, reason = None, str(error)
+            tried.set()
+            await trio.sleep(rules.interval)
 
     async def look(name: str, more: Mapping[str, int]) -> Sequence[dict[str, Any]]:
+        await tried.wait()
+        if client is None:
+            raise GantryError(reason)
         with trio.fail_after(2 * rules.answer_timeout):
             return await broker_rows(client, rules.answer_timeout, name, more)
 
     async with trio.open_nursery() as nursery:
         with ending_by_signal(nursery.cancel_scope.cancel):
+            nursery.start_soon(stay_connected)
             for name, lock in locks.items():
                 keeper = LockKeeper(lock, _now, rules.interval)
                 nursery.start_soon(keeper.run)

@@ -54,10 +54,15 @@ def parse_endpoints(text: str) -> list[Endpoint]:
     """The addresses of ``http://HOST:PORT,https://HOST:PORT``; ValueError for what is none."""
     found = []
     for item in text.split(","):
-        parts = urlsplit(item.strip())
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        try:
+            parts = urlsplit(item.strip())
+            is_one = parts.scheme in ("http", "https") and parts.path in ("", "/")
+            host, port = parts.hostname, parts.port or 2379
+        except ValueError:  # of the port, or of brackets
+            is_one, host = False, None
+        if not is_one or not host:
             raise ValueError(f"{item.strip()[:100]!r} is no address of etcd: http://HOST:PORT or https://HOST:PORT")
-        found.append(Endpoint(parts.scheme, parts.hostname, parts.port or 2379))
+        found.append(Endpoint(parts.scheme, host, port))
     return found
 
 
@@ -88,6 +93,9 @@ class EtcdLock:
             )
             for each in endpoints
         ]  # fmt: skip
+        if self._credentials.ca is not None:
+            for client in self._clients:
+                client.session.trust_env = False  # REQUESTS_CA_BUNDLE would stand above the authority that was given
         self._current = 0
         self._lock_key = _encode(f"{key}/lock")
         self._text_key = _encode(f"{key}/members")

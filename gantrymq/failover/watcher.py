@@ -28,6 +28,8 @@ from gantrymq.remoting.errors import GantryError
 log = structlog.get_logger("gantrymq.failover")
 
 ATTEMPTS_MIN: Final = 2
+READ_S: Final = 10.0
+"""How often to look whether somebody has changed the members in the store."""
 
 Look = Callable[[Mapping[str, int]], Awaitable[Sequence[Row]]]
 """The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses."""
@@ -64,6 +66,7 @@ class Watcher:
         """What is in the store; None while that is not known."""
         self._read_at: int | None = None
         """The revision under which the members were read from there."""
+        self._read_next = 0.0
         self._master = ""
         self._silent_since: float | None = None
         self._attempts = 0
@@ -114,6 +117,11 @@ class Watcher:
         revision = self._keeper.revision
         if revision is None or self._read_at == revision:
             return
+        await self._read_again(revision)
+
+    async def _read_again(self, revision: int) -> None:
+        """An administrator may have taken a slave out."""
+        self._read_next = self._clock() + READ_S
         try:
             self._members = self._written = Members.from_bytes(await self._keeper.read())
         except ValueError as error:
@@ -164,13 +172,29 @@ class Watcher:
             self._said.pop(key, "")
         self._note_missing(rows)
         if self._read_at is not None and self._read_at == self._keeper.revision:
-            found = {str(row["address"]): int(row["id"]) for row in rows if row["id"]}
-            slaves = {other: number for other, number in {**self._members.slaves, **found}.items() if other != address}
-            floor = self._members.floor
-            if address != self._members.master:  # what it has now is what counts from now on
-                floor = int(master["offset"] or 0)
-            self._members = Members(address, slaves, floor)
+            if self._clock() >= self._read_next and self._members == self._written:
+                await self._read_again(self._read_at)
+            self._members = self._members_with(master, rows)
             await self._write_members()
+
+    def _members_with(self, master: Row, rows: Sequence[Row]) -> Members:
+        """As they are now. A slave that is away stays one, unless another one has come with its number."""
+        address, end = str(master["address"]), int(master["offset"] or 0)
+        found = {
+            str(row["address"]): int(row["id"])
+            for row in rows
+            if row["id"] and (row["is_registered"] or row["role"] != UNREACHABLE)
+        }
+        slaves = {other: number for other, number in {**self._members.slaves, **found}.items() if other != address}
+        # What the new master has is what counts from now on.
+        floor = self._members.floor if address == self._members.master else end
+        there = {int(row["id"]): str(row["address"]) for row in rows if row["id"] and row["role"] != UNREACHABLE}
+        for other, number in list(slaves.items()):
+            if there.get(number, other) != other and other not in there.values():
+                log.info("slave_replaced", broker=self._name, address=other, by=there[number])
+                del slaves[other]
+                floor = max(floor, end)  # what only that one had confirmed must be there before another promotion
+        return Members(address, slaves, floor)
 
     def _note_missing(self, rows: Sequence[Row]) -> None:
         """A slave that is away stands against a promotion: somebody should know before the master is lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -48,13 +49,14 @@ def _run(folder: Path, *command: str) -> None:
 
 
 class EtcdServer:
-    """One member alone, at ``address`` for as long as it runs; its data stay in ``home``."""
+    """One member alone, at ``address`` for as long as it runs; its data stay in ``home``. ``options``: etcd's own."""
 
-    def __init__(self, program: Path, home: Path) -> None:
+    def __init__(self, program: Path, home: Path, options: Sequence[str] = ()) -> None:
         self._program = program
+        self._options = options
         self._home = home
         client, peer = free_ports(2)
-        self.address = f"http://127.0.0.1:{client}"
+        self.address = f"{'https' if '--cert-file' in options else 'http'}://127.0.0.1:{client}"
         self._peer = f"http://127.0.0.1:{peer}"
         self._child: Child | None = None
 
@@ -75,7 +77,7 @@ class EtcdServer:
                 str(self._program), "--data-dir", str(self._home / "etcd"), "--name", "one",
                 "--listen-client-urls", self.address, "--advertise-client-urls", self.address,
                 "--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer,
-                "--initial-cluster", f"one={self._peer}",
+                "--initial-cluster", f"one={self._peer}", *self._options,
             ],
             self._home / "etcd.log",
         )  # fmt: skip
@@ -103,6 +105,8 @@ class EtcdServer:
     def _answers(self) -> bool:
         if self._running.process.poll() is not None:
             raise ChildFailed(f"etcd has ended: {self._running.log.read_text()[-2000:]}")
+        if self._options:  # who has no certificate is told nothing
+            return "ready to serve client requests" in self._running.log.read_text()
         with closing(HTTPConnection(self.address.removeprefix("http://"), timeout=1.0)) as connection:
             try:
                 connection.request("GET", "/health")

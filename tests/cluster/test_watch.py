@@ -24,7 +24,7 @@ from gantrymq.testing.simulated.seeds import seeds
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
-NAMES, A, B, C = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12"
+NAMES, A, B, C, D = "10.0.0.1", "10.0.0.10", "10.0.0.11", "10.0.0.12", "10.0.0.13"
 WATCHERS = ["10.0.2.1", "10.0.2.2"]
 SETTINGS = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
 PAIR = {**SETTINGS, "plugin.ha.role": "async_master"}
@@ -232,13 +232,37 @@ def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -
     simulate(scenario, 1)
 
 
-def test_a_slave_that_is_missing_is_reported_while_the_master_is_there() -> None:
+def test_a_slave_that_is_missing_is_reported_and_can_be_given_up_while_the_master_is_there() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:
             cluster.machine(C).kill()
             await trio.sleep(20)
             (missing,) = three.lines("slave_missing")
             assert missing["address"] == f"{C}:10911"
+            three.store.text = b""  # as an administrator who gives it up
+            await cluster.until(lambda: bool(three.store.text), what="the members are written anew")
+            assert json.loads(three.store.text)["slaves"] == {f"{B}:10911": 1}
+            cluster.machine(A).kill()
+            await three.promoted(B, 10)
+
+    simulate(scenario, 1)
+
+
+def test_a_slave_that_comes_with_the_number_of_one_that_is_gone_replaces_it() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS) as three:
+            cluster.machine(C).kill()
+            await trio.sleep(5)
+            assert f"{C}:10911" in json.loads(three.store.text)["slaves"]
+            await cluster.start_broker(D, 2, SETTINGS)
+            await cluster.until(lambda: three.slaves_of(A) == 2, what="the new slave follows")
+            await three.load.more(3)
+            known = json.loads(three.store.text)
+            assert known["slaves"] == {f"{B}:10911": 1, f"{D}:10911": 2}
+            assert known["floor"] > 0
+            cluster.machine(A).kill()
+            await cluster.until(lambda: three.is_master(B) or three.is_master(D), 10, "one is a master")
+            await three.load.more(3)
 
     simulate(scenario, 1)
 

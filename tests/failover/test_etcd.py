@@ -1,0 +1,198 @@
+"""The lock in a real etcd: taken by one, kept, lost with its lease or its key, with users and with TLS."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from gantrymq.failover.etcd import Credentials, EtcdLock, parse_endpoints
+from gantrymq.failover.lock import LockKeeper, StoreUnavailable
+from gantrymq.testing.etcd import EtcdServer, find_etcd
+from gantrymq.testing.foreign import ToolMissing, cache_folder
+
+CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
+DEAD = "http://127.0.0.1:1"
+
+pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    try:
+        return find_etcd(CACHE)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def etcd(tmp_path: Path, program: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(program, tmp_path) as server:
+        yield server
+
+
+def lock(
+    address: str, holder: str, lease_s: float = 2.0, credentials: Credentials | None = None, key: str = "/test/a"
+) -> EtcdLock:
+    return EtcdLock(parse_endpoints(address), key, holder, lease_s, 1.0, credentials)
+
+
+async def take(wanted: EtcdLock) -> int:
+    """Its revision, as soon as it is free."""
+    with trio.fail_after(20):
+        while (revision := await wanted.take()) is None:  # noqa: ASYNC110 - a lease runs out by itself
+            await trio.sleep(0.1)
+    return revision
+
+
+@pytest.mark.trio
+async def test_one_holds_the_lock_and_the_next_one_has_a_higher_revision(etcd: EtcdServer) -> None:
+    one, two = lock(etcd.address, "one"), lock(etcd.address, "two")
+    first = await one.take()
+    assert first
+    assert await two.take() is None
+    assert await one.take() == first, "asked again after an answer that was lost"
+    assert await one.read() == b""
+    assert await one.write(b"text")
+    assert await two.read() == b"text"
+    assert await one.renew()
+    await one.release()
+    second = await two.take()
+    assert second is not None
+    assert second > first
+    assert not await one.renew()
+    assert not await one.write(b"late")
+    assert await two.read() == b"text"
+
+
+@pytest.mark.trio
+async def test_locks_of_other_names_are_apart(etcd: EtcdServer) -> None:
+    assert await lock(etcd.address, "one").take()
+    assert await lock(etcd.address, "two", key="/test/b").take()
+
+
+@pytest.mark.trio
+async def test_a_lease_that_is_not_renewed_runs_out(etcd: EtcdServer) -> None:
+    one, two = lock(etcd.address, "one"), lock(etcd.address, "two")
+    first = await one.take()
+    assert first
+    assert await take(two) > first
+    assert not await one.renew()
+
+
+@pytest.mark.trio
+async def test_who_deletes_the_key_takes_the_lock_from_its_holder(etcd: EtcdServer) -> None:
+    one = lock(etcd.address, "one", 30.0)
+    assert await one.take()
+    await post(etcd, "/v3/kv/deleterange", key=base64.b64encode(b"/test/a/lock").decode())
+    assert not await one.renew()
+    assert await lock(etcd.address, "two").take()
+
+
+@pytest.mark.trio
+async def test_the_next_endpoint_is_asked_when_one_is_away_and_without_any_the_reason_is_said(etcd: EtcdServer) -> None:
+    one = lock(f"{DEAD},{etcd.address}", "one")
+    assert await one.take()
+    etcd.kill()
+    with pytest.raises(StoreUnavailable, match="Connection refused"):
+        await one.renew()
+    etcd.start()
+    assert await one.renew(), "its lease outlives etcd's restart"
+
+
+@pytest.mark.trio
+async def test_an_etcd_that_hangs_is_given_up_in_time(etcd: EtcdServer) -> None:
+    one = lock(etcd.address, "one")
+    assert await one.take()
+    etcd.pause()
+    with trio.fail_after(10), pytest.raises(StoreUnavailable, match="timed out"):
+        await one.renew()
+
+
+@pytest.mark.trio
+async def test_a_keeper_loses_the_lock_before_its_lease_runs_out_in_the_store(etcd: EtcdServer) -> None:
+    keeper = LockKeeper(lock(etcd.address, "one"), trio.current_time, 0.1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        with trio.fail_after(10):
+            while keeper.revision is None:  # noqa: ASYNC110 - a clock tells
+                await trio.sleep(0.02)
+            etcd.kill()
+            while keeper.revision is not None:  # noqa: ASYNC110 - a clock tells
+                await trio.sleep(0.02)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_user_and_a_password(etcd: EtcdServer) -> None:
+    await post(etcd, "/v3/auth/user/add", name="root", password="secret")
+    await post(etcd, "/v3/auth/user/grant", user="root", role="root")
+    await post(etcd, "/v3/auth/enable")
+    with pytest.raises(StoreUnavailable, match=r"user name is empty"):
+        await lock(etcd.address, "one").take()
+    with pytest.raises(StoreUnavailable, match="authentication failed"):
+        await lock(etcd.address, "one", credentials=Credentials(user="root", password="wrong")).take()
+    one = lock(etcd.address, "one", credentials=Credentials(user="root", password="secret"))
+    assert await one.take()
+    assert await one.write(b"text")
+    etcd.kill()  # its tokens are forgotten
+    etcd.start()
+    assert await one.renew()
+    assert await one.read() == b"text"
+
+
+@pytest.mark.trio
+async def test_tls_with_the_certificates_of_both_sides(
+    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, cert, key = make_certificates(tmp_path)
+    options = ["--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", ca]
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/ssl/certs/ca-certificates.crt")  # stands not above --etcd-ca
+    with EtcdServer(program, tmp_path, options) as etcd:
+        assert etcd.address.startswith("https:")
+        assert await lock(etcd.address, "one", credentials=Credentials(ca, cert, key)).take()
+        with pytest.raises(StoreUnavailable):
+            await lock(etcd.address, "two", credentials=Credentials(ca)).take()
+        with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+            await lock(etcd.address, "two").take()
+
+
+def make_certificates(folder: Path) -> tuple[str, str, str]:
+    """A certificate that signs itself, for 127.0.0.1, for both sides."""
+    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    command = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert,
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed; it is needed to make certificates")
+    return cert, cert, key
+
+
+async def post(etcd: EtcdServer, path: str, **fields: Any) -> None:
+    from etcd3gw.client import Etcd3Client
+
+    client = Etcd3Client("127.0.0.1", int(etcd.address.rpartition(":")[2]), timeout=5.0)
+    try:
+        await trio.to_thread.run_sync(lambda: client.post(f"{etcd.address}{path}", json=fields))
+    finally:
+        client.session.close()
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:2379", "http://", "ftp://a", "http://a/path", "http://a:b:c", ""])
+def test_what_is_no_address_of_etcd_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        parse_endpoints(text)
+
+
+def test_addresses_of_etcd() -> None:
+    found = parse_endpoints("http://a:1, https://[::1]/")
+    assert [(each.protocol, each.host, each.port) for each in found] == [("http", "a", 1), ("https", "::1", 2379)]
