@@ -25,8 +25,8 @@ import attrs
 from systems import Setup, start
 
 from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import properties_in, store_timestamp_in
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.properties import find_property
 

@@ -22,7 +22,7 @@ from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
 from gantrymq.kernel.manager import Observers, PluginManager
-from gantrymq.kernel.network.connection import Connection, encode_host
+from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
@@ -31,7 +31,7 @@ from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.kernel.watchdog import Watchdog
-from gantrymq.remoting.address import format_address, parse_address
+from gantrymq.remoting.address import encode_host, format_address, parse_address
 from gantrymq.remoting.peers import is_loopback
 
 log = structlog.get_logger("gantrymq.broker")

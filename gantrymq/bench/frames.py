@@ -14,10 +14,10 @@ from gantrymq.bench.plan import Load
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
+from gantrymq.remoting.records import BATCH_ROW
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
 GROUP = "gantrymq-bench"
-_BATCH_ROW = struct.Struct(">iiiii")
 _LENGTH = struct.Struct(">i")
 _OPAQUE_MARK = 1_999_999_999
 SUBSCRIPTION_INLINE = 4
@@ -33,7 +33,7 @@ def body_of(load: Load) -> bytes:
     body = b"gantrymq-bench ".ljust(load.body_bytes, b"x")[: load.body_bytes]
     if load.batch == 1:
         return body
-    row = _BATCH_ROW.pack(_BATCH_ROW.size + len(body) + 2, 0, 0, 0, len(body)) + body + b"\0\0"
+    row = BATCH_ROW.pack(BATCH_ROW.size + len(body) + 2, 0, 0, 0, len(body)) + body + b"\0\0"
     return row * load.batch
 
 

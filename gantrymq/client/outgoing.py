@@ -23,7 +23,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers import SendMessageResponse, read_header
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG
-from gantrymq.remoting.records import COMPRESSED
+from gantrymq.remoting.records import BATCH_ROW, COMPRESSED
 from gantrymq.remoting.transaction_headers import TransactionState
 
 COMPRESS_FROM_BYTES: Final = 4096
@@ -36,7 +36,6 @@ _STATUSES: Final[dict[int, SendStatus]] = {
     ResponseCode.SLAVE_NOT_AVAILABLE: SendStatus.SLAVE_NOT_AVAILABLE,
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
 }
-_BATCH_ROW = struct.Struct(">iiiii")
 _I16 = struct.Struct(">h")
 
 
@@ -129,9 +128,9 @@ def prepare_batch(messages: Sequence[Message], new_key: Callable[[], str]) -> Ou
             raise InvalidMessage("a message with a delay level cannot go in a batch: send it alone")
         key = new_key()
         properties = encode_message_properties(message, key).encode()
-        size = _BATCH_ROW.size + len(message.body) + _I16.size + len(properties)
+        size = BATCH_ROW.size + len(message.body) + _I16.size + len(properties)
         parts += (
-            _BATCH_ROW.pack(size, 0, 0, message.flag, len(message.body)),
+            BATCH_ROW.pack(size, 0, 0, message.flag, len(message.body)),
             message.body,
             _I16.pack(len(properties)),
             properties,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
 
 def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
     """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError says what is wrong with it.
@@ -22,3 +24,17 @@ def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """The text form; an IPv6 host gets its brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def encode_host(address: str, port: int) -> bytes:
+    """Address and port as stored: 8 bytes, 20 for IPv6. :class:`ValueError` for what is no IP address."""
+    return ip_address(address).packed + port.to_bytes(4, "big")
+
+
+def decode_host(host: bytes) -> tuple[str, int]:
+    """Address and port of a stored host."""
+    if len(host) == 8:
+        return str(IPv4Address(host[:4])), int.from_bytes(host[4:], "big")
+    if len(host) == 20:
+        return str(IPv6Address(host[:16])), int.from_bytes(host[16:], "big")
+    raise ValueError(f"a stored host has 8 or 20 bytes, this has {len(host)}")

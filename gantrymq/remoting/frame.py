@@ -22,7 +22,8 @@ FRAME_MAX_BYTES = 16 * 1024 * 1024
 JSON_HEADER = 0
 BINARY_HEADER = 1
 
-_PREFIX = struct.Struct(">iI")
+PREFIX = struct.Struct(">iI")
+"""The length of what follows, and the header's length with its kind in the highest byte."""
 _TLS_RECORDS = range(0x160300, 0x160305)
 """What a TLS handshake begins with: the record type 22 and a version, SSL 3.0 to TLS 1.3."""
 
@@ -49,7 +50,7 @@ def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple
         if available - position < 8:
             _check_length(int.from_bytes(buffer[position : position + 4], "big", signed=True), limit)
             break
-        length, mark = _PREFIX.unpack_from(buffer, position)
+        length, mark = PREFIX.unpack_from(buffer, position)
         _check_length(length, limit)
         header_length = mark & 0xFFFFFF
         kind = mark >> 24
@@ -69,7 +70,7 @@ def cut_frames(buffer: bytes | bytearray, limit: int = FRAME_MAX_BYTES) -> tuple
 def join_frame(kind: int, header: bytes, body: bytes) -> bytes:
     """The bytes of one frame."""
     size = len(header)
-    return b"".join((_PREFIX.pack(4 + size + len(body), kind << 24 | size), header, body))
+    return b"".join((PREFIX.pack(4 + size + len(body), kind << 24 | size), header, body))
 
 
 def _check_length(length: int, limit: int) -> None:

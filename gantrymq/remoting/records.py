@@ -39,10 +39,13 @@ _CRC_MASK: Final = 0x7FFFFFFF
 _SYS_FLAG_AT: Final = 36
 _I32 = struct.Struct(">i")
 _U16 = struct.Struct(">H")
-_HEADS: Final = {
+HEADS: Final = {
     flags: struct.Struct(f">iIiiiqqiq{20 if flags & BORN_HOST_V6 else 8}sq{20 if flags & STORE_HOST_V6 else 8}siqi")
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
 }
+"""All fields of a record up to the body's length, by which of the two hosts are IPv6."""
+BATCH_ROW: Final = struct.Struct(">iiiii")
+"""The head of a message within a batch as it is sent: size, magic and CRC (both 0), flag, body length."""
 
 
 class BodyError(GantryError):
@@ -163,7 +166,7 @@ def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool 
 def _decode_record(data: bytes, start: int, make: type[R], check_crc: bool) -> tuple[R, int]:
     try:
         (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
-        head = _HEADS[sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)]
+        head = HEADS[sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)]
         (
             size, magic, crc, queue_id, flag, queue_offset, commit_log_offset, _, born, born_host, stored, store_host,
             reconsume_times, prepared_offset, body_length,

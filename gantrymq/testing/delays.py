@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.delay.delivery import Delivery
 from gantrymq.plugins.delay.levels import Levels

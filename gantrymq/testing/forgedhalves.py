@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.store.log.record import HEADS, Record, encode
+from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
+from gantrymq.remoting.records import HEADS
 from gantrymq.remoting.transaction_headers import TransactionState
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.flushkit import expect

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gantrymq.kernel.fast import tag_code
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BLANK_MAGIC, Record, decode, encode
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 
 Queues = dict[str, bytes]
 """``topic/queue id`` to the entries of that consume queue."""

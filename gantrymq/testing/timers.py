@@ -8,8 +8,8 @@ from typing import Final
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.delay.levels import Levels
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed

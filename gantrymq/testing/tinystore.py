@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.recovery.recovery import RecoveryReport
 from gantrymq.kernel.store.store import Store, StoreConfig
 

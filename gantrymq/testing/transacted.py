@@ -11,10 +11,10 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import new_batch, read_requests
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import BatchProcessor, Request
 from gantrymq.kernel.registry import Services
 from gantrymq.kernel.store.log.record import Record, decode
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.services import ConsumerOffsets, ProducerGroups, TopicTable

@@ -13,11 +13,11 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.layouts import ENTRY, SIZE_AND_MAGIC
 from gantrymq.kernel.store.log.record import (
     BLANK_BYTES,
     BLANK_MAGIC,
     CRC_MASK,
-    HEADS,
     HOST_V6_BITS,
     LEAST_BYTES,
     PREPARED_BIT,
@@ -27,14 +27,12 @@ from gantrymq.kernel.store.log.record import (
 )
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import java_hash
-from gantrymq.remoting.records import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+from gantrymq.remoting.records import BORN_HOST_V6, HEADS, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
 KIND: Final = "plain"
 
 _CACHE_LIMIT: Final = 10_000
-_ENTRY = struct.Struct(">qiq")
 _U16 = struct.Struct(">H")
-_PREFIX = struct.Struct(">iI")
 _TAGS: Final = b"TAGS\x01"
 
 _make_batch: Callable[..., DispatchBatch] = DispatchBatch
@@ -223,7 +221,7 @@ def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, i
         first, last = rows[0], rows[-1]
         places = [queue_offsets[row] for row in rows]
         in_order = places == list(range(places[0], places[0] + len(rows)))
-        entries = b"".join([_ENTRY.pack(offsets[row], sizes[row], codes[row]) for row in rows])
+        entries = b"".join([ENTRY.pack(offsets[row], sizes[row], codes[row]) for row in rows])
         found.append(
             QueueEntries(
                 topic, queue_id, places[0], offsets[first], offsets[last] + sizes[last], entries,
@@ -376,7 +374,7 @@ def _stop(data: memoryview | bytes, position: int) -> Stop:
     left = len(data) - position
     if left < BLANK_BYTES:
         return Stop.CUT
-    size, magic = _PREFIX.unpack_from(data, position)
+    size, magic = SIZE_AND_MAGIC.unpack_from(data, position)
     if magic == BLANK_MAGIC and size == left:
         return Stop.BLANK
     if size == 0 and magic == 0:

@@ -15,10 +15,10 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
 from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
 from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_rows, answer_sends, reply_form
+from gantrymq.kernel.layouts import ENTRY, PROOF_V4, QUEUE_PLACE
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import (
     CRC_MASK,
-    HEADS,
     HOST_V6_BITS,
     BadRecord,
     Record,
@@ -28,15 +28,14 @@ from gantrymq.kernel.store.log.record import (
 )
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
-from gantrymq.remoting.frame import BINARY_HEADER, Frame, cut_frames
+from gantrymq.remoting.frame import BINARY_HEADER, PREFIX, Frame, cut_frames
 from gantrymq.remoting.headers import PullMessageHeader, read_header
 from gantrymq.remoting.lenient_header import EFFORT
-from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
+from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
-ENTRY: Final = struct.Struct(">qiq")
 """A queue entry: log offset, record size, tag code."""
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size in an entry that stands for no message: where the queue begins late, or lost a record."""
@@ -48,18 +47,13 @@ Window = Callable[[int, int, int], "memoryview | bytes | None"]
 """By the number of an entry, its offset and size: see :func:`gather`."""
 
 __all__ = [
-    "ENTRY", "FILLER_SIZE", "PullLimits", "QueuePart", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows",
+    "FILLER_SIZE", "PullLimits", "QueuePart", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows",
     "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header",
     "read_records", "read_requests", "reply_form", "scan",
 ]  # fmt: skip
 
-_PREFIX = struct.Struct(">iI")
 _LENGTH_MASK: Final = 0xFFFFFF
 _LENGTH = struct.Struct(">i")
-_PROOF = struct.Struct(">iII16xqI44xi")
-"""Of a record with hosts of IPv4: size, magic, CRC, log offset, sys flag, body length."""
-_PLACE = struct.Struct(">i4xq")
-"""Of a record, from its queue id on: that and the queue offset."""
 _LAST_OF_V1: Final = MAGIC_V1 & 0xFF
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _V4_HEAD_SIZE: Final = HEADS[0].size
@@ -78,7 +72,7 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
     is_whole = len(buffer) >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= len(buffer)
     data = bytes(buffer if is_whole else buffer[:8])
     position, size = 0, len(data)
-    unpack, hot_headers = _PREFIX.unpack_from, HOT_HEADERS
+    unpack, hot_headers = PREFIX.unpack_from, HOT_HEADERS
     effort_until = EFFORT.values + UNUSUAL_VALUES
     while size - position >= 8 and EFFORT.values < effort_until:
         length, mark = unpack(data, position)
@@ -160,7 +154,7 @@ def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, num
     return (
         record[start : start + len(part.topic)] == part.topic
         and int.from_bytes(record[body_end:start], "big") == len(part.topic)
-        and _PLACE.unpack_from(record, 12) == (part.queue_id, part.first + number)
+        and QUEUE_PLACE.unpack_from(record, 12) == (part.queue_id, part.first + number)
     )
 
 
@@ -197,7 +191,7 @@ def gather(
     total = scanned = base = end = 0
     removed = False
     data: bytes | memoryview = b""
-    unpack, crc32 = _PROOF.unpack_from, zlib.crc32
+    unpack, crc32 = PROOF_V4.unpack_from, zlib.crc32
     messages, room, disk_messages, disk_room, disk_end = limits
     for number, (at, size, code) in enumerate(ENTRY.iter_unpack(entries)):
         if not parts:

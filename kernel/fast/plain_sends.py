@@ -5,7 +5,6 @@ Written for speed, not for reading: a row is a tuple first, and all tuples becom
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,7 +13,7 @@ from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast.plain_hot import Numbers, SendRequest
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.frame import BINARY_HEADER
+from gantrymq.remoting.frame import BINARY_HEADER, PREFIX
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ _SLOTS: Final = ("<msgId>", "<queueId>", "<queueOffset>")
 _OPAQUE: Final = 1_234_567_890
 _VARYING_MAX: Final = 3 * 20
 """The longest that queue id, queue offset and opaque are together, in decimal digits."""
-_PREFIX = struct.Struct(">iI")
 _BORN_HOST_V6: Final = 0x10
 _SUCCESS: Final = ResponseCode.SUCCESS
 _int32 = Numbers(32)
@@ -226,4 +224,4 @@ def _template(form: ReplyForm) -> tuple[bytes, dict[int, bytes]]:
         first, form.id_prefix.replace(b"%", b"%%"), second, third, fourth, last,
     )  # fmt: skip
     least = len(template % (0, 0, 0, 0)) - 3
-    return template, {size: _PREFIX.pack(4 + size, size) for size in range(least, least + _VARYING_MAX + 1)}
+    return template, {size: PREFIX.pack(4 + size, size) for size in range(least, least + _VARYING_MAX + 1)}

@@ -9,6 +9,7 @@ from typing import Protocol
 import attrs
 import trio
 
+from gantrymq.remoting.address import encode_host
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
@@ -214,12 +215,6 @@ def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
     whole = rest.obj
     assert isinstance(whole, bytes)
     return rest if 2 * len(rest) >= len(whole) else rest.tobytes()
-
-
-def encode_host(host: str, port: int) -> bytes:
-    """Address and port as stored in a record: 4 or 16 bytes and an i32."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.inet_pton(family, host.partition("%")[0]) + port.to_bytes(4, "big")
 
 
 @attrs.define

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -11,20 +10,18 @@ import attrs
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.fast import read_records
+from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
-from gantrymq.kernel.store.log.record import HEADS, HOST_V6_BITS, BadRecord, Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, ConsumeQueue
+from gantrymq.kernel.store.log.record import HOST_V6_BITS, BadRecord, Record
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
-from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
+from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
 
 NEAR_BYTES: Final = 64 * 1024
 """No further apart lies what is looked at in one piece of the log, which is read as a whole."""
-
-_FIRST_FIELDS = struct.Struct(">iI4xi4xqqi")
-"""Size, magic, queue id, queue offset, log offset and sys flag of a record."""
 
 
 @attrs.frozen
@@ -46,7 +43,7 @@ def find_named(store: Store, offset: int) -> NamedRecord | None:
     """
     log = store.log
     try:
-        size, magic, queue_id, queue_offset, place, bits = _FIRST_FIELDS.unpack(log.view(offset, _FIRST_FIELDS.size))
+        size, magic, queue_id, queue_offset, place, bits = PLACES.unpack(log.view(offset, PLACES.size))
         if place != offset or magic not in (MAGIC_V1, MAGIC_V2) or offset + size > store.dispatched:
             return None
         body_at = offset + HEADS[bits & HOST_V6_BITS].size

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Handler, Heavy, Request
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, TopicTable

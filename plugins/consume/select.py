@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from gantrymq.kernel.fast import PullLimits, QueuePart
 from gantrymq.kernel.fast.plain_requests import is_of
 from gantrymq.kernel.filters import RecordFilter
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import body_end_in, is_intact, properties_in
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64

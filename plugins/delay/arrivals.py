@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.delivery import NO_RECORD
 from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit

@@ -14,8 +14,9 @@ import structlog
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.level import Level
 from gantrymq.plugins.delay.levels import Levels

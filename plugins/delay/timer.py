@@ -14,7 +14,7 @@ import trio
 
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NoRoom
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.arrivals import Arrivals
 from gantrymq.plugins.delay.delivery import IDLE_MS
 from gantrymq.plugins.delay.departures import Departures

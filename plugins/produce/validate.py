@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
@@ -14,9 +13,9 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
+from gantrymq.remoting.records import BATCH_ROW
 
 _TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-_INNER = struct.Struct(">iiiii")
 
 
 def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable, broker: str) -> TopicConfig:
@@ -60,17 +59,17 @@ def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
     position = 0
     total = len(body)
     while position < total:
-        if total - position < _INNER.size + 2:
+        if total - position < BATCH_ROW.size + 2:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the batch ends inside a message")
-        size, _, _, flag, length = _INNER.unpack_from(body, position)
+        size, _, _, flag, length = BATCH_ROW.unpack_from(body, position)
         end = position + size
-        properties_at = position + _INNER.size + length
-        if size < _INNER.size + 2 or end > total or length < 0 or properties_at + 2 > end:
+        properties_at = position + BATCH_ROW.size + length
+        if size < BATCH_ROW.size + 2 or end > total or length < 0 or properties_at + 2 > end:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a message of the batch has lengths that do not add up")
         properties_length = int.from_bytes(body[properties_at : properties_at + 2], "big", signed=True)
         if properties_length < 0 or properties_at + 2 + properties_length != end:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "a message of the batch has lengths that do not add up")
-        yield flag, body[position + _INNER.size : properties_at], body[properties_at + 2 : end]
+        yield flag, body[position + BATCH_ROW.size : properties_at], body[properties_at + 2 : end]
         position = end
 
 

@@ -7,13 +7,13 @@ at the place in the log is not read, far less believed, before the strategy has 
 
 from __future__ import annotations
 
-import struct
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.layouts import LOG_PLACE
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.reading import look_at
 from gantrymq.plugins.transaction.fast import match_records, read_endings
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 TURN_BYTES: Final = 4 * 1024 * 1024
 """Bytes of half messages that are read, and written again, in one turn; a single one may have more."""
-_PLACE = struct.Struct(">4xI20xq")
-"""Magic and log offset of a record."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -91,10 +89,10 @@ class EndTransactions:
     def _why_not_named(self, ending: Ending) -> RemoteFault:
         """RocketMQ's text for a place in the log without a record, or another one than the queue offset names."""
         try:
-            head = self._store.log.view(ending.commit_log_offset, _PLACE.size)
+            head = self._store.log.view(ending.commit_log_offset, LOG_PLACE.size)
         except (OutOfLog, CorruptRange):
-            head = bytes(_PLACE.size)
-        magic, place = _PLACE.unpack(head)
+            head = bytes(LOG_PLACE.size)
+        magic, place = LOG_PLACE.unpack(head)
         if magic in (MAGIC_V1, MAGIC_V2) and place == ending.commit_log_offset:
             return RemoteFault(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
         return RemoteFault(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import structlog
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.plugins.transaction.halfrows import (

@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import lru_cache
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.store.log.record import BLANK_BYTES, HEADS, PROPERTIES_LIMIT, Record
+from gantrymq.kernel.store.log.record import BLANK_BYTES, PROPERTIES_LIMIT, Record
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import java_hash, replace_properties
+from gantrymq.remoting.records import HEADS
 from gantrymq.remoting.transaction_headers import TransactionState
 
 QUEUE_ID = 0

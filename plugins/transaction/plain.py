@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER_SIZE
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault

@@ -14,8 +14,9 @@ import attrs
 
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import QueueEntries
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.open_files import OpenFiles
 
 TOPIC: Final = "TRANSACTION_REDOLOG_TOPIC_XXXX"

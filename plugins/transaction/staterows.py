@@ -5,7 +5,6 @@ Source: RocketMQ 3.2 ``DefaultMessageStore.DispatchMessageService``, ``Transacti
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.layouts import FLAGS_AND_PLACES
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.plugins.transaction.redo import PREPARED_MARK
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 STATE_BITS: Final = int(TransactionState.ROLLBACK)
 """The bits of a sys flag that hold a ``TransactionState``."""
 
-_HEAD = struct.Struct(">16xiqqi")
-"""Flag, queue offset, log offset and sys flag of a record."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -110,10 +108,10 @@ def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) ->
 def row_of(commit_log: CommitLog, offset: int) -> int | None:
     """The number of the row of the prepared record at ``offset``; None when there is no such record (any longer)."""
     try:
-        head = commit_log.view(offset, _HEAD.size)
+        head = commit_log.view(offset, FLAGS_AND_PLACES.size)
     except (OutOfLog, CorruptRange):
         return None
-    _, queue_offset, place, sys_flag = _HEAD.unpack(head)
+    _, queue_offset, place, sys_flag = FLAGS_AND_PLACES.unpack(head)
     return int(queue_offset) if place == offset and sys_flag & STATE_BITS == PREPARED else None
 
 
@@ -122,10 +120,10 @@ def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
     if offset < commit_log.min_offset:
         return True
     try:
-        head = commit_log.view(offset, _HEAD.size)
+        head = commit_log.view(offset, FLAGS_AND_PLACES.size)
     except (OutOfLog, CorruptRange):
         return False
-    return _HEAD.unpack(head)[2] == offset and int.from_bytes(head[:4], "big") == size
+    return FLAGS_AND_PLACES.unpack(head)[2] == offset and int.from_bytes(head[:4], "big") == size
 
 
 def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log import record as records
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.produce.validate import split_batch
 from gantrymq.remoting import bodies, fastjson
+from gantrymq.remoting.address import encode_host
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -247,7 +248,7 @@ def test_a_record_is_read_and_written_as_by_java(order: dict[str, Any], golden: 
     assert got == {name: wanted[name] for name in got}
     for name, host in (("bornHost", record.born_host), ("storeHost", record.store_host)):
         address, _, port = wanted[name].rpartition(":")
-        assert host == records.encode_host(address, int(port))
+        assert host == encode_host(address, int(port))
     assert records.encode(record) == golden
 
 

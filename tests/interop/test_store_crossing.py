@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from gantrymq.kernel.fast import tag_code
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.testing.clients import ForeignClient, Sent, check_complete
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, start_broker

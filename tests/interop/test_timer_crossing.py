@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode

@@ -10,8 +10,9 @@ from typing import Any
 import attrs
 import pytest
 
-from gantrymq.kernel.store.log.record import Record, encode_host
+from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_stored
+from gantrymq.remoting.address import encode_host
 from gantrymq.remoting.bodies import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode

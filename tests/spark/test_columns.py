@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.kernel.store.log.record import encode_host
+from gantrymq.remoting.address import encode_host
 from gantrymq.spark.columns import COLUMNS, ColumnBuilder
 from gantrymq.spark.errors import BrokenRecord
 from gantrymq.spark.wire import Queue

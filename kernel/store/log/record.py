@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 import attrs
 
+from gantrymq.kernel.layouts import PROOF, SIZE_AND_MAGIC
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
-from gantrymq.remoting.records import BORN_HOST_V6, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
+from gantrymq.remoting.records import BORN_HOST_V6, HEADS, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
 BLANK_MAGIC: Final = 0xCBD43194
 """Marks the unused rest of a file; the next record is the first of the next file."""
@@ -32,15 +32,8 @@ TOPIC_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 PROPERTIES_LIMIT: Final = PROPERTIES_MAX_BYTES
 
 SYS_FLAG_AT: Final = 36
-HEADS: Final = {
-    bits: struct.Struct(f">iIiiiqqiq{20 if bits & BORN_HOST_V6 else 8}sq{20 if bits & STORE_HOST_V6 else 8}siqi")
-    for bits in (0, BORN_HOST_V6, STORE_HOST_V6, HOST_V6_BITS)
-}
-"""All fields up to the body's length, by which of the two hosts are IPv6."""
 LEAST_BYTES: Final = HEADS[0].size + 3
 """The size of a record without body, topic and properties."""
-_BLANK = struct.Struct(">iI")
-_PROOF = struct.Struct(">iIi16xqi")
 _U16 = struct.Struct(">H")
 
 
@@ -119,7 +112,7 @@ def is_intact(data: bytes | memoryview, offset: int) -> bool:
     The least that shows a flipped bit in what the CRC covers, or bytes of another place: a reader of many affords it.
     """
     try:
-        size, magic, crc, place, bits = _PROOF.unpack_from(data)
+        size, magic, crc, place, bits = PROOF.unpack_from(data)
         length_at = HEADS[bits & HOST_V6_BITS].size - 4
         body_at = length_at + 4
         end = body_at + int.from_bytes(data[length_at:body_at], "big")
@@ -143,7 +136,7 @@ def owner_of(
     All lengths must agree. The body is not looked at.
     """
     try:
-        told, magic, _, place, bits = _PROOF.unpack_from(head)
+        told, magic, _, place, bits = PROOF.unpack_from(head)
         fixed = HEADS[bits & HOST_V6_BITS].size
         width = 1 if magic == MAGIC_V1 else 2
         topic_end = width + int.from_bytes(names[:width], "big")
@@ -241,7 +234,7 @@ def check_begun(data: bytes | bytearray | memoryview) -> None:
 
     A size that is wrong would be waited for. Too little to tell is no error.
     """
-    if len(data) < LEAST_BYTES or _BLANK.unpack_from(data)[1] == BLANK_MAGIC:
+    if len(data) < LEAST_BYTES or SIZE_AND_MAGIC.unpack_from(data)[1] == BLANK_MAGIC:
         return
     size, magic, bits = _frame(data, 0)
     body_start = HEADS[bits].size
@@ -267,7 +260,7 @@ def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, 
     """Size, magic and kinds of hosts of the record at ``start``."""
     if len(data) - start < LEAST_BYTES:
         raise BadRecord(f"cut short: {len(data) - start} bytes, a record has at least {LEAST_BYTES}")
-    size, magic = _BLANK.unpack_from(data, start)
+    size, magic = SIZE_AND_MAGIC.unpack_from(data, start)
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise BadRecord(f"no record: magic {magic:08X}")
     bits = int.from_bytes(data[start + SYS_FLAG_AT : start + SYS_FLAG_AT + 4], "big") & HOST_V6_BITS
@@ -278,7 +271,7 @@ def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, 
 
 def blank(size: int) -> bytes:
     """The mark for ``size`` unused bytes at the end of a file; the bytes behind the mark stay as they are."""
-    return _BLANK.pack(size, BLANK_MAGIC)
+    return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 
 def offset_message_id(store_host: bytes, offset: int) -> str:
@@ -292,20 +285,6 @@ def parse_offset_message_id(text: str) -> tuple[bytes, int]:
     if len(raw) not in (16, 28):
         raise ValueError(f"an offset message id has 32 or 56 hex digits, this has {len(text)}")
     return raw[:-8], int.from_bytes(raw[-8:], "big")
-
-
-def encode_host(address: str, port: int) -> bytes:
-    """Address and port as stored: 8 bytes, 20 for IPv6. :class:`ValueError` for what is no IP address."""
-    return ip_address(address).packed + port.to_bytes(4, "big")
-
-
-def decode_host(host: bytes) -> tuple[str, int]:
-    """Address and port of a stored host."""
-    if len(host) == 8:
-        return str(IPv4Address(host[:4])), int.from_bytes(host[4:], "big")
-    if len(host) == 20:
-        return str(IPv6Address(host[:16])), int.from_bytes(host[16:], "big")
-    raise ValueError(f"a stored host has 8 or 20 bytes, this has {len(host)}")
 
 
 def _host_bits(born_host: bytes, store_host: bytes) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Final
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.fast import Stop, scan
-from gantrymq.kernel.store.log.record import BLANK_BYTES, BLANK_MAGIC, HEADS, LEAST_BYTES, BadRecord, check_begun
+from gantrymq.kernel.layouts import SIZE_AND_MAGIC
+from gantrymq.kernel.store.log.record import BLANK_BYTES, BLANK_MAGIC, LEAST_BYTES, BadRecord, check_begun
 from gantrymq.kernel.store.log.segments import Segments
-from gantrymq.remoting.records import MAGIC_V1
+from gantrymq.remoting.records import HEADS, MAGIC_V1
 
 BLOCK_BYTES: Final = 256 * 1024
 ROW_BYTES: Final = 1024
@@ -18,7 +18,6 @@ ROW_BYTES: Final = 1024
 _LEAST_READ: Final = 4096
 LARGE_BYTES: Final = 64 * 1024
 """A damaged length up to this may be read as it is."""
-_PREFIX = struct.Struct(">iI")
 _LONGEST_HEAD: Final = max(head.size for head in HEADS.values())
 
 
@@ -73,7 +72,7 @@ def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
 def _is_blank(segments: Segments, offset: int, size: int) -> bool:
     """Whether the mark that the rest of the file is unused is at ``offset``."""
     head = segments.pread(offset, BLANK_BYTES)
-    return len(head) == BLANK_BYTES and _PREFIX.unpack(head) == (size, BLANK_MAGIC)
+    return len(head) == BLANK_BYTES and SIZE_AND_MAGIC.unpack(head) == (size, BLANK_MAGIC)
 
 
 def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
@@ -82,7 +81,7 @@ def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
     More than ``size`` when it does not end within that. The body is not read: a damaged length costs no memory.
     """
     head = segments.pread(offset, min(_LONGEST_HEAD, size))
-    if len(head) < LEAST_BYTES or _PREFIX.unpack_from(head)[1] == BLANK_MAGIC:
+    if len(head) < LEAST_BYTES or SIZE_AND_MAGIC.unpack_from(head)[1] == BLANK_MAGIC:
         return None
     try:
         check_begun(head)
@@ -90,7 +89,7 @@ def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
         return None
     if int.from_bytes(head[28:36], "big") != offset:
         return None
-    whole, magic = _PREFIX.unpack_from(head)
+    whole, magic = SIZE_AND_MAGIC.unpack_from(head)
     if whole > size:
         return int(whole)
     fixed = HEADS[int.from_bytes(head[36:40], "big") & 0x30].size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from errno import EIO
 from itertools import count as count_from
@@ -14,6 +13,7 @@ import structlog
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_DESCRIPTORS, NO_ROOM, NoRoom
 from gantrymq.kernel.fast import QueueEntries
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
 from gantrymq.kernel.store.queues.extension import QueueExtension, last_address
 from gantrymq.kernel.store.queues.open_files import OpenFiles
@@ -21,8 +21,6 @@ from gantrymq.kernel.store.queues.search import first, first_kept, nearest_in_ti
 
 log = structlog.get_logger("gantrymq.queues")
 
-ENTRY: Final = struct.Struct(">qiq")
-"""Log offset, record size, tag code."""
 UNIT: Final = ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
 """The size in an entry that stands for no message (RocketMQ pre-fills a queue that does not begin at 0 with them)."""

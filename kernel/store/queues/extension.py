@@ -16,13 +16,13 @@ import structlog
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import QueueEntries
 from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
 
 log = structlog.get_logger("gantrymq.queues")
 
 FILE_BYTES: Final = 48 * 1024 * 1024
 """RocketMQ's ``mappedFileSizeConsumeQueueExt``."""
-_ENTRY: Final = struct.Struct(">qiq")
 """A queue's entry, as in :mod:`gantrymq.kernel.store.queues.consume_queue`."""
 _UNIT: Final = struct.Struct(">hqqh")
 """Size of the unit, tag code, store timestamp (ms), bytes of the bit map that follows."""
@@ -50,7 +50,7 @@ def is_address(code: int) -> bool:
 
 def last_address(entries: bytes | None) -> int | None:
     """The last address among the entries of a queue."""
-    return next((code for _, _, code in reversed(list(_ENTRY.iter_unpack(entries or b""))) if is_address(code)), None)
+    return next((code for _, _, code in reversed(list(ENTRY.iter_unpack(entries or b""))) if is_address(code)), None)
 
 
 class QueueExtension:
@@ -118,12 +118,12 @@ class QueueExtension:
         """
         if not entries or not self.exists:
             return entries
-        rows = list(_ENTRY.iter_unpack(entries))
+        rows = list(ENTRY.iter_unpack(entries))
         codes = self._tag_codes([code for _, _, code in rows if is_address(code)], read)
         if codes is None:
             return None
         found = iter(codes)
-        return b"".join(_ENTRY.pack(at, size, next(found) if is_address(code) else code) for at, size, code in rows)
+        return b"".join(ENTRY.pack(at, size, next(found) if is_address(code) else code) for at, size, code in rows)
 
     def _tag_codes(
         self, addresses: Sequence[int], read: Callable[[Segments, int, int], bytes | None]
@@ -152,15 +152,15 @@ class QueueExtension:
         ``stored`` has those by log offset. An entry whose record ends at or before ``known_end`` was put before, and
         has its place. Where nothing can be written the entries stay as they are, as in RocketMQ.
         """
-        rows = list(_ENTRY.iter_unpack(more.entries))
+        rows = list(ENTRY.iter_unpack(more.entries))
         known = sum(offset + size <= known_end for offset, size, _ in rows)
         try:
             places = self.put([(code, stored[offset]) for offset, _, code in rows[known:]])
         except OSError as error:
             log.warning("queue_extension_not_written", path=self.folder, reason=str(error))
             return more
-        entries = [_ENTRY.pack(*row) for row in rows[:known]]
-        entries += [_ENTRY.pack(*row[:2], place) for row, place in zip(rows[known:], places, strict=True)]
+        entries = [ENTRY.pack(*row) for row in rows[:known]]
+        entries += [ENTRY.pack(*row[:2], place) for row, place in zip(rows[known:], places, strict=True)]
         return more._replace(entries=b"".join(entries))
 
     def put(self, rows: Sequence[tuple[int, int]]) -> list[int]:

@@ -13,11 +13,12 @@ import structlog
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.kernel.store.log.record import HEADS, HOST_V6_BITS, SYS_FLAG_AT, owner_of
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER, FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.kernel.store.log.record import HOST_V6_BITS, SYS_FLAG_AT, owner_of
+from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.recovery.salvage import find_record
-from gantrymq.remoting.records import MAGIC_V1
+from gantrymq.remoting.records import HEADS, MAGIC_V1
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.queues.table import ConsumeQueues

@@ -18,8 +18,9 @@ from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import LogPoisoned, NoRoom
 from gantrymq.kernel.fast import QueueEntries, queue_entries
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import TOPIC_PATTERN
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.deletions import Deletions
 from gantrymq.kernel.store.queues.extension import FILE_BYTES, QueueExtension
 from gantrymq.kernel.store.queues.open_files import OpenFiles

@@ -10,7 +10,6 @@ crash what was stored before the checkpoint's timestamp. ``docs/format/store.md`
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 
 import attrs
@@ -19,18 +18,17 @@ import structlog
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import Stop, scan
+from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import SCAN_ROWS, CommitLog
 from gantrymq.kernel.store.log.scan import scan_block
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
 from gantrymq.kernel.store.recovery.salvage import find_record, keep_aside
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 log = structlog.get_logger("gantrymq.recovery")
-
-_START = struct.Struct(">iIiiiqq")
 
 
 @attrs.frozen
@@ -187,12 +185,12 @@ class Recovery:
     def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
         """Whether the record at ``offset`` has that size and queue; None when no record is there, or no longer."""
         try:
-            data = self._segments.pread(offset, _START.size)
+            data = self._segments.pread(offset, PLACES.size)
         except OSError:
             return None
-        if len(data) < _START.size:
+        if len(data) < PLACES.size:
             return None
-        real_size, magic, _, queue_id, _, _, real_offset = _START.unpack(data)
+        real_size, magic, queue_id, _, real_offset, _ = PLACES.unpack(data)
         if magic not in (MAGIC_V1, MAGIC_V2) or real_offset != offset:
             return None
         return bool(real_size == size and queue_id == queue.queue_id)

@@ -9,9 +9,10 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
-from gantrymq.kernel.store.log.record import HEADS, Record, encode
+from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, look_at
 from gantrymq.kernel.store.store import Store
+from gantrymq.remoting.records import HEADS
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of
 

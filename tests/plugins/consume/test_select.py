@@ -8,8 +8,8 @@ import pytest
 
 from gantrymq.kernel.fast import PullLimits, QueuePart
 from gantrymq.kernel.filters import RecordFilter
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.consume import select
 from gantrymq.plugins.consume.select import select_records
 

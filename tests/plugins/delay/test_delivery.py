@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.delivery import BATCH_ROWS, IDLE_MS, PIPELINE, RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC

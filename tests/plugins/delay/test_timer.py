@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.delivery import RETRY_MS
 from gantrymq.plugins.delay.timerlog import UNIT_BYTES
 from gantrymq.remoting.codes import ResponseCode

@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.services import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.transaction import halfwalk
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from gantrymq.kernel import fast as kernel_fast
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import plain_requests
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.plugins.transaction import half, plain
 from gantrymq.plugins.transaction.half import HalfStrategy
 from gantrymq.plugins.transaction.halfrows import STATE_BITS, hiding

@@ -17,13 +17,12 @@ from gantrymq.kernel.store.log.record import (
     blank,
     check_begun,
     decode,
-    decode_host,
     encode,
-    encode_host,
     is_intact,
     offset_message_id,
     parse_offset_message_id,
 )
+from gantrymq.remoting.address import decode_host, encode_host
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.records import decode_records

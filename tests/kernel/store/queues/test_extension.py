@@ -9,7 +9,7 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import tag_code
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.extension import ExtensionUnit, QueueExtension
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.envs import FaultEnv, MemoryEnv

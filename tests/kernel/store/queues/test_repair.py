@@ -10,9 +10,10 @@ from structlog.testing import capture_logs
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import OutOfLog
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.log.windows import LogWindows
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER, FILLER_SIZE, UNIT, ConsumeQueue
+from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.envs import MemoryEnv, MemoryFile

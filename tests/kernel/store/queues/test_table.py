@@ -12,7 +12,8 @@ from hypothesis import given
 
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.kernel.errors import NoRoom
-from gantrymq.kernel.store.queues.consume_queue import ENTRY, FILLER, ConsumeQueue
+from gantrymq.kernel.layouts import ENTRY
+from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues, QueuesPoisoned, check_topic
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 

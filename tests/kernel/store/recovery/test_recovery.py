@@ -10,8 +10,8 @@ import attrs
 import pytest
 
 from gantrymq.kernel.errors import CorruptRange, LogPoisoned, StartError
+from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.kernel.store.queues.consume_queue import ENTRY
 from gantrymq.kernel.store.recovery.recovery import RecoveryReport
 from gantrymq.kernel.store.store import Store
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
