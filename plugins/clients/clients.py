@@ -56,7 +56,7 @@ class Clients:
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of ``topic``."""
         found = self.consumers.groups.get(group)
-        return None if found is None else found.subscriptions.get(topic)
+        return None if found is None else found.subscription(topic)
 
     def message_model(self, group: str) -> str | None:
         """``CLUSTERING`` or ``BROADCASTING``; None when nobody of the group is here."""
@@ -80,7 +80,7 @@ class Clients:
 
     def groups_of(self, topic: str) -> list[str]:
         """The live groups that subscribe to ``topic``."""
-        return [name for name, group in self.consumers.groups.items() if topic in group.subscriptions]
+        return [name for name, group in self.consumers.groups.items() if group.subscription(topic)]
 
     def producers_of(self, group: str) -> list[Member]:
         """The members of the producer group."""
@@ -115,11 +115,11 @@ class Clients:
             self._forget(connection.id, data.group_name)
             raise
         group.notify = notify
-        differed, wanted = group.differs, group.subscriptions
+        differed, generation = group.differs, group.generation
         if group.update(member, data, keep_subscriptions):
             log.info("consumer_group_changed", group=group.name, members=len(group.members), client_id=client_id)
             self.changed[group.name] = None
-        self.changes += group.subscriptions is not wanted
+        self.changes += group.generation != generation
         if group.differs and not differed:
             log.warning(
                 "group_subscriptions_differ",

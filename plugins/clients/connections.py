@@ -48,7 +48,7 @@ class Connections:
             raise RemoteFault(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
         body = ConsumerConnections(
             _connections(group.members.values()),
-            dict(group.subscriptions),
+            group.subscriptions,
             group.consume_type,
             group.message_model,
             group.consume_from_where,

@@ -7,6 +7,7 @@ turns. Here a group wants what any of its members wants, and of two wishes for o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -71,9 +72,31 @@ class ConsumerGroup(Group):
         self.consume_type = ""
         self.consume_from_where = ""
         self.notify = True
-        self.subscriptions: dict[str, SubscriptionData] = {}
-        self.differs = False
+        self.generation = 0
+        """Counts changes of what the group wants."""
+        self._merged: dict[str, SubscriptionData] = {}
+        self._unsettled: set[str] = set()
+        """Topics whose newest wish has gone: who asks for one looks for what the members want of it now. Doing it for
+        a thousand topics each time one of a thousand members leaves would take minutes when all leave."""
+        self._wishes: Counter[frozenset[tuple[str, str, str]]] = Counter()
+
+    @property
+    def differs(self) -> bool:
         """Whether members want different things: each gets only a part of the messages of what it wants."""
+        return len(self._wishes) > 1
+
+    @property
+    def subscriptions(self) -> dict[str, SubscriptionData]:
+        """What the group wants, by topic; a copy, which does not change."""
+        for topic in list(self._unsettled):
+            self._settle(topic)
+        return dict(self._merged)
+
+    def subscription(self, topic: str) -> SubscriptionData | None:
+        """What the group wants of the topic."""
+        if topic in self._unsettled:
+            self._settle(topic)
+        return self._merged.get(topic)
 
     def update(self, member: Member, data: ConsumerData, keep_subscriptions: bool) -> bool:
         """Take a member's heartbeat; returns whether other members should know.
@@ -91,28 +114,61 @@ class ConsumerGroup(Group):
         self.consume_from_where = data.consume_from_where
         changed = known is None or known.client_id != member.client_id
         if known is None or known.versions != member.versions:
-            changed |= self._merge()
+            changed |= self._merge({} if known is None else known.subscriptions, member.subscriptions)
+            if known is not None:
+                self._forget_wishes(known)
+            self._wishes[member.wishes] += 1
         else:
             member.subscriptions, member.wishes = known.subscriptions, known.wishes  # one copy in memory
         return changed
 
     def remove(self, connection_id: int) -> bool:
-        removed = super().remove(connection_id)
-        if removed:
-            self._merge()
-        return removed
+        known = self.members.get(connection_id)
+        if known is None:
+            return False
+        super().remove(connection_id)
+        self._merge(known.subscriptions, {})
+        self._forget_wishes(known)
+        return True
 
     def client_ids(self) -> list[str]:
         """The members' client ids, each once, in the order in which they came."""
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
-    def _merge(self) -> bool:
-        merged: dict[str, SubscriptionData] = {}
-        for member in self.members.values():
-            for topic, wish in member.subscriptions.items():
-                if topic not in merged or wish.sub_version >= merged[topic].sub_version:
-                    merged[topic] = wish
-        changed = merged.keys() != self.subscriptions.keys()
-        self.subscriptions = merged
-        self.differs = len({member.wishes for member in self.members.values()}) > 1
+    def _merge(self, before: Mapping[str, SubscriptionData], now: Mapping[str, SubscriptionData]) -> bool:
+        """A member wants something else than before; returns whether topics came or went for it or for the group."""
+        merged = self._merged
+        self.generation += 1
+        changed = False
+        for topic, wish in now.items():
+            known = merged.get(topic)
+            if known is None:
+                merged[topic] = wish
+                changed = True
+            elif wish.sub_version >= known.sub_version and topic not in self._unsettled:
+                merged[topic] = wish
+            elif known is before.get(topic):
+                self._unsettled.add(topic)
+        for topic, wish in before.items():
+            if topic not in now:
+                changed = True
+                if merged.get(topic) is wish:
+                    self._unsettled.add(topic)
         return changed
+
+    def _settle(self, topic: str) -> None:
+        self._unsettled.discard(topic)
+        newest: SubscriptionData | None = None
+        for member in self.members.values():
+            wish = member.subscriptions.get(topic)
+            if wish is not None and (newest is None or wish.sub_version >= newest.sub_version):
+                newest = wish
+        if newest is None:
+            self._merged.pop(topic, None)
+        else:
+            self._merged[topic] = newest
+
+    def _forget_wishes(self, member: Member) -> None:
+        self._wishes[member.wishes] -= 1
+        if not self._wishes[member.wishes]:
+            del self._wishes[member.wishes]
