@@ -29,7 +29,7 @@ log = structlog.get_logger("gantrymq.failover")
 
 ATTEMPTS_MIN: Final = 2
 READ_S: Final = 10.0
-"""How often to look whether somebody has changed the members in the store."""
+"""How often to look whether somebody has changed the members in the store, and what a deposed master does."""
 
 Look = Callable[[Mapping[str, int]], Awaitable[Sequence[Row]]]
 """The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses."""
@@ -67,6 +67,10 @@ class Watcher:
         self._read_at: int | None = None
         """The revision under which the members were read from there."""
         self._read_next = 0.0
+        self._epoch = 0
+        """Of the master that was seen or promoted last."""
+        self._deposed = ""
+        self._ask_deposed_at = 0.0
         self._master = ""
         self._silent_since: float | None = None
         self._attempts = 0
@@ -110,7 +114,12 @@ class Watcher:
     def _asked_besides(self) -> Mapping[str, int]:
         known = dict(self._members.slaves)
         master = self._master or self._members.master
-        return {**known, master: 0} if master else known
+        if master:
+            known[master] = 0
+        if self._deposed and self._clock() >= self._ask_deposed_at:  # no nameserver has it
+            self._ask_deposed_at = self._clock() + READ_S
+            known.setdefault(self._deposed, 0)
+        return known
 
     async def _read_members(self) -> None:
         """Who takes the lock goes on with what the last holder knew."""
@@ -130,14 +139,18 @@ class Watcher:
 
     async def _judge(self, rows: Sequence[Row], asked_at: float) -> None:
         for row in rows:
+            if row["address"] == self._deposed and row["role"] not in (UNREACHABLE, FENCED):
+                self._deposed = ""
             if row["role"] == FENCED and self._is_news(f"fenced {row['address']}", str(row["epoch"])):
                 log.warning(
                     "deposed_master_found", broker=self._name, address=row["address"], epoch=row["epoch"],
                     action="start it as a slave, with a broker.id above 0",
                 )  # fmt: skip
         masters = [row for row in rows if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED)]
+        # One that was deposed may not know it yet, while the promoted one is still starting.
+        masters = [row for row in masters if row["epoch"] is None or _number_of(row) >= self._epoch]
         if masters:
-            await self._has_master(max(masters, key=lambda row: (epoch_in(row, "epoch") or FIRST).number), rows)
+            await self._has_master(max(masters, key=_number_of), rows)
             return
         self._attempts += 1
         if self._silent_since is None:
@@ -163,6 +176,7 @@ class Watcher:
 
     async def _has_master(self, master: Row, rows: Sequence[Row]) -> None:
         address = str(master["address"])
+        self._epoch = _number_of(master)
         if self._silent_since is not None and address == self._master:
             log.info("master_answers", broker=self._name, address=address)
         elif address != self._master:
@@ -260,6 +274,8 @@ class Watcher:
         )  # fmt: skip
         self._grace_until = self._clock() + self._rules.promoted_timeout
         slaves = {address: number for address, number in members.slaves.items() if address != promoted.address}
+        self._deposed = lost
+        self._epoch = 0 if promoted.epoch is None else promoted.epoch.number
         self._members, self._master = Members(promoted.address, slaves, promoted.end), promoted.address
         self._said.pop("lost", "")
         await self._write_members()
@@ -270,3 +286,7 @@ class Watcher:
             return False
         self._said[key] = text
         return True
+
+
+def _number_of(row: Row) -> int:
+    return (epoch_in(row, "epoch") or FIRST).number

@@ -114,6 +114,7 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
             if how == "pause":
                 machine.resume()
                 await cluster.until(lambda: bool(pair.lines("master_fenced")), what="the old master is fenced")
+                await cluster.until(lambda: bool(pair.lines("deposed_master_found")), what="the watcher says so")
                 await pair.load.more(3)
             assert json.loads(pair.store.text) == {
                 "master": f"{B}:10911", "slaves": {}, "floor": json.loads(pair.store.text)["floor"],
