@@ -133,7 +133,7 @@ async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
 
 def _waiting(record: Record, broker: str) -> Waiting | None:
     from gantrymq.plugins.delay.handles import encode_handle
-    from gantrymq.plugins.delay.times import exact
+    from gantrymq.plugins.delay.timer.times import exact
     from gantrymq.remoting.properties import find_property
 
     properties = record.properties

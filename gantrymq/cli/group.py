@@ -22,7 +22,7 @@ COMMANDS = {
     "query": "gantrymq.cli.query:query",
     "delayed": "gantrymq.cli.delayed:delayed",
     "cluster": "gantrymq.cli.cluster:cluster",
-    "dev": "gantrymq.cli.dev:dev",
+    "dev": "gantrymq.cli.dev.commands:dev",
     "plugins": "gantrymq.cli.plugins:plugins",
     "bench": "gantrymq.cli.bench:bench",
     "doctor": "gantrymq.cli.doctor:doctor",

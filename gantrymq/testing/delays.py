@@ -8,9 +8,9 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import Store, StoreConfig
-from gantrymq.plugins.delay.delivery import Delivery
-from gantrymq.plugins.delay.levels import Levels
-from gantrymq.plugins.delay.positions import Positions
+from gantrymq.plugins.delay.levels.delivery import Delivery
+from gantrymq.plugins.delay.levels.levels import Levels
+from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.envs import MemoryEnv

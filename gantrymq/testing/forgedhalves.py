@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.plugins.transaction.half import HalfStrategy
+from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.records import HEADS

@@ -11,10 +11,10 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import Store, StoreConfig
-from gantrymq.plugins.delay.levels import Levels
+from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
-from gantrymq.plugins.delay.timer import Timer
-from gantrymq.plugins.delay.timerfiles import TimerSizes
+from gantrymq.plugins.delay.timer.files import TimerSizes
+from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.tinystore import TINY

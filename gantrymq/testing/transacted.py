@@ -20,7 +20,7 @@ from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.services import ConsumerOffsets, ProducerGroups, TopicTable
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
-from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
+from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.remoting.bodies import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode

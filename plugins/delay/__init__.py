@@ -27,12 +27,12 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.registry import Service
 from gantrymq.plugins.delay.config import DelayConfig
-from gantrymq.plugins.delay.delivery import Delivery
-from gantrymq.plugins.delay.levels import Levels
-from gantrymq.plugins.delay.positions import Positions, encode_positions
+from gantrymq.plugins.delay.levels.delivery import Delivery
+from gantrymq.plugins.delay.levels.levels import Levels
+from gantrymq.plugins.delay.levels.positions import Positions, encode_positions
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
-from gantrymq.plugins.delay.timer import Timer
+from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.plugins.delay.told import tell_levels, tell_timer
 from gantrymq.plugins.services import LevelPositions, TopicTable
 from gantrymq.remoting.bodies import TopicConfig

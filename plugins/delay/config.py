@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from gantrymq.kernel.config.fields import duration
-from gantrymq.plugins.delay.levels import Levels
+from gantrymq.plugins.delay.levels.levels import Levels
 
 DELIVERIES = ("pipelined", "synchronous")
 

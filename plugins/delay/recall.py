@@ -16,7 +16,7 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
-from gantrymq.plugins.delay.times import DELETE_KEY, DELIVER_MS, UNIQUE_KEY
+from gantrymq.plugins.delay.timer.times import DELETE_KEY, DELIVER_MS, UNIQUE_KEY
 from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault

@@ -14,8 +14,8 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.plugins.delay.handles import encode_handle
-from gantrymq.plugins.delay.levels import Levels, read_level
-from gantrymq.plugins.delay.times import (
+from gantrymq.plugins.delay.levels.levels import Levels, read_level
+from gantrymq.plugins.delay.timer.times import (
     DELAY_MS,
     DELAY_SEC,
     DELETE_KEY,

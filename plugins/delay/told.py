@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.metrics import Metrics
-    from gantrymq.plugins.delay.timerfiles import TimerFiles
+    from gantrymq.plugins.delay.timer.files import TimerFiles
 
 _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}
 

@@ -15,8 +15,9 @@ from gantrymq.kernel.fast._requests cimport (
     Text, find_value, known_topic, put_number, read_bool, read_number,
 )
 
-from gantrymq.plugins.transaction import halftable, plain
-from gantrymq.plugins.transaction.halfrows import END_PROPERTIES, FIRST_OFFSET, STATE_BITS
+from gantrymq.plugins.transaction.half import table as halftable
+from gantrymq.plugins.transaction import plain
+from gantrymq.plugins.transaction.half.rows import END_PROPERTIES, FIRST_OFFSET, STATE_BITS
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.transaction_headers import TransactionState
 

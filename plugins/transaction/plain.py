@@ -13,7 +13,7 @@ import attrs
 
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.plugins.transaction.halftable import COMMITTED, OPEN, ROLLED_BACK
+from gantrymq.plugins.transaction.half.table import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState

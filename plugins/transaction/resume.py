@@ -17,7 +17,7 @@ from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record, parse_offset_message_id
 from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.transaction.endings import TURN_BYTES
-from gantrymq.plugins.transaction.halfrows import CHECK_TIMES, FIRST_OFFSET, real_place
+from gantrymq.plugins.transaction.half.rows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-from gantrymq.plugins.transaction.half import HalfStrategy
-from gantrymq.plugins.transaction.halfload import count_open_halves
-from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
-from gantrymq.plugins.transaction.stateopen import count_open_rows
+from gantrymq.plugins.transaction.half.load import count_open_halves
+from gantrymq.plugins.transaction.half.strategy import HalfStrategy
+from gantrymq.plugins.transaction.state_table.open_transactions import count_open_rows
+from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.plugins.transaction.strategy import Means, Strategy
 
 

@@ -16,9 +16,9 @@ from rich.console import Console
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.cli import devplan
-from gantrymq.cli.devplan import ClusterSpec, Plan, held, make_plan
-from gantrymq.cli.devview import Lines, LiveTable
+from gantrymq.cli.dev import plan as devplan
+from gantrymq.cli.dev.plan import ClusterSpec, Plan, held, make_plan
+from gantrymq.cli.dev.view import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.testing.hapair import read_all
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for

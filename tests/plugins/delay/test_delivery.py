@@ -8,7 +8,7 @@ import trio
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.plugins.delay.delivery import BATCH_ROWS, IDLE_MS, PIPELINE, RETRY_MS
+from gantrymq.plugins.delay.levels.delivery import BATCH_ROWS, IDLE_MS, PIPELINE, RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC
 from gantrymq.testing.delays import DELAY_FILE, DelayedStore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gantrymq.plugins.delay.config import DelayConfig
-from gantrymq.plugins.delay.levels import Levels, read_level
+from gantrymq.plugins.delay.levels.levels import Levels, read_level
 
 DAY_MS = 86_400_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.plugins.delay.levels import Levels
+from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.rewrite import move_delayed
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.delays import NO_TIMER

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.plugins.delay.delivery import RETRY_MS
-from gantrymq.plugins.delay.timerlog import UNIT_BYTES
+from gantrymq.plugins.delay.levels.delivery import RETRY_MS
+from gantrymq.plugins.delay.timer.log import UNIT_BYTES
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property

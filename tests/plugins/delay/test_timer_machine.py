@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.plugins.delay.delivery import RETRY_MS
+from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.envs import MemoryEnv

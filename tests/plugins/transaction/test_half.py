@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.plugins.transaction import halfwalk
+from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, java_hash
@@ -257,7 +257,7 @@ def test_a_producer_whose_clock_is_wrong_has_its_time_all_the_same() -> None:
 
 
 def test_what_keeps_too_much_from_being_forgotten_is_put_back_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halfwalk, "FAR_HALVES", 10)
+    monkeypatch.setattr(check_scan, "FAR_HALVES", 10)
     world = world_of()
     old = world.half(b"old")
     others = [world.half(b"%d" % number, group="others") for number in range(12)]

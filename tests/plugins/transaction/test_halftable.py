@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from gantrymq.plugins.transaction import halftable
-from gantrymq.plugins.transaction.halftable import CHUNK_OPS, COMMITTED, GONE, OPEN, REMEMBERED, ROLLED_BACK, HalfTable
+from gantrymq.plugins.transaction.half import table as halftable
+from gantrymq.plugins.transaction.half.table import CHUNK_OPS, COMMITTED, GONE, OPEN, REMEMBERED, ROLLED_BACK, HalfTable
 
 
 def test_it_says_what_a_set_would_say() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.transaction import halfwalk
-from gantrymq.plugins.transaction.half import HalfStrategy
-from gantrymq.plugins.transaction.halfload import count_open_halves
+from gantrymq.plugins.transaction.half import check_scan
+from gantrymq.plugins.transaction.half.load import count_open_halves
+from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.testing import transactionkit
@@ -108,6 +108,6 @@ def test_the_kit_finds_a_strategy_that_breaks_the_contract(
 
 
 def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(halfwalk, "first_offset", lambda record: record.queue_offset)
+    monkeypatch.setattr(check_scan, "first_offset", lambda record: record.queue_offset)
     with pytest.raises(AssertionError):
         transactionkit.who_was_asked_may_answer_by_the_first_names("half")

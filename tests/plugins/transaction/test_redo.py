@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.plugins.transaction.redo import PREPARED_MARK, RedoLog
+from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK, RedoLog
 from gantrymq.testing.envs import MemoryEnv
 
 FOLDER = "redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"

@@ -13,8 +13,8 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.store import StoreConfig
-from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
-from gantrymq.plugins.transaction.statetable import ROW, UNIT
+from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
+from gantrymq.plugins.transaction.state_table.table import ROW, UNIT
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, TransactedStore

@@ -12,9 +12,9 @@ import trio
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.store.store import StoreConfig
-from gantrymq.plugins.transaction import state_strategy
-from gantrymq.plugins.transaction.state_strategy import StateTableStrategy
-from gantrymq.plugins.transaction.statemarks import read_marks
+from gantrymq.plugins.transaction.state_table import strategy as state_strategy
+from gantrymq.plugins.transaction.state_table.marks import read_marks
+from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.plugins.transaction.statetable import ENDS, PREPARED, UNIT, StateRow, StateTable
+from gantrymq.plugins.transaction.state_table.table import ENDS, PREPARED, UNIT, StateRow, StateTable
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 
 COMMIT, ROLLBACK = ENDS

@@ -17,9 +17,10 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
-from gantrymq.plugins.transaction import half, plain
-from gantrymq.plugins.transaction.half import HalfStrategy
-from gantrymq.plugins.transaction.halfrows import STATE_BITS, hiding
+from gantrymq.plugins.transaction import plain
+from gantrymq.plugins.transaction.half import strategy as half
+from gantrymq.plugins.transaction.half.rows import STATE_BITS, hiding
+from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames

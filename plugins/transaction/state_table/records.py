@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.transaction.staterows import STATE_BITS
+from gantrymq.plugins.transaction.state_table.rows import STATE_BITS
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.transaction_headers import TransactionState

@@ -6,9 +6,9 @@ import attrs
 import structlog
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.plugins.transaction.redo import PREPARED_MARK, OpenRecords, RedoLog
-from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
-from gantrymq.plugins.transaction.staterows import STATE_BITS, find_rows, scan_whole
+from gantrymq.plugins.transaction.state_table.marks import StateMarks, marks_path, read_marks
+from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK, OpenRecords, RedoLog
+from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, find_rows, scan_whole
 from gantrymq.plugins.transaction.strategy import Means
 
 log = structlog.get_logger("gantrymq.transaction")

@@ -18,13 +18,13 @@ from gantrymq.kernel.processors import Request
 from gantrymq.kernel.registry import Service
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.services import TopicTable
-from gantrymq.plugins.transaction.halfrows import check_size
+from gantrymq.plugins.transaction.half.rows import check_size
 from gantrymq.plugins.transaction.plain import Ending
-from gantrymq.plugins.transaction.statefiles import StateFiles
-from gantrymq.plugins.transaction.staterecords import add_end, is_written
-from gantrymq.plugins.transaction.staterows import STATE_BITS, is_prepared
-from gantrymq.plugins.transaction.statetable import PREPARED
-from gantrymq.plugins.transaction.statewalk import StateWalk
+from gantrymq.plugins.transaction.state_table.check_scan import StateWalk
+from gantrymq.plugins.transaction.state_table.files import StateFiles
+from gantrymq.plugins.transaction.state_table.records import add_end, is_written
+from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, is_prepared
+from gantrymq.plugins.transaction.state_table.table import PREPARED
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies import TopicConfig

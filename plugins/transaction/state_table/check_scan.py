@@ -16,9 +16,9 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
-from gantrymq.plugins.transaction.staterecords import add_aside, add_end
-from gantrymq.plugins.transaction.staterows import read_prepared
-from gantrymq.plugins.transaction.statetable import ENDS, StateRow, StateTable
+from gantrymq.plugins.transaction.state_table.records import add_aside, add_end
+from gantrymq.plugins.transaction.state_table.rows import read_prepared
+from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow, StateTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.properties import find_property
 

@@ -1,4 +1,4 @@
-"""A server of ``gantrymq dev up`` in its own process: ``python -m gantrymq.cli.devchild PARENT COMMAND...``.
+"""A server of ``gantrymq dev up`` in its own process: ``python -m gantrymq.cli.dev.child PARENT COMMAND...``.
 
 It gets SIGTERM when its parent dies, by whatever death: nothing is left over that holds ports and stores.
 """

@@ -18,9 +18,9 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
-from gantrymq.plugins.delay.level import Level
-from gantrymq.plugins.delay.levels import Levels
-from gantrymq.plugins.delay.positions import Positions
+from gantrymq.plugins.delay.levels.level import Level
+from gantrymq.plugins.delay.levels.levels import Levels
+from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from gantrymq.cli.devplan import Member
+from gantrymq.cli.dev.plan import Member
 from gantrymq.cli.failures import CommandFailed
 
 READY_SECONDS: Final = 60.0
@@ -49,7 +49,7 @@ class ServerProcess:
             # Started by this thread, whose end the child will notice; in a session of its own, so that a Ctrl-C in the
             # terminal reaches it through its parent alone.
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own command line; spawning takes milliseconds
-                [sys.executable, "-m", "gantrymq.cli.devchild", str(os.getpid()), *self.member.arguments],
+                [sys.executable, "-m", "gantrymq.cli.dev.child", str(os.getpid()), *self.member.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

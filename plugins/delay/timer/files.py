@@ -14,8 +14,8 @@ import attrs
 import structlog
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
-from gantrymq.plugins.delay.timercheck import TimerCheck
-from gantrymq.plugins.delay.timerlog import (
+from gantrymq.plugins.delay.timer.check import TimerCheck
+from gantrymq.plugins.delay.timer.log import (
     DEFAULT,
     DELETE,
     FILE_BYTES,
@@ -25,8 +25,8 @@ from gantrymq.plugins.delay.timerlog import (
     TimerLog,
     Unit,
 )
-from gantrymq.plugins.delay.times import PRECISION_MS, floor
-from gantrymq.plugins.delay.wheel import SLOTS, Slot, Wheel
+from gantrymq.plugins.delay.timer.times import PRECISION_MS, floor
+from gantrymq.plugins.delay.timer.wheel import SLOTS, Slot, Wheel
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

@@ -16,8 +16,8 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import FLAGS_AND_PLACES
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, Record
-from gantrymq.plugins.transaction.redo import PREPARED_MARK
-from gantrymq.plugins.transaction.statetable import PREPARED, StateRow
+from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK
+from gantrymq.plugins.transaction.state_table.table import PREPARED, StateRow
 from gantrymq.remoting.properties import find_property, java_hash
 from gantrymq.remoting.transaction_headers import TransactionState
 

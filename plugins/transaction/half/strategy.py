@@ -19,8 +19,9 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.plugins.services import ConsumerOffsets, TopicTable
 from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows, split_named
-from gantrymq.plugins.transaction.halfload import load_halves
-from gantrymq.plugins.transaction.halfrows import (
+from gantrymq.plugins.transaction.half.check_scan import HalfWalk
+from gantrymq.plugins.transaction.half.load import load_halves
+from gantrymq.plugins.transaction.half.rows import (
     GROUP,
     QUEUE_ID,
     STATE_BITS,
@@ -33,8 +34,7 @@ from gantrymq.plugins.transaction.halfrows import (
     hiding,
     is_written,
 )
-from gantrymq.plugins.transaction.halftable import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
-from gantrymq.plugins.transaction.halfwalk import HalfWalk
+from gantrymq.plugins.transaction.half.table import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies import TopicConfig

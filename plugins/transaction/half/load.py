@@ -11,7 +11,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.services import ConsumerOffsets
-from gantrymq.plugins.transaction.halfrows import (
+from gantrymq.plugins.transaction.half.rows import (
     CHECK_TIMES,
     END_CODE,
     FIRST_OFFSET,
@@ -21,7 +21,7 @@ from gantrymq.plugins.transaction.halfrows import (
     ended_in,
     number_in,
 )
-from gantrymq.plugins.transaction.halftable import GONE, HalfTable
+from gantrymq.plugins.transaction.half.table import GONE, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 

@@ -14,17 +14,17 @@ import structlog
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
-from gantrymq.plugins.delay.delivery import NO_RECORD
-from gantrymq.plugins.delay.timerlog import DEFAULT, DELETE, NOWHERE, ROLL, Unit
-from gantrymq.plugins.delay.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
+from gantrymq.plugins.delay.levels.delivery import NO_RECORD
+from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
+from gantrymq.plugins.delay.timer.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.properties import java_hash
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
-    from gantrymq.plugins.delay.departures import Departures
-    from gantrymq.plugins.delay.timerfiles import TimerFiles
+    from gantrymq.plugins.delay.timer.dequeue import Departures
+    from gantrymq.plugins.delay.timer.files import TimerFiles
 
 ROWS: Final = 512
 """Entries taken at once."""

@@ -18,8 +18,8 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
-from gantrymq.plugins.transaction.halfload import read_half
-from gantrymq.plugins.transaction.halfrows import (
+from gantrymq.plugins.transaction.half.load import read_half
+from gantrymq.plugins.transaction.half.rows import (
     CHECK_TIMES,
     FIRST_OFFSET,
     IMMUNITY,
@@ -33,7 +33,7 @@ from gantrymq.plugins.transaction.halfrows import (
     number_in,
     real_place,
 )
-from gantrymq.plugins.transaction.halftable import GONE, OPEN, HalfTable
+from gantrymq.plugins.transaction.half.table import GONE, OPEN, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.names import TRANS_HALF_TOPIC

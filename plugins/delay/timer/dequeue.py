@@ -16,7 +16,7 @@ import structlog
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.reading import look_at
-from gantrymq.plugins.delay.delivery import (
+from gantrymq.plugins.delay.levels.delivery import (
     BACKLOG_BYTES,
     BATCH_BYTES,
     BATCH_ROWS,
@@ -25,9 +25,9 @@ from gantrymq.plugins.delay.delivery import (
     POLL_MS,
     RETRY_MS,
 )
-from gantrymq.plugins.delay.slots import OpenSlot
-from gantrymq.plugins.delay.timerlog import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
-from gantrymq.plugins.delay.times import (
+from gantrymq.plugins.delay.timer.log import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
+from gantrymq.plugins.delay.timer.slots import OpenSlot
+from gantrymq.plugins.delay.timer.times import (
     DELAY_MS,
     DELAY_SEC,
     DELETE_KEY,
@@ -47,7 +47,7 @@ from gantrymq.remoting.properties import replace_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
-    from gantrymq.plugins.delay.timerfiles import TimerFiles
+    from gantrymq.plugins.delay.timer.files import TimerFiles
 
 LEAD_MS: Final = 300
 """How long before its second begins a slot is opened, so that its units are read when the first is due."""

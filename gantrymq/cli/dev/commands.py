@@ -50,9 +50,9 @@ def up(
 
     import trio
 
-    from gantrymq.cli.devcluster import run_cluster
-    from gantrymq.cli.devplan import ClusterSpec, held, make_plan
-    from gantrymq.cli.devview import Lines, LiveTable
+    from gantrymq.cli.dev.cluster import run_cluster
+    from gantrymq.cli.dev.plan import ClusterSpec, held, make_plan
+    from gantrymq.cli.dev.view import Lines, LiveTable
     from gantrymq.cli.logs import configure_logs
 
     configure_logs("error")

@@ -8,9 +8,9 @@ from typing import Any, Final
 import trio
 
 from gantrymq.cli.brokers import broker_rows
-from gantrymq.cli.devplan import Plan
-from gantrymq.cli.devprocess import ServerProcess
-from gantrymq.cli.devview import View
+from gantrymq.cli.dev.plan import Plan
+from gantrymq.cli.dev.process import ServerProcess
+from gantrymq.cli.dev.view import View
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.signals import ending_by_signal
 from gantrymq.client import Client, connect
@@ -84,7 +84,7 @@ async def _ask(client: Client) -> list[dict[str, Any]]:
 
 
 def _rows(servers: Sequence[ServerProcess], statuses: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a server by :data:`gantrymq.cli.devview.COLUMNS`; a broker may have another id now than at its start."""
+    """A row a server by :data:`gantrymq.cli.dev.view.COLUMNS`; a broker may have another id now than at its start."""
     by_address = {row["address"]: row for row in statuses}
     rows = []
     for server in servers:

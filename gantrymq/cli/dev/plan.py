@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from gantrymq.cli.devroles import changed_numbers, forget_changes, numbers_of
+from gantrymq.cli.dev.roles import changed_numbers, forget_changes, numbers_of
 from gantrymq.cli.failures import CommandFailed
 
 PLAN_FILE: Final = "cluster.json"

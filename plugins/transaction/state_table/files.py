@@ -18,9 +18,9 @@ import structlog
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_ROOM, NoRoom
 from gantrymq.kernel.store.log.segments import Segment, StoreDamaged
-from gantrymq.plugins.transaction.redo import RedoLog
-from gantrymq.plugins.transaction.statemarks import StateMarks, marks_path, read_marks
-from gantrymq.plugins.transaction.staterows import (
+from gantrymq.plugins.transaction.state_table.marks import StateMarks, marks_path, read_marks
+from gantrymq.plugins.transaction.state_table.redo import RedoLog
+from gantrymq.plugins.transaction.state_table.rows import (
     STATE_BITS,
     find_rows,
     is_record,
@@ -29,7 +29,7 @@ from gantrymq.plugins.transaction.staterows import (
     scan_whole,
     state_row,
 )
-from gantrymq.plugins.transaction.statetable import StateRow, StateTable
+from gantrymq.plugins.transaction.state_table.table import StateRow, StateTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import DispatchBatch

@@ -15,11 +15,11 @@ import trio
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.plugins.delay.arrivals import Arrivals
-from gantrymq.plugins.delay.delivery import IDLE_MS
-from gantrymq.plugins.delay.departures import Departures
-from gantrymq.plugins.delay.timerfiles import SIZES, TimerFiles, TimerSizes
-from gantrymq.plugins.delay.timerlog import DamagedUnit
+from gantrymq.plugins.delay.levels.delivery import IDLE_MS
+from gantrymq.plugins.delay.timer.dequeue import Departures
+from gantrymq.plugins.delay.timer.enqueue import Arrivals
+from gantrymq.plugins.delay.timer.files import SIZES, TimerFiles, TimerSizes
+from gantrymq.plugins.delay.timer.log import DamagedUnit
 from gantrymq.remoting.names import TIMER_TOPIC
 
 if TYPE_CHECKING:

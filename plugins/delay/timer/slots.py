@@ -6,8 +6,8 @@ from typing import Final
 
 import attrs
 
-from gantrymq.plugins.delay.timerlog import NOWHERE
-from gantrymq.plugins.delay.times import PRECISION_MS
+from gantrymq.plugins.delay.timer.log import NOWHERE
+from gantrymq.plugins.delay.timer.times import PRECISION_MS
 
 _POSITION_BITS: Final = 48
 _POSITION: Final = (1 << _POSITION_BITS) - 1

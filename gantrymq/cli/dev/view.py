@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from gantrymq.cli.devplan import Plan
+    from gantrymq.cli.dev.plan import Plan
 
 Row = dict[str, Any]
 COLUMNS: Final = ("server", "id", "role", "address", "pid", "state", "offset", "lag_bytes", "lag_seconds")

@@ -1,0 +1,1 @@
+"""``gantrymq dev``: a cluster of processes on this machine, for development."""

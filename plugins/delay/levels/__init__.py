@@ -1,0 +1,1 @@
+"""Delay levels: queues by the time that their messages wait."""
