@@ -194,7 +194,7 @@ class SendProcessor:
             fields = {
                 **fields,
                 "msgId": ids,
-                "queueId": str(batch.queue_ids[first] if queue_id is None else queue_id),
+                "queueId": str(int(batch.queue_ids[first] if queue_id is None else queue_id)),
                 "queueOffset": str(batch.queue_offsets[first]),
                 **batch.answers.get(first, {}),
             }
