@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 from figures import Figures
+from floods import beside_floods
 from holding import held
 from indexing import index
 from measuring import MIB, Timing, checked, load_of, warm_up
@@ -182,7 +183,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
-    "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS),
+    "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (beside_floods,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

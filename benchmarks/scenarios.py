@@ -18,9 +18,10 @@ GROUPS = {
     "indexing": "The index",
     "nameserver": "The nameserver",
     "replication": "Replication",
+    "floods": "A sender beside heavy requests",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
-USUAL_GROUPS = tuple(name for name in GROUPS if name not in ("indexing", "nameserver", "replication"))
+USUAL_GROUPS = tuple(name for name in GROUPS if name not in ("indexing", "nameserver", "replication", "floods"))
 """What is run unless told otherwise; the rest takes minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000

@@ -1,0 +1,26 @@
+"""The group ``floods``: it measures what it says. No number of a run is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_group_measures_a_sender_alone_and_beside_each_flood(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    floods, living, measuring = load("floods"), load("living"), load("measuring")
+    monkeypatch.setattr(floods, "LOCKED_QUEUES", 100)
+    monkeypatch.setattr(floods, "GROUPS", 2)
+    figures, told = load("figures").Figures(), []
+    floods.beside_floods("gantrymq", measuring.Timing(0.2, 0.1, 0.1), living.Sizes(), figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of("floods")}
+    assert len(found) == len(told) == 5
+    assert all(value is not None and value > 0 for value in found.values())
+    assert not any(line.endswith(" 0 answers/s to the others") for line in told[1:])
+
+
+def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+    read = load("arguments").read
+    assert "floods" not in read([]).groups
+    assert "floods" in read(["--groups", "all"]).groups
