@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
 import gantrymq
-from gantrymq.kernel import hookimpl
+from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config
@@ -23,6 +23,7 @@ from gantrymq.kernel.config.sources import read_settings
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
+from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.metrics import MetricsPlugin
@@ -205,7 +206,7 @@ def with_loud(path: Path, **settings: str) -> Broker:
     sets = [f"{key}={text}" for key, text in {**given, **ANYWHERE, **settings}.items()]
     read = read_settings(sets=sets, enable=[PLUGIN, f"{__name__}:Loud"], disable=["register"])
     manager: Any = load_plugins(DEFAULT_PLUGINS, [PLUGIN], ["register"])
-    manager = type(manager)([*((info.origin, info.plugin) for info in manager.plugins), ("loud", Loud())])
+    manager = PluginManager([*((info.origin, info.plugin) for info in manager.plugins), ("loud", Loud())], hookspecs)
     return Broker(build_config(read, manager), manager, SystemEnv())
 
 

@@ -50,6 +50,8 @@ final class RetryConsume {
             if (line.equals("unregister")) {
                 consumer.suspend();
                 consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().unregisterConsumer(options.text("group"));
+                // Or it would ask for its locks again, each 20 s.
+                consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().clear();
                 Lines.event("unregistered");
             }
         });
