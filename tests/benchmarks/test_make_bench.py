@@ -16,7 +16,7 @@ import pytest
 from gantrymq.testing.processes import Child
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-TINY = ("--seconds", "0.2", "--settle", "0.1", "--warm", "0.4", "--no-java", "--no-redis")
+TINY = ("--seconds", "0.5", "--settle", "0.1", "--warm", "1", "--no-java", "--no-redis")
 
 MakeBench = Callable[..., subprocess.CompletedProcess[str]]
 
