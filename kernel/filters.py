@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import ClassVar, Protocol, TypeVar, cast
-
-T = TypeVar("T")
+from typing import ClassVar, Protocol
 
 EXTENSION_ADDRESSES_END = -(2**31)
 """Tag codes below it are no hashes: they say where a queue's extension file keeps the hash and more.
@@ -76,12 +74,3 @@ def compile_steps(compiler: FilterCompiler, expression: str) -> FilterSteps:
     """A generator that returns the filter of ``expression``, whichever of the two ``compiler`` returns."""
     made = compiler(expression)
     return (yield from made) if isinstance(made, Generator) else made
-
-
-def run_steps(steps: Generator[None, None, T]) -> T:
-    """What the generator returns: all of its steps in one go."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return cast("T", done.value)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
 from gantrymq.cli.connecting import nameserver_option, with_client
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.watch import watch
+from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -84,16 +84,19 @@ def promote(
     """
 
     async def work(client: Client) -> str:
-        from gantrymq.cli import promotion
+        from gantrymq.failover import promotion
 
-        promoted = await promotion.promote(
-            name,
-            partial(broker_rows, client, answer_timeout),
-            number=number,
-            accept_loss=accept_loss,
-            answer_timeout=answer_timeout,
-            report=_report,
-        )
+        try:
+            promoted = await promotion.promote(
+                name,
+                partial(broker_rows, client, answer_timeout),
+                number=number,
+                accept_loss=accept_loss,
+                answer_timeout=answer_timeout,
+                report=_report,
+            )
+        except promotion.PromotionRefused as refusal:
+            raise CommandFailed(str(refusal)) from None
         await _wait_promoted(client, name, promoted.address, answer_timeout, timeout)
         return promoted.address
 

@@ -136,9 +136,9 @@ def watch(
 async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: str) -> None:
     import trio
 
-    from gantrymq.cli.brokers import broker_rows
     from gantrymq.cli.signals import ending_by_signal
     from gantrymq.client import connect
+    from gantrymq.failover.brokers import broker_rows
     from gantrymq.failover.lock import LockKeeper
     from gantrymq.failover.watcher import Watcher
     from gantrymq.remoting.errors import GantryError

@@ -1,9 +1,9 @@
 """Watches the master of one broker name, and promotes a slave when it is lost; only the holder of the lock acts.
 
 A master is lost when it has not answered for ``master_timeout`` seconds, in at least two attempts, and no slave has
-heard of it for as long. It is promoted by the rules of :mod:`gantrymq.cli.promotion`, in an epoch that is not below the
-lock's revision. Before each request that changes something the watcher looks whether it still has the lock; should it
-be paused between that and the request, the brokers refuse: the next holder's epoch is higher.
+heard of it for as long. It is promoted by the rules of :mod:`gantrymq.failover.promotion`, in an epoch that is not
+below the lock's revision. Before each request that changes something the watcher looks whether it still has the lock;
+should it be paused between that and the request, the brokers refuse: the next holder's epoch is higher.
 
 Without a nameserver or the store nothing is promoted: the first would not tell clients, the second decides who may act.
 """
@@ -17,11 +17,10 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.cli.brokers import FENCED, UNREACHABLE
-from gantrymq.cli.failures import CommandFailed
-from gantrymq.cli.promotion import Row, promote
+from gantrymq.failover.brokers import FENCED, UNREACHABLE
 from gantrymq.failover.lock import LockKeeper, LockLost, StoreUnavailable
 from gantrymq.failover.members import Members
+from gantrymq.failover.promotion import PromotionRefused, Row, promote
 from gantrymq.remoting.epoch import FIRST, epoch_in
 from gantrymq.remoting.errors import GantryError
 
@@ -247,7 +246,7 @@ class Watcher:
 
         try:
             if not members.master and not self._rules.accept_loss:
-                raise CommandFailed(
+                raise PromotionRefused(
                     "no watcher has seen a master of this name yet, so slaves that are gone would not be known; "
                     "promote by hand: gantrymq cluster promote"
                 )
@@ -264,7 +263,7 @@ class Watcher:
         except LockLost as error:
             log.warning("promotion_abandoned", broker=self._name, reason=str(error))
             return
-        except (CommandFailed, GantryError, trio.TooSlowError, OSError) as error:
+        except (PromotionRefused, GantryError, trio.TooSlowError, OSError) as error:
             if self._is_news("refused", str(error)):
                 log.error("promotion_refused", broker=self._name, reason=str(error) or "no answer in time")
             return

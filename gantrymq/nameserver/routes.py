@@ -8,7 +8,7 @@ leaves takes along its own address only.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Final, TypeVar, cast
+from typing import Final
 
 import msgspec
 
@@ -34,8 +34,7 @@ from gantrymq.remoting.bodies import (
     TopicRouteData,
 )
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
-
-T = TypeVar("T")
+from gantrymq.remoting.steps import in_one_go
 
 EXPIRY_SECONDS: Final = 120.0
 """How long a broker lives without a sign (``BROKER_CHANNEL_EXPIRED_TIME``)."""
@@ -65,36 +64,6 @@ class Routes:
 
     # ---- what brokers do
 
-    def register(
-        self,
-        identity: BrokerIdentity,
-        wrapper: TopicConfigSerializeWrapper,
-        *,
-        ha_address: str = "",
-        filter_servers: list[str] | None = None,
-        connection: object = None,
-        lifetime: float | None = None,
-        zone: str | None = None,
-        acting_master: bool | None = None,
-        drop_missing: bool = False,
-    ) -> Registration:
-        """Take a broker in, or renew it. ``connection`` is whatever :meth:`remove_connection` will name; ``lifetime``
-        in seconds overrides the expiry. A master's topics are taken when their version changed, when the broker is new
-        here, or when the topic is. Topics missing in ``wrapper`` stay, unless ``drop_missing``.
-
-        ``acting_master`` is None for brokers that do not know of it (4.x). Of the others the slave with the lowest id
-        brings topics as well, and takes their write permission when it is true.
-
-        A broker whose name and id another address has is ignored when that one has a higher state version (a 5.x
-        controller elected it). :class:`RemoteFault` (code 1) past the limits.
-        """
-        return run_steps(
-            self.register_in_steps(
-                identity, wrapper, ha_address=ha_address, filter_servers=filter_servers, connection=connection,
-                lifetime=lifetime, zone=zone, acting_master=acting_master, drop_missing=drop_missing,
-            )
-        )  # fmt: skip
-
     def register_in_steps(
         self,
         identity: BrokerIdentity,
@@ -108,9 +77,18 @@ class Routes:
         acting_master: bool | None = None,
         drop_missing: bool = False,
     ) -> Generator[None, None, Registration]:
-        """As :meth:`register`; it yields where it may rest. One at a time for each broker name.
+        """Take a broker in, or renew it. ``connection`` is whatever :meth:`remove_connection` will name; ``lifetime``
+        in seconds overrides the expiry. A master's topics are taken when their version changed, when the broker is new
+        here, or when the topic is. Topics missing in ``wrapper`` stay, unless ``drop_missing``.
 
-        When the last broker of the name is removed meanwhile, the topics that are left are not taken.
+        ``acting_master`` is None for brokers that do not know of it (4.x). Of the others the slave with the lowest id
+        brings topics as well, and takes their write permission when it is true.
+
+        A broker whose name and id another address has is ignored when that one has a higher state version (a 5.x
+        controller elected it). :class:`RemoteFault` (code 1) past the limits.
+
+        It yields where it may rest. One at a time for each broker name: when the last broker of the name is removed
+        meanwhile, the topics that are left are not taken.
         """
         yield from check_names(identity, ha_address, wrapper, filter_servers or [], zone)
         lowest = min(self.member_group(identity.name), default=None)
@@ -142,6 +120,8 @@ class Routes:
                 self._take_mappings(wrapper.topic_queue_mapping_info_map or {})
         replaced = None if holder is None else holder.identity.address
         return Registration(*self._master_of(identity, broker), replaced)
+
+    register = in_one_go(register_in_steps)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
         """Take one topic's queues from one broker; False, and nothing taken, when some broker of them is not known."""
@@ -356,15 +336,6 @@ class Routes:
             queues[name] = msgspec.structs.replace(queues[name], perm=change(queues[name].perm))
             self._changes.topic_changed(topic)
         return len(mine)
-
-
-def run_steps(steps: Generator[None, None, T]) -> T:
-    """What comes of ``steps``, without a rest."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            return cast("T", done.value)
 
 
 def _state(version: DataVersion) -> int:

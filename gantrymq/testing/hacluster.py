@@ -18,8 +18,8 @@ from typing import Any, Final
 import trio
 
 import gantrymq
-from gantrymq.cli import promotion
-from gantrymq.cli.brokers import broker_rows
+from gantrymq.failover import promotion
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.testing.etcd import EtcdServer
 from gantrymq.testing.links import Links
 from gantrymq.testing.loopdisk import LoopDisk

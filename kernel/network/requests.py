@@ -13,7 +13,6 @@ import trio
 
 from gantrymq.kernel.config.sections import LimitsSection
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
-from gantrymq.kernel.filters import run_steps
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.time_slices import WaitingRequests, size_of
@@ -21,6 +20,7 @@ from gantrymq.kernel.processors import AnswerSteps, BatchProcessor, Handler, Hea
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.steps import run_steps
 
 log = structlog.get_logger("gantrymq.requests")
 

@@ -20,7 +20,7 @@ import attrs
 import trio
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.filters import compile_steps, run_steps
+from gantrymq.kernel.filters import compile_steps
 from gantrymq.kernel.registry import Service
 from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
@@ -28,6 +28,7 @@ from gantrymq.plugins.filter.consumers import ConsumerFilters
 from gantrymq.plugins.services import ConsumerGroups
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.steps import run_steps
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import structlog
 
-from gantrymq.kernel.filters import run_steps
 from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.body import Body
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers import Int32, Int64
+from gantrymq.remoting.steps import run_steps
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

@@ -11,13 +11,14 @@ from collections.abc import Callable, Generator, Sequence
 
 import attrs
 
-from gantrymq.kernel.filters import RecordFilter, run_steps
+from gantrymq.kernel.filters import RecordFilter
 from gantrymq.plugins.filter.expressions import BadExpression
 from gantrymq.plugins.filter.parser import SyntaxFault, parse
 from gantrymq.plugins.filter.values import EvaluationFailed
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.steps import run_steps
 
 EXPRESSION_MAX = 16_384
 """Characters, an IN with a thousand values and more: it takes a tenth of a second of processor time at most, in steps

@@ -11,10 +11,11 @@ from collections.abc import Generator
 import attrs
 
 from gantrymq.kernel.fast import tag_code
-from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter, run_steps
+from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.steps import run_steps
 
 EXPRESSION_MAX = 65_536
 """Characters: some ten thousand tags. RocketMQ has no limit; here what a consumer says of itself must fit into a

@@ -8,10 +8,10 @@ from itertools import islice
 import attrs
 import structlog
 
-from gantrymq.kernel.filters import run_steps
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.remoting.bodies import MessageQueue
 from gantrymq.remoting.names import GROUP_MAX_LENGTH
+from gantrymq.remoting.steps import run_steps
 
 log = structlog.get_logger("gantrymq.locks")
 

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.cli import promotion
-from gantrymq.cli.brokers import broker_rows
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.failover import promotion
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.nameserver import requests, routes
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -253,17 +252,17 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
         three = Trio(cluster, QUICK)
         await three.start()
         async with beside(three.load.run):
-            with pytest.raises(CommandFailed, match=r"has a master at 10\.0\.0\.10:10911 that answers"):
+            with pytest.raises(promotion.PromotionRefused, match=r"has a master at 10\.0\.0\.10:10911 that answers"):
                 await three.promote_by_command()
             for link in cluster.network.between(A, B):
                 link.clog()
             await three.load.more(5)
             cluster.machine(A).pause()
             cluster.machine(C).pause()
-            with pytest.raises(CommandFailed, match=r"slaves that cannot be asked, 10\.0\.0\.12:10911"):
+            with pytest.raises(promotion.PromotionRefused, match=r"slaves that cannot be asked, 10\.0\.0\.12:10911"):
                 await three.promote_by_command()
             cluster.machine(C).resume()
-            with pytest.raises(CommandFailed, match=r"what lies between would be lost\. Promote that one"):
+            with pytest.raises(promotion.PromotionRefused, match=r"what lies between would be lost\. Promote that one"):
                 await three.promote_by_command(number=1)
             assert await three.promote_by_command(epoch_at_least=1000) == C
             await cluster.until(lambda: three.is_master(C), what="C is a master")
@@ -285,7 +284,7 @@ def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
         async def attempt(number: int) -> None:
             try:
                 outcomes.append(await three.promote_by_command(number=number))
-            except CommandFailed as failure:
+            except promotion.PromotionRefused as failure:
                 outcomes.append(str(failure))
 
         async with beside(three.load.run):

@@ -12,9 +12,8 @@ from functools import partial
 import pytest
 import trio
 
-from gantrymq.cli import promotion
-from gantrymq.cli.brokers import broker_rows
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.failover import promotion
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.testing.haclients import GROUP, HaClients
 from gantrymq.testing.history import History, Outcome
 from gantrymq.testing.simulated.cluster import SAFE, Cluster
@@ -168,7 +167,7 @@ class Rounds:
                     assert all(f"{host}:10911" in known for host in self.slaves), "a slave is not registered"
                     promoted = await promotion.promote("broker-a", rows)
                     break
-                except (CommandFailed, AssertionError) as failure:
+                except (promotion.PromotionRefused, AssertionError) as failure:
                     refused = str(failure)
                     await trio.sleep(0.5)
         assert promoted is not None, refused

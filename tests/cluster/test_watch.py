@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from gantrymq.cli.brokers import broker_rows
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.failover.lock import LockKeeper
 from gantrymq.failover.watcher import Watcher, WatchRules
 from gantrymq.testing.memorylock import MemoryLock, MemoryStore

@@ -52,6 +52,8 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         return (f"gantrymq.{area}", "gantrymq.remoting", "gantrymq.message", "gantrymq.errors", "gantrymq._version")
     if area in ("message", "sync"):
         return ("gantrymq.message", "gantrymq.client", "gantrymq.remoting")
+    if area == "failover":
+        return ("gantrymq.failover", "gantrymq.client", "gantrymq.remoting")
     if area == "spark":
         return ("gantrymq.spark", "gantrymq.client", "gantrymq.remoting", "gantrymq.message")
     return None

@@ -15,8 +15,8 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
-from gantrymq.cli import promotion
-from gantrymq.cli.brokers import broker_rows
+from gantrymq.failover import promotion
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -25,8 +25,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.cli import promotion
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.failover import promotion
 from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -329,7 +328,7 @@ class Group:
                     known = {row["address"] for row in rows if row["id"]}
                     missing = [slave for slave in self.slaves if self.cluster.address(slave) not in known]
                     if missing:
-                        raise CommandFailed(f"{missing} are not registered")
+                        raise promotion.PromotionRefused(f"{missing} are not registered")
                     began = trio.current_time()
                     promoted = await promotion.promote(NAME, self.cluster.rows, answer_timeout=2.0)
                 except Exception as failure:

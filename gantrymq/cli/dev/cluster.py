@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import trio
 
-from gantrymq.cli.brokers import broker_rows
 from gantrymq.cli.dev.plan import Plan
 from gantrymq.cli.dev.process import ServerProcess
 from gantrymq.cli.dev.view import View
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.signals import ending_by_signal
 from gantrymq.client import Client, connect
+from gantrymq.failover.brokers import broker_rows
 from gantrymq.remoting.errors import GantryError
 
 SHOW_SECONDS: Final = 1.0

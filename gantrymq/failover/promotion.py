@@ -16,8 +16,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from gantrymq.cli.brokers import FENCED, UNREACHABLE
-from gantrymq.cli.failures import CommandFailed
+from gantrymq.failover.brokers import FENCED, UNREACHABLE
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -34,6 +33,10 @@ Row = dict[str, Any]
 
 Report = Callable[[str], None]
 """Hears of each step, in a sentence."""
+
+
+class PromotionRefused(Exception):
+    """No slave was promoted, or it is not known whether one was; the text has the reason and the remedy."""
 
 
 @attrs.frozen
@@ -59,7 +62,7 @@ async def promote(
 ) -> Promoted:
     """Order a slave of the broker ``name`` to be its master; ``brokers`` returns those of all names, as they are.
 
-    ``number``: which slave; else the one that has most. :class:`CommandFailed` while a master answers, and where
+    ``number``: which slave; else the one that has most. :class:`PromotionRefused` while a master answers, and where
     something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
     ``answer_timeout``: how many seconds a slave may take to keep the epoch on its disk.
     ``end_at_least``: whose log ends before that may lack something that was acknowledged.
@@ -72,20 +75,20 @@ async def promote(
             report(f"{row['address']} (id {row['id']}) does not answer")
     for row in rows:
         if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED):
-            raise CommandFailed(f"{name} has a master at {row['address']} that answers: stop it first")
+            raise PromotionRefused(f"{name} has a master at {row['address']} that answers: stop it first")
     slaves = [row for row in rows if row["id"] and row["role"] != UNREACHABLE]
     if not any(number in (None, row["id"]) for row in slaves):
         which = "slave" if number is None else f"slave with the id {number}"
-        raise CommandFailed(f"{name} has no {which} that answers")
+        raise PromotionRefused(f"{name} has no {which} that answers")
     if all(row["epoch"] is None for row in slaves):  # brokers that cannot be fenced
         chosen = max((row for row in slaves if number in (None, row["id"])), key=lambda row: row["offset"] or 0)
         if epoch_at_least and not accept_loss:
-            raise CommandFailed(f"{chosen['address']} knows no epochs: the old master could go on; {ACCEPT_LOSS}")
+            raise PromotionRefused(f"{chosen['address']} knows no epochs: the old master could go on; {ACCEPT_LOSS}")
         check()
         return await _promote_by_number(chosen["address"], answer_timeout, report)
     lost = [row["address"] for row in rows if row["id"] and (row["role"] == UNREACHABLE or row["epoch"] is None)]
     if lost and not accept_loss:
-        raise CommandFailed(
+        raise PromotionRefused(
             f"{name} has slaves that cannot be asked, {', '.join(lost)}: they may have confirmed messages that the "
             f"others lack. Start or stop them (a nameserver forgets a broker that is gone after 120 s); {ACCEPT_LOSS}"
         )
@@ -102,12 +105,12 @@ async def promote(
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
         best = max(ends, key=lambda each: ends[each])
-        raise CommandFailed(
+        raise PromotionRefused(
             f"{address} has the log up to {ends[address]}, and {best} up to {ends[best]}: what lies between would be "
             f"lost. Promote that one; {ACCEPT_LOSS}"
         )
     if ends[address] < end_at_least and not accept_loss:
-        raise CommandFailed(
+        raise PromotionRefused(
             f"{address} has the log up to {ends[address]} only, and messages up to {end_at_least} may have been "
             f"acknowledged: start the broker that has them; {ACCEPT_LOSS}"
         )
@@ -127,7 +130,7 @@ async def _promote_by_number(address: str, answer_timeout: float, report: Report
 def _check_promotable(wanted: Sequence[Row]) -> None:
     """Before anybody is fenced: somebody can be promoted."""
     if all(row["not_promotable"] for row in wanted):
-        raise CommandFailed(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
+        raise PromotionRefused(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
 
 
 async def _tell(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:
@@ -137,7 +140,7 @@ async def _tell(address: str, epoch: Epoch, timeout: float, *, master: bool = Fa
     try:
         return int((answer.ext or {})["logEnd"])
     except (KeyError, ValueError):
-        raise CommandFailed(f"{address} does not say where its log ends") from None
+        raise PromotionRefused(f"{address} does not say where its log ends") from None
 
 
 async def _call(address: str, command: Command, timeout: float) -> Command:
@@ -146,7 +149,7 @@ async def _call(address: str, command: Command, timeout: float) -> Command:
             async with open_channel(address) as channel:
                 answer = await channel.call(command)
     except (ConnectError, RemoteFault, trio.TooSlowError) as error:
-        raise CommandFailed(f"{address}: {error or f'no answer in {timeout:g} s'}; promote again") from None
+        raise PromotionRefused(f"{address}: {error or f'no answer in {timeout:g} s'}; promote again") from None
     if answer.code:
-        raise CommandFailed(f"{address} refuses: {answer.remark}")
+        raise PromotionRefused(f"{address} refuses: {answer.remark}")
     return answer
