@@ -9,7 +9,6 @@ its slave on the same machine.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import shutil
 import socket
@@ -34,9 +33,14 @@ from gantrymq.client import connect
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.store.store import Store
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import SMALL_HEAP, ask, cache_folder, find_java, start_broker, start_nameserver
+from gantrymq.testing.foreign import (
+    SMALL_HEAP,
+    cache_folder,
+    find_java,
+    runtime_info,
+    start_broker,
+    start_nameserver,
+)
 from gantrymq.testing.hapair import HaPair
 from gantrymq.testing.processes import wait_for
 
@@ -138,10 +142,8 @@ def _follow(master: str, slave: str, pid: int) -> tuple[float, float]:
 
 
 def _end(address: str) -> int:
-    answer = ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-    if answer.code:
-        return 0  # RocketMQ's broker cannot tell while it has no file
-    return int(json.loads(answer.body)["table"]["commitLogMaxOffset"])
+    # RocketMQ's broker cannot tell while it has no file.
+    return int(runtime_info(address).get("commitLogMaxOffset", 0))
 
 
 def answer(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:

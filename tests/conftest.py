@@ -14,6 +14,9 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from gantrymq.testing.etcd import find_etcd
+from gantrymq.testing.foreign import ToolMissing, cache_folder
+
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 """A busy machine may take a second for what needs a millisecond: speed is measured in benchmarks, not here."""
@@ -114,6 +117,16 @@ def scope_of(nodeid: str) -> str:
         systems = (system for system in BY_SYSTEM[file] if system in test.partition("[")[2])
         return f"{path}::{next(systems, test)}"
     return nodeid if file in ONE_BY_ONE else path
+
+
+@pytest.fixture(scope="session")
+def etcd_program() -> Path:
+    """The program ``etcd``, with the client library that the watcher needs."""
+    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
+    try:
+        return find_etcd(cache_folder(TESTS / "interop" / ".cache"))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.connecting import nameserver_option, seconds_option, with_client
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.watch import watch
 from gantrymq.failover.brokers import ANSWER_S, COLUMNS, UNREACHABLE, ask_broker, broker_rows
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 PROMOTED_S: Final = 30.0
 """How long a slave may take to be back as a master, unless the user says otherwise."""
-SHORTEST_S: Final = 0.1
 PROMOTED_POLL_S: Final = 0.2
 
 
@@ -53,22 +52,10 @@ def status(as_json: bool, nameserver: str) -> None:
 @click.argument("name")
 @click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
-@click.option(
-    "--answer-timeout",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=ANSWER_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long each broker may take to answer. One that hangs costs this once.",
+@seconds_option(
+    "--answer-timeout", ANSWER_S, "How long each broker may take to answer. One that hangs costs this once."
 )
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=PROMOTED_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the slave may take to be back as the master.",
-)
+@seconds_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
 @nameserver_option
 def promote(
     name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, nameserver: str

@@ -1,9 +1,9 @@
-"""What the commands that talk to a cluster share: the option for the nameserver, and a client inside a trio loop."""
+"""What the commands that talk to a cluster share: options for the nameserver and for times, and a client in a loop."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+SHORTEST_S: Final = 0.1
 
 
 def nameserver_option(function: F) -> F:
@@ -25,6 +26,12 @@ def nameserver_option(function: F) -> F:
         metavar="HOST:PORT[;HOST:PORT]",
         help="Nameservers of the cluster, ours or RocketMQ's.",
     )(function)
+
+
+def seconds_option(name: str, default: float, text: str, *, least: float = SHORTEST_S) -> Callable[[F], F]:
+    """An option of seconds; ``least`` is its lowest value."""
+    allowed = click.FloatRange(min=least)
+    return click.option(name, type=allowed, default=default, show_default=True, metavar="SECONDS", help=text)
 
 
 def check_nameserver(nameserver: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import check_nameserver, nameserver_option
+from gantrymq.cli.connecting import check_nameserver, nameserver_option, seconds_option
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.logs import configure_logs, log_level_option
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from gantrymq.failover.lock import LockStore
     from gantrymq.failover.watcher import WatchRules
 
-SHORTEST_S: Final = 0.1
 LEASE_LEAST_S: Final = 2.0
-SECONDS: Final[dict[str, Any]] = {"metavar": "SECONDS", "show_default": True}
 
 
 @click.command()
@@ -49,40 +47,14 @@ SECONDS: Final[dict[str, Any]] = {"metavar": "SECONDS", "show_default": True}
     help="The user's password.",
 )
 @click.option("--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Of the keys in etcd.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=0.5,
-    help="From one look at the brokers to the next.",
-    **SECONDS,
-)
-@click.option(
-    "--answer-timeout",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=1.0,
-    help="How long each broker may take to answer.",
-    **SECONDS,
-)
-@click.option(
-    "--master-timeout",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=2.0,
-    help="A master that gives no answer for so long is lost.",
-    **SECONDS,
-)
-@click.option(
-    "--lease",
-    type=click.FloatRange(min=LEASE_LEAST_S),
-    default=5.0,
-    help="How long the lock of a watcher that is gone stays taken.",
-    **SECONDS,
-)
-@click.option(
+@seconds_option("--interval", 0.5, "From one look at the brokers to the next.")
+@seconds_option("--answer-timeout", 1.0, "How long each broker may take to answer.")
+@seconds_option("--master-timeout", 2.0, "A master that gives no answer for so long is lost.")
+@seconds_option("--lease", 5.0, "How long the lock of a watcher that is gone stays taken.", least=LEASE_LEAST_S)
+@seconds_option(
     "--promoted-timeout",
-    type=click.FloatRange(min=SHORTEST_S),
-    default=10.0,
-    help="How long a promoted slave may take to be back as the master, before another one is promoted.",
-    **SECONDS,
+    10.0,
+    "How long a promoted slave may take to be back as the master, before another one is promoted.",
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @log_level_option()

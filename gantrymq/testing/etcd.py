@@ -105,7 +105,7 @@ class EtcdServer:
     def _answers(self) -> bool:
         if self._running.process.poll() is not None:
             raise ChildFailed(f"etcd has ended: {self._running.log.read_text()[-2000:]}")
-        if self._options:  # who has no certificate is told nothing
+        if self._options:  # with TLS etcd answers only clients that have a certificate
             return "ready to serve client requests" in self._running.log.read_text()
         with closing(HTTPConnection(self.address.removeprefix("http://"), timeout=1.0)) as connection:
             try:

@@ -21,6 +21,7 @@ from types import TracebackType
 import attrs
 import msgspec
 
+from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -408,6 +409,12 @@ def ask(address: str, command: Command, timeout: float = 10.0) -> Command:
             if not piece:
                 raise ConnectionError(f"{address} closed the connection")
             buffer += piece
+
+
+def runtime_info(broker: str, timeout: float = 10.0) -> dict[str, str]:
+    """What the broker reports about itself (code 28); empty when it refuses, as RocketMQ's does in its first second."""
+    answer = ask(broker, Command(RequestCode.GET_BROKER_RUNTIME_INFO), timeout)
+    return {} if answer.code else dict(KVTable.from_bytes(answer.body).table)
 
 
 def create_topic(broker: str, topic: str) -> None:

@@ -20,6 +20,7 @@ import trio
 import gantrymq
 from gantrymq.failover import promotion
 from gantrymq.failover.brokers import broker_rows
+from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.testing.etcd import EtcdServer
 from gantrymq.testing.links import Links
 from gantrymq.testing.loopdisk import LoopDisk
@@ -149,7 +150,7 @@ class HaCluster:
         return await trio.to_thread.run_sync(self._start, number, master, ready)
 
     def _start(self, number: int, master: bool, ready: bool) -> Child:
-        (self.store(number) / "config" / "overrides.toml").unlink(missing_ok=True)
+        (self.store(number) / OVERRIDES_PATH).unlink(missing_ok=True)
         file = self.home / f"broker-{number}.conf"
         file.write_text(f"brokerId={0 if master else number + 1}\n")
         settings = {"plugins.enable": "ha", "broker.advertise": self.address(number), **self._settings}

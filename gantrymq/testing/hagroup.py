@@ -12,7 +12,7 @@ from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.etcd import EtcdServer
-from gantrymq.testing.foreign import ask
+from gantrymq.testing.foreign import ask, runtime_info
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 
 NAME = "broker-a"
@@ -121,7 +121,5 @@ class HaGroup:
         return [line for line in found if line["event"] == event]
 
     def runtime(self, number: int) -> dict[str, str]:
-        """What the broker tells of itself (code 28)."""
-        answer = ask(self.addresses[number], Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-        table: dict[str, str] = json.loads(answer.body)["table"]
-        return table
+        """The broker's runtime information (code 28)."""
+        return runtime_info(self.addresses[number])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Protocol
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import ask
+from gantrymq.testing.foreign import ask, runtime_info
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child
 
 NAME = "broker-a"
@@ -74,10 +73,8 @@ class HaPair:
         return child
 
     def runtime(self, number: int) -> dict[str, str]:
-        """What the broker tells of itself (code 28)."""
-        answer = ask(self.addresses[number], Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-        table: dict[str, str] = json.loads(answer.body)["table"]
-        return table
+        """The broker's runtime information (code 28)."""
+        return runtime_info(self.addresses[number])
 
     def end(self, number: int) -> int:
         """Where the broker's log ends, in bytes."""

@@ -15,7 +15,7 @@ import gantrymq.sync
 from gantrymq import Message
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask, wait_registered
+from gantrymq.testing.foreign import ask, runtime_info, wait_registered
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
@@ -57,8 +57,7 @@ def ready(child: Child) -> Child:
 
 def offset(address: str) -> int:
     """Where the broker's log ends."""
-    table = json.loads(ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
-    return int(table["commitLogMaxOffset"])
+    return int(runtime_info(address)["commitLogMaxOffset"])
 
 
 def send(nameserver: str, *bodies: bytes) -> list[tuple[int, int]]:

@@ -49,17 +49,10 @@ class Trio:
         await self.cluster.start_nameserver(NAMES)
         for number, host in enumerate([A, B, C][: slaves + 1]):
             await self.cluster.start_broker(host, number, self.settings)
-        await self.cluster.until(lambda: self.slaves_of(A) == slaves, what="the slaves follow")
+        await self.cluster.until(lambda: self.cluster.slaves_of(A) == slaves, what="the slaves follow")
         async with self.cluster.client() as client:
             await client.admin.create_topic(TOPIC, queues=QUEUES)
         await trio.sleep(15)  # A is settled
-
-    def slaves_of(self, host: str) -> int:
-        broker = self.cluster.machine(host).broker
-        if broker is None or broker.broker_id:
-            return 0
-        ha = next(info.plugin for info in broker.manager.plugins if info.name == "ha")
-        return sum(copy.start >= 0 for copy in ha.copies)
 
     def log_end(self, host: str) -> int:
         return self.cluster.machine(host).running_broker.log.end
@@ -68,17 +61,13 @@ class Trio:
         """By the request that ``gantrymq cluster promote`` and ``mqadmin updateBrokerConfig`` make."""
         answer = await ask(host, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
         assert answer.code == 0, answer.remark
-        await self.cluster.until(lambda: self.is_master(host), what=f"{host} is a master")
+        await self.cluster.until(lambda: self.cluster.is_master(host), what=f"{host} is a master")
 
     async def promote_by_command(self, **options: Any) -> str:
         """As ``gantrymq cluster promote``; the new master's host."""
         async with self.cluster.client() as client:
             promoted = await promotion.promote("broker-a", partial(broker_rows, client), **options)
         return promoted.address.partition(":")[0]
-
-    def is_master(self, host: str) -> bool:
-        broker = self.cluster.machine(host).broker
-        return broker is not None and broker.broker_id == 0
 
     async def route(self) -> str:
         """Where clients find the master; empty for nowhere."""
@@ -124,9 +113,9 @@ def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, see
             cluster.machine(A).resume()
             await trio.sleep(30)
             await three.load.more(5)
-            assert three.is_master(B)
+            assert three.cluster.is_master(B)
             assert await three.route() == f"{B}:10911"
-            assert three.slaves_of(B) == 1
+            assert three.cluster.slaves_of(B) == 1
             assert three.log_end(A) == end, "the deposed master took messages"
         await three.load.check(f"{B}:10911")
         assert three.lines("master_fenced"), "the deposed master says so"
@@ -238,7 +227,7 @@ def test_a_promotion_within_the_lease_fences_every_slave_before_it_chooses(seed:
             cluster.machine(A).resume()
             await trio.sleep(8)
             cluster.network.heal()
-            await cluster.until(lambda: three.is_master(new), what="the promoted one is a master")
+            await cluster.until(lambda: three.cluster.is_master(new), what="the promoted one is a master")
             await three.load.more(5)
             assert await three.route() == f"{new}:10911"
         await three.load.check(f"{new}:10911")
@@ -265,7 +254,7 @@ def test_a_promotion_is_refused_where_something_acknowledged_could_be_lost() -> 
             with pytest.raises(promotion.PromotionRefused, match=r"what lies between would be lost\. Promote that one"):
                 await three.promote_by_command(number=1)
             assert await three.promote_by_command(epoch_at_least=1000) == C
-            await cluster.until(lambda: three.is_master(C), what="C is a master")
+            await cluster.until(lambda: three.cluster.is_master(C), what="C is a master")
             assert three.lines("epoch_began")[-1]["epoch"].startswith("1000-"), "as the revision of a lock would be"
             cluster.network.heal()
             await three.load.more(5)
@@ -300,7 +289,7 @@ def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
             if not masters:
                 masters.append(await three.promote_by_command())
             cluster.machine(A).resume()
-            await cluster.until(lambda: three.is_master(masters[0]), what="one is a master")
+            await cluster.until(lambda: three.cluster.is_master(masters[0]), what="one is a master")
             await three.load.more(5)
         await three.load.check(f"{masters[0]}:10911")
 
@@ -324,7 +313,7 @@ def test_with_a_rocketmq_nameserver_the_deposed_master_leaves_the_route_and_take
             cluster.machine(A).pause()
             end = three.log_end(A)
             assert await three.promote_by_command() == B
-            await cluster.until(lambda: three.is_master(B), what="B is a master")
+            await cluster.until(lambda: three.cluster.is_master(B), what="B is a master")
             await trio.sleep(cluster.chance.uniform(10, 40))
             cluster.machine(A).resume()
             await trio.sleep(70)

@@ -47,7 +47,7 @@ class Watched:
         await self.cluster.start_nameserver(NAMES)
         for number, host in enumerate(self.hosts):
             await self.cluster.start_broker(host, number, self.settings)
-        await self.cluster.until(lambda: self.slaves_of(A) == len(self.hosts) - 1, what="the slaves follow")
+        await self.cluster.until(lambda: self.cluster.slaves_of(A) == len(self.hosts) - 1, what="the slaves follow")
         async with self.cluster.client() as client:
             await client.admin.create_topic(TOPIC, queues=QUEUES)
         await trio.sleep(15)  # A is settled
@@ -82,22 +82,11 @@ class Watched:
     def process_that_holds(self) -> Process:
         return next(process for process in self.watchers if process.host == self.store.owner())
 
-    def slaves_of(self, host: str) -> int:
-        broker = self.cluster.machine(host).broker
-        if broker is None or broker.broker_id:
-            return 0
-        ha = next(info.plugin for info in broker.manager.plugins if info.name == "ha")
-        return sum(copy.start >= 0 for copy in ha.copies)
-
-    def is_master(self, host: str) -> bool:
-        broker = self.cluster.machine(host).broker
-        return broker is not None and broker.broker_id == 0
-
     def lines(self, event: str) -> list[Any]:
         return [line for line in self.cluster.log if line["event"] == event]
 
     async def promoted(self, host: str, seconds: float) -> None:
-        await self.cluster.until(lambda: self.is_master(host), seconds, f"{host} is a master")
+        await self.cluster.until(lambda: self.cluster.is_master(host), seconds, f"{host} is a master")
 
 
 @pytest.mark.parametrize("seed", seeds(2))
@@ -134,9 +123,9 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
             before = trio.current_time()
             machine = cluster.machine(A)
             machine.kill() if how == "kill" else machine.pause()
-            await cluster.until(lambda: three.is_master(B) or three.is_master(C), 8, "one is a master")
-            new = B if three.is_master(B) else C
-            await cluster.until(lambda: three.slaves_of(new) == 1, 5, "the other one follows it")
+            await cluster.until(lambda: three.cluster.is_master(B) or three.cluster.is_master(C), 8, "one is a master")
+            new = B if three.cluster.is_master(B) else C
+            await cluster.until(lambda: three.cluster.slaves_of(new) == 1, 5, "the other one follows it")
             assert trio.current_time() - before < 5
             await three.load.more(3)
         await three.load.check(f"{new}:10911")
@@ -171,7 +160,7 @@ def test_without_the_store_nobody_promotes_and_with_it_again_somebody_does() -> 
             await trio.sleep(pair.store.lease_s + 1)
             cluster.machine(A).kill()
             await trio.sleep(30)
-            assert not pair.is_master(B)
+            assert not pair.cluster.is_master(B)
             assert len(pair.lines("lock_store_unavailable")) == 2, "once a watcher"
             pair.store.away = False
             await pair.promoted(B, 10)
@@ -187,7 +176,7 @@ def test_without_a_nameserver_nobody_promotes_and_with_it_again_somebody_does() 
             await trio.sleep(1)
             cluster.machine(A).kill()
             await trio.sleep(30)
-            assert not pair.is_master(B)
+            assert not pair.cluster.is_master(B)
             assert len(pair.lines("nameserver_unavailable")) == 2, "once a watcher"
             await cluster.start_nameserver(NAMES)
             await pair.promoted(B, 40)
@@ -202,7 +191,7 @@ def test_a_watcher_that_alone_is_cut_off_from_the_master_does_not_depose_it() ->
             for link in cluster.network.between(A, WATCHERS):
                 link.clog()
             await trio.sleep(30)
-            assert pair.is_master(A)
+            assert pair.cluster.is_master(A)
             assert len(pair.lines("master_heard_by_slave")) == 2, "once a watcher"
             cluster.network.heal()
             await pair.load.more(3)
@@ -223,7 +212,7 @@ def test_a_slave_that_was_lost_with_the_master_may_have_what_the_others_lack() -
             cluster.machine(A).kill()
             cluster.machine(C).kill()
             await trio.sleep(30)
-            assert not three.is_master(B)
+            assert not three.cluster.is_master(B)
             (refused,) = three.lines("promotion_refused")
             assert f"{C}:10911" in refused["reason"]
             await cluster.start_broker(C, 2, SETTINGS)
@@ -256,13 +245,13 @@ def test_a_slave_that_comes_with_the_number_of_one_that_is_gone_replaces_it() ->
             await trio.sleep(5)
             assert f"{C}:10911" in json.loads(three.store.text)["slaves"]
             await cluster.start_broker(D, 2, SETTINGS)
-            await cluster.until(lambda: three.slaves_of(A) == 2, what="the new slave follows")
+            await cluster.until(lambda: three.cluster.slaves_of(A) == 2, what="the new slave follows")
             await three.load.more(3)
             known = json.loads(three.store.text)
             assert known["slaves"] == {f"{B}:10911": 1, f"{D}:10911": 2}
             assert known["floor"] > 0
             cluster.machine(A).kill()
-            await cluster.until(lambda: three.is_master(B) or three.is_master(D), 10, "one is a master")
+            await cluster.until(lambda: three.cluster.is_master(B) or three.cluster.is_master(D), 10, "one is a master")
             await three.load.more(3)
 
     simulate(scenario, 1)
@@ -286,7 +275,7 @@ def test_a_master_that_comes_back_in_time_keeps_its_place() -> None:
             cluster.machine(A).resume()
             await trio.sleep(10)
             await pair.load.more(3)
-            assert pair.is_master(A)
+            assert pair.cluster.is_master(A)
             assert pair.lines("master_answers")
         assert not pair.lines("epoch_began")
 

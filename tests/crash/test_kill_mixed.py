@@ -8,7 +8,6 @@ broker is killed. Rows 54, 55, 62 and 64.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import uuid
@@ -29,7 +28,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import ask
+from gantrymq.testing.foreign import ask, runtime_info
 from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.requests import send
 
@@ -116,8 +115,7 @@ class Broker:
 
     def is_settled(self) -> bool:
         """No transaction is open, and no message waits at its level."""
-        answer = ask(self.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO, {}))
-        table = json.loads(answer.body)["table"]
+        table = runtime_info(self.address)
         done, end = table.get("scheduleMessageOffset_1", "0,0").split(",")
         return table["openTransactions"] == "0" and done == end
 

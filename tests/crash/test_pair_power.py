@@ -23,6 +23,7 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
+from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import ask
@@ -150,7 +151,7 @@ class PowerCuts:
 
     def start(self, machine: Machine, role: str) -> None:
         """As this, whatever a promotion has ordered before."""
-        (self.pair.stores[machine.number] / "config" / "overrides.toml").unlink(missing_ok=True)
+        (self.pair.stores[machine.number] / OVERRIDES_PATH).unlink(missing_ok=True)
         machine.child = self.pair.start(machine.number, role)
 
     def has_slave(self) -> bool:

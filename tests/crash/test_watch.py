@@ -15,15 +15,12 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
-from gantrymq.testing.etcd import find_etcd
-from gantrymq.testing.foreign import ToolMissing, cache_folder
 from gantrymq.testing.hagroup import HaGroup
 from gantrymq.testing.haload import Load
 from gantrymq.testing.hapair import read_all
 from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.processes import wait_for
 
-CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
 TOPIC, QUEUES = "LedgerTopic", 4
 PAIR = ("sync_master", "async_master")
 """A promoted slave that has no slave of its own answers SEND_OK only so."""
@@ -33,27 +30,18 @@ ROUNDS = int(os.environ.get("GANTRYMQ_WATCH_ROUNDS", "2"))
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Path:
-    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
-    try:
-        return find_etcd(CACHE)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
 @pytest.fixture
-def pair(tmp_path: Path, etcd: Path) -> Iterator[HaGroup]:
+def pair(tmp_path: Path, etcd_program: Path) -> Iterator[HaGroup]:
     """A synchronous master, its slave and the topic."""
-    with HaGroup(tmp_path, etcd, PAIR) as group:
+    with HaGroup(tmp_path, etcd_program, PAIR) as group:
         prepare(group)
         yield group
 
 
 @pytest.fixture
-def three(tmp_path: Path, etcd: Path) -> Iterator[HaGroup]:
+def three(tmp_path: Path, etcd_program: Path) -> Iterator[HaGroup]:
     """A synchronous master, two slaves that are synchronous masters when they are promoted, and the topic."""
-    with HaGroup(tmp_path, etcd, ["sync_master"] * 3) as group:
+    with HaGroup(tmp_path, etcd_program, ["sync_master"] * 3) as group:
         prepare(group)
         yield group
 

@@ -13,27 +13,17 @@ import trio
 
 from gantrymq.failover.etcd import Credentials, EtcdLock, parse_endpoints
 from gantrymq.failover.lock import LockKeeper, StoreUnavailable
-from gantrymq.testing.etcd import EtcdServer, find_etcd
-from gantrymq.testing.foreign import ToolMissing, cache_folder
+from gantrymq.testing.etcd import EtcdServer
 
-CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
 DEAD = "http://127.0.0.1:1"
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(120)]
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
-    try:
-        return find_etcd(CACHE)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
 @pytest.fixture
-def etcd(tmp_path: Path, program: Path) -> Iterator[EtcdServer]:
-    with EtcdServer(program, tmp_path) as server:
+def etcd(tmp_path: Path, etcd_program: Path) -> Iterator[EtcdServer]:
+    with EtcdServer(etcd_program, tmp_path) as server:
         yield server
 
 
@@ -149,12 +139,12 @@ async def test_a_user_and_a_password(etcd: EtcdServer) -> None:
 
 @pytest.mark.trio
 async def test_tls_with_the_certificates_of_both_sides(
-    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, etcd_program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ca, cert, key = make_certificates(tmp_path)
     options = ["--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", ca]
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/etc/ssl/certs/ca-certificates.crt")  # stands not above --etcd-ca
-    with EtcdServer(program, tmp_path, options) as etcd:
+    with EtcdServer(etcd_program, tmp_path, options) as etcd:
         assert etcd.address.startswith("https:")
         assert await lock(etcd.address, "one", credentials=Credentials(ca, cert, key)).take()
         with pytest.raises(StoreUnavailable):

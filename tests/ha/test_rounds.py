@@ -26,11 +26,9 @@ import pytest
 import trio
 
 from gantrymq.failover import promotion
-from gantrymq.remoting.bodies import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.etcd import find_etcd
-from gantrymq.testing.foreign import ToolMissing, ask, cache_folder, create_topic
+from gantrymq.testing.foreign import ask, cache_folder, create_topic, runtime_info
 from gantrymq.testing.haclients import GROUP, HaClients
 from gantrymq.testing.hacluster import CLIENTS, NAME, NAMES, OPERATOR, HaCluster
 from gantrymq.testing.history import History, Outcome
@@ -76,7 +74,7 @@ pytestmark = [
 
 
 class Figures:
-    """What is told at the end of a run."""
+    """The counts and times that a run reports at its end."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -434,9 +432,8 @@ class Group:
         assert all(log == logs[self.master] for log in logs), "the brokers have different messages"
 
     def info(self, number: int) -> dict[str, str]:
-        """What the broker tells of itself."""
-        answer = ask(self.cluster.direct(number), Command(RequestCode.GET_BROKER_RUNTIME_INFO), 5.0)
-        return dict(KVTable.from_bytes(answer.body).table)
+        """The broker's runtime information (code 28)."""
+        return runtime_info(self.cluster.direct(number), 5.0)
 
     def excuse(self) -> None:
         """The slaves that served readers without a comparison, as they say in their logs."""
@@ -459,15 +456,12 @@ def _tried(done: object) -> bool:
 
 
 @pytest.fixture
-def etcd() -> Path | None:
+def etcd(request: pytest.FixtureRequest) -> Path | None:
     """The program, if watchers are to promote."""
     if PROMOTION == "command":
         return None
-    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed (gantrymq[etcd])")
-    try:
-        return find_etcd(CACHE)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    program: Path = request.getfixturevalue("etcd_program")
+    return program
 
 
 @pytest.fixture

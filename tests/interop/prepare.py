@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gantrymq.testing.etcd import find_etcd
 from gantrymq.testing.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node
 
 HERE = Path(__file__).resolve().parent
@@ -32,6 +33,7 @@ def main() -> None:
         *(lambda version=version: find_java(version, HERE / "java", CACHE) for version in JAVA_VERSIONS),
         lambda: find_go(HERE / "go", CACHE),
         lambda: find_node(HERE / "node", CACHE),
+        lambda: find_etcd(CACHE),
     ]
     with ThreadPoolExecutor(len(steps)) as pool:
         for missing in filter(None, pool.map(prepare, steps)):

@@ -12,9 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import gantrymq
 from gantrymq import sync
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
+from gantrymq.testing.foreign import Java, runtime_info, start_broker, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
@@ -81,7 +79,7 @@ def test_both_brokers_pages_have_the_same_shape(java5: Java, homes: Callable[[st
     with gantrymq_child(arguments, tmp_path / "log") as child:
         ready = child.wait_line(lambda text: text.startswith("ready"))
         addresses = dict(part.split("=") for part in ready.split() if "=" in part)
-        told = json.loads(ask(addresses["broker"], Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+        told = runtime_info(addresses["broker"])
         story(addresses["nameserver"])
         ours = watched(addresses["nameserver"], lambda: f"http://{told['metricsAddress']}/metrics")
     common = ours.keys() & expected.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,7 @@ from gantrymq.message import SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
-from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker
+from gantrymq.testing.foreign import Java, JavaServer, ask, runtime_info, start_broker
 from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -27,13 +26,6 @@ LONG = "GANTRYMQ_HA_MESSAGES" in os.environ
 MESSAGES = int(os.environ.get("GANTRYMQ_HA_MESSAGES", "1000"))
 
 PATIENCE_S = max(60.0, MESSAGES / MESSAGES_A_SECOND)
-
-
-def runtime(address: str) -> dict[str, str]:
-    """What the broker tells administrators of itself (code 28); RocketMQ's fails to in its first second."""
-    answer = ask(address, Command(RequestCode.GET_BROKER_RUNTIME_INFO))
-    table: dict[str, str] = {} if answer.code else json.loads(answer.body)["table"]
-    return table
 
 
 @contextmanager
@@ -85,13 +77,13 @@ def test_our_slave_under_a_java_master(
     with ExitStack() as stack:
         master = stack.enter_context(java_broker(java, home / "java", own_nameserver, name, brokerRole="SYNC_MASTER"))
         with our_broker(home / "ours", own_nameserver, name, 1) as (slave, address):
-            wait_for(lambda: runtime(address)["haMasterAddress"] != "")
+            wait_for(lambda: runtime_info(address)["haMasterAddress"] != "")
             java4_client.produce(own_nameserver, topic, MESSAGES, seed=41, modes="sync,async")
             slave.kill()
         send_alone(own_nameserver, names("later"), SendStatus.SLAVE_NOT_AVAILABLE)
         _, address = stack.enter_context(our_broker(home / "ours", own_nameserver, name, 1))
-        end = int(runtime(master.address)["commitLogMaxOffset"])
-        wait_for(lambda: int(runtime(address)["commitLogMaxOffset"]) == end, PATIENCE_S)
+        end = int(runtime_info(master.address)["commitLogMaxOffset"])
+        wait_for(lambda: int(runtime_info(address)["commitLogMaxOffset"]) == end, PATIENCE_S)
         assert log_bytes(home / "ours" / "data", end) == log_bytes(home / "java" / "store", end)
         wait_for(lambda: topic in str(ask(address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
         master.discard()
@@ -111,16 +103,16 @@ def test_a_java_slave_under_our_master(
     ours, theirs = home / "ours" / "data", home / "java" / "store"
     with our_broker(home / "ours", own_nameserver, name, 0, **sync) as (_, address):
         with java_broker(java, home / "java", own_nameserver, name, **slave) as copy:
-            wait_for(lambda: runtime(address).get("haSlave_0", "").endswith("start=0"))
+            wait_for(lambda: runtime_info(address).get("haSlave_0", "").endswith("start=0"))
             sent = java4_client.produce(own_nameserver, topic, MESSAGES, seed=43, modes="sync,async")
             assert {answer.status for answer in sent} == {"SEND_OK"}
             wait_for(lambda: topic in str(ask(copy.address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body))
-            end = int(runtime(copy.address)["commitLogMaxOffset"])
-            assert end == int(runtime(address)["commitLogMaxOffset"])
+            end = int(runtime_info(copy.address)["commitLogMaxOffset"])
+            assert end == int(runtime_info(address)["commitLogMaxOffset"])
             assert log_bytes(theirs, end) == log_bytes(ours, end)
         send_alone(own_nameserver, names("later"), SendStatus.SLAVE_NOT_AVAILABLE)
         if LONG:
             with java_broker(java, home / "java", own_nameserver, name, **slave) as copy:
-                end = int(runtime(address)["commitLogMaxOffset"])
-                wait_for(lambda: runtime(copy.address).get("commitLogMaxOffset") == str(end), PATIENCE_S)
+                end = int(runtime_info(address)["commitLogMaxOffset"])
+                wait_for(lambda: runtime_info(copy.address).get("commitLogMaxOffset") == str(end), PATIENCE_S)
                 assert log_bytes(theirs, end) == log_bytes(ours, end)

@@ -90,7 +90,7 @@ while True:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[JavaHost]:
-    """A process that speaks as Host.java does, and answers what it is told."""
+    """A process that speaks as Host.java does, with the answers that the test gives it."""
 
     class Fake:
         def program(self, home: Path, command: str) -> Child:

@@ -46,6 +46,19 @@ class Cluster:
             self._machines[host] = Machine(self.network, self._nursery, host)
         return self._machines[host]
 
+    def is_master(self, host: str) -> bool:
+        """Whether a broker runs at this machine, as a master."""
+        broker = self.machine(host).broker
+        return broker is not None and broker.broker_id == 0
+
+    def slaves_of(self, host: str) -> int:
+        """How many slaves follow the broker at this machine; 0 when it is no master."""
+        broker = self.machine(host).broker
+        if broker is None or broker.broker_id:
+            return 0
+        ha = next(info.plugin for info in broker.manager.plugins if info.name == "ha")
+        return sum(copy.start >= 0 for copy in ha.copies)
+
     async def start_nameserver(self, host: str, peers: Sequence[str] = ()) -> Machine:
         """A nameserver at this machine; brokers and clients that start later know it. See ``Machine``."""
         machine = self.machine(host)
