@@ -21,13 +21,8 @@ from systems import Setup, start
 
 from gantrymq.bench.connection import count_frames
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    LockBatchRequestBody,
-    MessageQueue,
-    SubscriptionData,
-)
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.requests import pull, send

@@ -20,12 +20,13 @@ from figures import Figures
 from systems import INTEROP, JAVA_VERSION, home_of, processor_seconds, resident_bytes
 
 from gantrymq.bench.connection import count_frames
-from gantrymq.remoting.bodies import DataVersion, TopicConfig
+from gantrymq.remoting.bodies.registration import body_crc32
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import RegisterBrokerHeader
-from gantrymq.remoting.register_body import body_crc32
+from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
 from gantrymq.testing.foreign import cache_folder, find_java, start_nameserver
 from gantrymq.testing.processes import gantrymq_child
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import attrs
 
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.errors import GantryError
 from gantrymq.remoting.records import BodyError, Record
 

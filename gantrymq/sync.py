@@ -35,7 +35,7 @@ from gantrymq.message import (
     SendStatus,
     TransactionResult,
 )
-from gantrymq.remoting.bodies import ClusterInfo, TopicRouteData
+from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.logs import LibraryLog
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import attrs
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import H, read_header
+from gantrymq.remoting.headers.header import H, read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection

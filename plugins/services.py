@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from gantrymq.remoting.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.bodies.clients import SubscriptionData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.epoch import Epoch
-    from gantrymq.remoting.headers import SendMessageHeader
+    from gantrymq.remoting.headers.send import SendMessageHeader
 
 
 S = TypeVar("S")

@@ -13,9 +13,9 @@ from functools import cache
 from gantrymq.bench.plan import Load
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG, encode_properties
 from gantrymq.remoting.records import BATCH_ROW
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 
 GROUP = "gantrymq-bench"
 _LENGTH = struct.Struct(">i")

@@ -152,13 +152,9 @@ async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
     from gantrymq.remoting.codes import RequestCode, ResponseCode
     from gantrymq.remoting.command import Command
     from gantrymq.remoting.errors import RemoteFault
-    from gantrymq.remoting.headers import (
-        OffsetResponse,
-        PullMessageHeader,
-        PullMessageResponse,
-        SearchOffsetHeader,
-        read_header,
-    )
+    from gantrymq.remoting.headers.header import read_header
+    from gantrymq.remoting.headers.offsets import OffsetResponse, SearchOffsetHeader
+    from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
     from gantrymq.remoting.names import TIMER_TOPIC
     from gantrymq.remoting.records import decode_records
 
@@ -193,8 +189,8 @@ async def recall_message(client: Client, topic: str, handle: str, group: str) ->
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode, ResponseCode
     from gantrymq.remoting.command import Command
-    from gantrymq.remoting.headers import read_header
-    from gantrymq.remoting.recall_headers import RecallMessageHeader, RecallMessageResponse
+    from gantrymq.remoting.headers.header import read_header
+    from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
 
     try:
         broker = decode_handle(handle).broker

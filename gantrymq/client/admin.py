@@ -13,19 +13,19 @@ from gantrymq.client.errors import BrokerError, NoRoute
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, message_at
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies import ClusterInfo, MessageQueue, TopicRouteData
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import (
-    CreateTopicHeader,
-    Header,
+from gantrymq.remoting.headers.header import Header, read_header
+from gantrymq.remoting.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
-    read_header,
 )
+from gantrymq.remoting.headers.topics import CreateTopicHeader
 
 TOPIC_QUEUES: Final = 8
 """Queues of a topic that is created without a number, as ``mqadmin updateTopic`` does."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies.queues import MessageQueue
 
 
 def allocate(queues: Sequence[MessageQueue], members: Sequence[str], me: str) -> list[MessageQueue]:

@@ -16,16 +16,17 @@ from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.routes import MASTER_ID, Routes
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
-from gantrymq.remoting.headers import ConsumerGroupHeader, UnregisterClientHeader, read_header
+from gantrymq.remoting.headers.groups import ConsumerGroupHeader, UnregisterClientHeader
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.properties import PGROUP
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.transaction_headers import CheckTransactionHeader
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0

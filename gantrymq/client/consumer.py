@@ -22,10 +22,12 @@ from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.puller import Puller
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies import ConsumerData, ConsumerList, MessageQueue, TopicRouteData
+from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import ConsumerGroupHeader
+from gantrymq.remoting.headers.groups import ConsumerGroupHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import background_tasks
 

@@ -10,11 +10,11 @@ from gantrymq.client.errors import BrokerError
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.admin_headers import UNIQUE_KEY_QUERY, QueryMessageHeader, ViewMessageHeader
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY, QueryMessageHeader, ViewMessageHeader
 from gantrymq.remoting.records import decode_records
 
 FOREVER: Final = 2**63 - 1

@@ -8,12 +8,13 @@ from typing import TypeVar
 from gantrymq.client.connections import Connections, reading
 from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.bodies import ClusterInfo, TopicList, TopicRouteData
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import RouteHeader
+from gantrymq.remoting.headers.nameserver import RouteHeader
 
 B = TypeVar("B", bound=Body)
 

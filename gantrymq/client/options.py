@@ -10,7 +10,7 @@ import attrs
 from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.errors import InvalidName
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies import SubscriptionData
+from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.names import retry_topic
 
 R = TypeVar("R", bound=DeliveredRecord)

@@ -21,10 +21,11 @@ from gantrymq.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from gantrymq.message import Message, MessageQueue, SendResult, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import SendMessageResponse, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.send import SendMessageResponse
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.properties import PGROUP, TRAN_MSG
 from gantrymq.remoting.records import BATCH_ROW, COMPRESSED
-from gantrymq.remoting.transaction_headers import TransactionState
 
 COMPRESS_FROM_BYTES: Final = 4096
 COMPRESS_LEVEL: Final = 5

@@ -19,16 +19,13 @@ from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import (
-    PullMessageHeader,
-    PullMessageResponse,
-    SendBackHeader,
-    UpdateConsumerOffsetHeader,
-    read_header,
-)
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import UpdateConsumerOffsetHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
+from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC

@@ -12,7 +12,8 @@ import anyio
 
 from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.client.nameservers import Nameservers
-from gantrymq.remoting.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.logs import LibraryLog
 

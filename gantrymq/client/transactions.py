@@ -26,9 +26,9 @@ from gantrymq.client.sender import QueueChoice, Sender
 from gantrymq.message import DeliveredRecord, Message, Outcome, SendResult, SendStatus, TransactionResult
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import CheckTransactionHeader, EndTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import background_tasks
-from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader
 
 CHECKS_AT_ONCE: Final = 4
 """Questions of brokers that one producer answers at the same time."""

@@ -74,7 +74,7 @@ async def ask_broker(row: dict[str, Any], address: str, timeout: float) -> None:
     """Fill in the broker's own status (GET_BROKER_RUNTIME_INFO)."""
     import trio
 
-    from gantrymq.remoting.bodies import KVTable
+    from gantrymq.remoting.bodies.tables import KVTable
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command

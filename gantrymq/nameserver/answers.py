@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import Header
+from gantrymq.remoting.headers.header import Header
 
 Handler = Callable[[Command, object], Awaitable[Command]]
 """Answers a request; the object stands for the peer. A refusal is a :class:`RemoteFault`."""

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 

@@ -9,11 +9,11 @@ import trio
 
 from gantrymq.nameserver.answers import Handler, success
 from gantrymq.nameserver.kv import KVConfig
-from gantrymq.remoting import headers
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import KVConfigHeader, KVConfigResponse, NamespaceHeader, PutKVConfigHeader
 
 log = structlog.get_logger()
 
@@ -33,12 +33,12 @@ class KVRequests:
         }
 
     async def _put(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.PutKVConfigHeader, request.ext)
+        header = read_header(PutKVConfigHeader, request.ext)
         await self.change(self._kv.put, header.namespace, header.key, header.value)
         return success(request)
 
     async def _delete(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.KVConfigHeader, request.ext)
+        header = read_header(KVConfigHeader, request.ext)
         await self.change(self._kv.delete, header.namespace, header.key)
         return success(request)
 
@@ -50,16 +50,16 @@ class KVRequests:
         log.info("kv_config_changed", namespace=arguments[0], key=arguments[1])
 
     async def _get(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.KVConfigHeader, request.ext)
+        header = read_header(KVConfigHeader, request.ext)
         value = self._kv.get(header.namespace, header.key)
         if value is None:
             return request.answer(
                 ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace} Key: {header.key}"
             )
-        return success(request, headers.KVConfigResponse(value=value))
+        return success(request, KVConfigResponse(value=value))
 
     async def _list(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.NamespaceHeader, request.ext)
+        header = read_header(NamespaceHeader, request.ext)
         entries = self._kv.namespace(header.namespace)
         if entries is None:
             return request.answer(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace}")

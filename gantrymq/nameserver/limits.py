@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterable
 from typing import Final
 
 from gantrymq.nameserver.live import BrokerIdentity
-from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 import attrs
 
-from gantrymq.remoting.bodies import DataVersion
+from gantrymq.remoting.bodies.tables import DataVersion
 
 MASTER_ID: Final = 0
 

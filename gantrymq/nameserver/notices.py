@@ -13,11 +13,11 @@ import structlog
 import trio
 
 from gantrymq.nameserver.live import MinimumChange
-from gantrymq.remoting.admin_headers import MinimumChangedHeader
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError
+from gantrymq.remoting.headers.replication import MinimumChangedHeader
 
 TELL_SECONDS: Final = 1.0
 """For the connection and the notice. RocketMQ gives 300 ms to the notice alone."""

@@ -21,22 +21,30 @@ from gantrymq.nameserver.routecache import RouteCache, RouteView
 from gantrymq.nameserver.routes import UNIT_FLAG, UNIT_SUB_FLAG, Routes
 from gantrymq.nameserver.switches import Switches
 from gantrymq.nameserver.views import of_zone, with_acting_masters
-from gantrymq.remoting import headers
-from gantrymq.remoting.bodies import (
-    BrokerMemberGroup,
-    BrokerMemberGroupBody,
-    DataVersion,
-    KVTable,
-    TopicConfigSerializeWrapper,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.routes import BrokerMemberGroup, BrokerMemberGroupBody, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion, KVTable
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD, epoch_in
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import (
+    AddWritePermResponse,
+    BrokerGroupHeader,
+    BrokerHeader,
+    BrokerHeartbeatHeader,
+    BrokerNameHeader,
+    ClusterHeader,
+    DataVersionResponse,
+    RegisterBrokerHeader,
+    RegisterBrokerResponse,
+    RouteHeader,
+    WipeWritePermResponse,
+)
+from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 from gantrymq.remoting.javaproperties import read_properties, write_properties
-from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 T = TypeVar("T")
 
@@ -145,7 +153,7 @@ class Requests:
     # ---- brokers
 
     async def _register(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.RegisterBrokerHeader, request.ext)
+        header = read_header(RegisterBrokerHeader, request.ext)
         if header.body_crc32 and header.body_crc32 != body_crc32(request.body):
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
@@ -154,7 +162,7 @@ class Requests:
             return await self._take_registration(request, connection, header, identity)
 
     async def _take_registration(
-        self, request: Command, connection: object, header: headers.RegisterBrokerHeader, identity: BrokerIdentity
+        self, request: Command, connection: object, header: RegisterBrokerHeader, identity: BrokerIdentity
     ) -> Command:
         wrapper, filter_servers = await _in_steps(_read_register_body(request, header.compressed))
         lifetime = header.heartbeat_timeout_millis
@@ -182,7 +190,7 @@ class Requests:
             log.info("broker_registered", **_fields(identity), topics=len(wrapper.topic_config_table))
         if result.replaced is not None:
             log.warning("duplicate_broker_registered", **_fields(identity), other=result.replaced)
-        answer = headers.RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
+        answer = RegisterBrokerResponse(ha_server_addr=result.ha_address, master_addr=result.master_address)
         order = self._kv.namespace(ORDER_TOPIC_NAMESPACE)
         response = success(
             request,
@@ -194,20 +202,20 @@ class Requests:
         return response
 
     async def _unregister(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.BrokerHeader, request.ext)
+        header = read_header(BrokerHeader, request.ext)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         known = self._routes.unregister(identity)
         log.info("broker_unregistered", **_fields(identity), known=known)
         return success(request)
 
     async def _register_topic(self, request: Command, connection: object) -> Command:
-        topic = read_header(headers.TopicHeader, request.ext).topic
+        topic = read_header(TopicHeader, request.ext).topic
         if not self._routes.register_topic(topic, TopicRouteData.from_request(request.body or b"{}").queue_datas):
             log.info("topic_of_unknown_broker_ignored", topic=topic)
         return success(request)
 
     async def _query_data_version(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.BrokerHeader, request.ext)
+        header = read_header(BrokerHeader, request.ext)
         known = self._routes.data_version(header.broker_addr)
         changed = known is None or known != DataVersion.from_request(request.body)
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
@@ -216,17 +224,17 @@ class Requests:
         is_deposed = said is not None and highest is not None and not identity.broker_id and highest.contradicts(said)
         if not (changed or is_deposed):
             self._routes.renew(header.broker_addr)
-        response = success(request, headers.DataVersionResponse(changed=changed), known)
+        response = success(request, DataVersionResponse(changed=changed), known)
         if highest is not None:
             response.ext = {**(response.ext or {}), EPOCH_FIELD: str(highest)}
         return response
 
     async def _heartbeat(self, request: Command, connection: object) -> Command:
-        self._routes.renew(read_header(headers.BrokerHeartbeatHeader, request.ext).broker_addr)
+        self._routes.renew(read_header(BrokerHeartbeatHeader, request.ext).broker_addr)
         return success(request)
 
     async def _member_group(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.BrokerGroupHeader, request.ext)
+        header = read_header(BrokerGroupHeader, request.ext)
         addresses = self._routes.member_group(header.broker_name)
         group = BrokerMemberGroup(header.cluster_name, header.broker_name, addresses)
         return success(request, body=BrokerMemberGroupBody(group))
@@ -234,7 +242,7 @@ class Requests:
     # ---- routes and lists
 
     async def _route(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.RouteHeader, request.ext)
+        header = read_header(RouteHeader, request.ext)
         view = _view(request, bool(header.accept_standard_json_only))
         body = self._cache.get(header.topic, view)
         if body is None:
@@ -267,7 +275,7 @@ class Requests:
 
     async def _topics_by_cluster(self, request: Command, connection: object) -> Command:
         self._check_lists(self.switches.enable_topic_list)
-        header = read_header(headers.ClusterHeader, request.ext)
+        header = read_header(ClusterHeader, request.ext)
         return success(request, body=self._routes.topics_by_cluster(header.cluster))
 
     async def _system_topics(self, request: Command, connection: object) -> Command:
@@ -293,22 +301,22 @@ class Requests:
     # ---- admin
 
     async def _delete_topic(self, request: Command, connection: object) -> Command:
-        header = read_header(headers.DeleteTopicInNameserverHeader, request.ext)
+        header = read_header(DeleteTopicInNameserverHeader, request.ext)
         self._routes.delete_topic(header.topic, header.cluster_name)
         log.info("topic_deleted", topic=header.topic, cluster=header.cluster_name)
         return success(request)
 
     async def _wipe_write_perm(self, request: Command, connection: object) -> Command:
-        name = read_header(headers.BrokerNameHeader, request.ext).broker_name
+        name = read_header(BrokerNameHeader, request.ext).broker_name
         count = self._routes.wipe_write_perm(name)
         log.info("write_permission_wiped", broker=name, topics=count)
-        return success(request, headers.WipeWritePermResponse(wipe_topic_count=count))
+        return success(request, WipeWritePermResponse(wipe_topic_count=count))
 
     async def _add_write_perm(self, request: Command, connection: object) -> Command:
-        name = read_header(headers.BrokerNameHeader, request.ext).broker_name
+        name = read_header(BrokerNameHeader, request.ext).broker_name
         count = self._routes.add_write_perm(name)
         log.info("write_permission_added", broker=name, topics=count)
-        return success(request, headers.AddWritePermResponse(add_topic_count=count))
+        return success(request, AddWritePermResponse(add_topic_count=count))
 
     async def _get_config(self, request: Command, connection: object) -> Command:
         return request.answer(

@@ -22,17 +22,9 @@ from gantrymq.nameserver.live import (
     Nobody,
     Registration,
 )
-from gantrymq.remoting.bodies import (
-    BrokerData,
-    ClusterInfo,
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicList,
-    TopicQueueMapping,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicList, TopicQueueMapping
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.steps import in_one_go
 

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from gantrymq.nameserver.live import MASTER_ID
-from gantrymq.remoting.bodies import BrokerData, TopicRouteData
+from gantrymq.remoting.bodies.routes import BrokerData, TopicRouteData
 from gantrymq.remoting.codes import PERM_WRITE
 
 MEMBER_GROUP_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"

@@ -1,4 +1,4 @@
-"""Request and response codes of the protocol, and the table that ties each request code to its typed headers.
+"""The request and response codes of the protocol.
 
 Numbers from RocketMQ 4.9.7 ``RequestCode``, ``ResponseCode`` and ``RemotingSysResponseCode``;
 361, 370, 604, 901, 904, 905 from 5.3.3.
@@ -10,9 +10,7 @@ from enum import IntEnum
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. The tables of headers: ``headers.REQUESTS``, ``admin_headers.ADMIN_REQUESTS``,
-    ``transaction_headers.TRANSACTION_REQUESTS``, ``recall_headers.RECALL_REQUESTS``,
-    ``reply_headers.REPLY_REQUESTS``."""
+    """What a request asks for; ``headers.table.REQUESTS`` has the server and the typed headers of each."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11

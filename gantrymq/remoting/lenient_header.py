@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gantrymq.remoting.body import count_values
+from gantrymq.remoting.bodies.body import count_values
 from gantrymq.remoting.fastjson_reader import ObjectMap, Reader
 from gantrymq.remoting.fastjson_types import comparable
 

@@ -14,19 +14,15 @@ from types import TracebackType
 import attrs
 
 from gantrymq.remoting.address import format_address, parse_address
-from gantrymq.remoting.bodies import TopicRouteData
+from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import (
-    OffsetResponse,
-    PullMessageHeader,
-    PullMessageResponse,
-    QueueHeader,
-    RouteHeader,
-    read_header,
-)
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import RouteHeader
+from gantrymq.remoting.headers.offsets import OffsetResponse, QueueHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.spark.errors import Refused, UnknownTopic, Unreachable
 from gantrymq.spark.options import Address
 

@@ -21,7 +21,7 @@ from types import TracebackType
 import attrs
 import msgspec
 
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames

@@ -6,9 +6,9 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.records import HEADS
-from gantrymq.remoting.transaction_headers import TransactionState
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.flushkit import expect
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, TransactedStore

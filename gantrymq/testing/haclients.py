@@ -13,7 +13,8 @@ from typing import Final
 
 import trio
 
-from gantrymq.remoting.bodies import ClusterInfo, KVTable
+from gantrymq.remoting.bodies.routes import ClusterInfo
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -15,11 +15,12 @@ import attrs
 import msgspec
 
 from gantrymq.remoting import fastjson
-from gantrymq.remoting.admin_bodies import StatsData
-from gantrymq.remoting.admin_headers import StatsHeader
-from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper, KVTable
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.stats import StatsData
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.brokers import StatsHeader
 from gantrymq.testing.foreign import Java, ask
 from gantrymq.testing.processes import Child, wait_for
 from gantrymq.testing.requests import send

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 
 SUSPEND = 2
 SUBSCRIPTION = 4

@@ -21,13 +21,13 @@ from gantrymq.plugins.services import ConsumerOffsets, ProducerGroups, TopicTabl
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.command import decode as decode_command
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import read_header
-from gantrymq.remoting.transaction_headers import (
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.transactions import (
     CheckTransactionHeader,
     EndTransactionHeader,
     ResumeCheckHeader,

@@ -8,7 +8,7 @@ from gantrymq.kernel.fast.plain_requests import PullLimits, ReplyForm, Terms, Wi
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.remoting.headers import PullMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
 
 def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]: ...
 def read_pull_header(request: Request) -> PullMessageHeader: ...

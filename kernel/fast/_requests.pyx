@@ -30,7 +30,8 @@ from gantrymq.kernel.store.log.record import offset_message_id
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import Frame
-from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.properties import find_property, replace_properties
 

@@ -15,7 +15,7 @@ import msgspec
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG
 from gantrymq.remoting.command import Command, decode
 from gantrymq.remoting.frame import JSON_HEADER, Frame
-from gantrymq.remoting.headers import H, read_header
+from gantrymq.remoting.headers.header import H, read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
@@ -54,7 +54,7 @@ class Numbers(dict[str, int]):
 
 
 class SendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The fields of SEND_MESSAGE_V2 as they travel; see :class:`gantrymq.remoting.headers.SendMessageHeader`."""
+    """The fields of SEND_MESSAGE_V2 as they travel; see :class:`gantrymq.remoting.headers.send.SendMessageHeader`."""
 
     a: str
     b: str

@@ -29,7 +29,8 @@ from gantrymq.kernel.store.log.record import (
 from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, PREFIX, Frame, cut_frames
-from gantrymq.remoting.headers import PullMessageHeader, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 

@@ -13,10 +13,10 @@ from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.services import Retention
-from gantrymq.remoting.admin_headers import ConfigVersionResponse
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import VERSION, Command
+from gantrymq.remoting.headers.brokers import ConfigVersionResponse
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

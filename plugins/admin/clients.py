@@ -17,19 +17,15 @@ from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.reading import find_named, stored_at
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
-from gantrymq.remoting.admin_bodies import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
-from gantrymq.remoting.admin_headers import (
-    ConsumeDirectlyHeader,
-    ConsumerStatusHeader,
-    ResetOffsetHeader,
-    RunningInfoHeader,
-)
-from gantrymq.remoting.bodies import MessageQueue
-from gantrymq.remoting.body import TOLERANT_BYTES_MAX
+from gantrymq.remoting.bodies.body import TOLERANT_BYTES_MAX
+from gantrymq.remoting.bodies.offsets import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.groups import ConsumeDirectlyHeader, ConsumerStatusHeader, RunningInfoHeader
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import ResetOffsetHeader
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:

@@ -12,14 +12,15 @@ import trio
 from gantrymq.kernel.processors import Heavy, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
-from gantrymq.remoting.admin_bodies import ConsumeStats, ConsumeStatsList, OffsetWrapper
-from gantrymq.remoting.admin_headers import BrokerConsumeStatsHeader, ConsumeStatsHeader
-from gantrymq.remoting.bodies import MessageQueue
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.offsets import ConsumeStats, ConsumeStatsList, OffsetWrapper
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.brokers import BrokerConsumeStatsHeader
+from gantrymq.remoting.headers.groups import ConsumeStatsHeader
+from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

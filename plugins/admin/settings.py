@@ -15,7 +15,7 @@ import structlog
 from gantrymq.kernel.config.broker_conf import translate, write_plain, written_names
 from gantrymq.kernel.config.fields import coerce
 from gantrymq.plugins.admin.overrides import Overrides
-from gantrymq.remoting.bodies import DataVersion
+from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.javaproperties import read_properties, write_properties

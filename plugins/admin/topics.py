@@ -14,21 +14,23 @@ from gantrymq.kernel.processors import Handler, Heavy, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, TopicTable
-from gantrymq.remoting.admin_bodies import (
+from gantrymq.remoting.bodies.clients import GroupList
+from gantrymq.remoting.bodies.offsets import ConsumeTimeSpans, QueueTimeSpan
+from gantrymq.remoting.bodies.queues import (
     ConsumeQueueBody,
     ConsumeQueueEntry,
-    ConsumeTimeSpans,
-    GroupList,
-    QueueTimeSpan,
+    MessageQueue,
     TopicOffset,
     TopicStatsTable,
 )
-from gantrymq.remoting.admin_headers import ConsumeQueueHeader, TopicOfGroupHeader
-from gantrymq.remoting.bodies import MessageQueue, TopicConfig, TopicList
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import TopicHeader, read_header
+from gantrymq.remoting.headers.groups import TopicOfGroupHeader
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import ConsumeQueueHeader
+from gantrymq.remoting.headers.topics import TopicHeader
 from gantrymq.remoting.names import SYSTEM_TOPICS, reply_topic
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
 from gantrymq.plugins.clients.producerids import ProducerIds
 from gantrymq.plugins.clients.roster import Roster
-from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import ConsumerGroupHeader
+from gantrymq.remoting.headers.groups import ConsumerGroupHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

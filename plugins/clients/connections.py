@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.groups import Member
-from gantrymq.remoting.admin_bodies import (
+from gantrymq.remoting.bodies.clients import (
     ClientConnection,
     ConsumerConnections,
     GroupSubscription,
@@ -18,11 +18,11 @@ from gantrymq.remoting.admin_bodies import (
     ProducerInfo,
     ProducerTable,
 )
-from gantrymq.remoting.admin_headers import GroupSubscriptionHeader, ProducerGroupHeader
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import ConsumerGroupHeader, read_header
+from gantrymq.remoting.headers.groups import ConsumerGroupHeader, GroupSubscriptionHeader, ProducerGroupHeader
+from gantrymq.remoting.headers.header import read_header
 
 
 class Connections:

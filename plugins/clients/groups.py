@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 from gantrymq.remoting.names import is_retry_topic
 
 if TYPE_CHECKING:

@@ -13,19 +13,14 @@ from gantrymq.plugins.clients.clients import Clients, subscription_bytes
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
 from gantrymq.plugins.services import GroupTable, QueueLocks, TopicTable
-from gantrymq.remoting.bodies import (
-    ConsumerData,
-    ConsumerList,
-    HeartbeatData,
-    ProducerData,
-    SubscriptionData,
-    TopicConfig,
-)
+from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import spells_differently
-from gantrymq.remoting.headers import ConsumerGroupHeader, Int32, UnregisterClientHeader, read_header
+from gantrymq.remoting.headers.groups import ConsumerGroupHeader, UnregisterClientHeader
+from gantrymq.remoting.headers.header import Int32, read_header
 from gantrymq.remoting.lenient_header import known_language
 from gantrymq.remoting.names import GROUP_MAX_LENGTH, TOPIC_MAX_LENGTH, retry_topic, validate_group, validate_topic
 

@@ -23,7 +23,7 @@ from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
 from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import PullMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -19,7 +19,7 @@ from gantrymq.remoting.errors import RemoteFault
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.network.connection import Connection
-    from gantrymq.remoting.bodies import SubscriptionGroupConfig
+    from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 SUBSCRIPTION = 4
 """Bit of a pull's sys flag: it brings its expression along."""

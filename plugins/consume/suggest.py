@@ -12,7 +12,7 @@ from gantrymq.kernel.fast import Suggest
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.remoting.bodies import SubscriptionGroupConfig
+    from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 MASTER_ID: Final = 0
 

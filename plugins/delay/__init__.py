@@ -35,7 +35,7 @@ from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.plugins.delay.told import tell_levels, tell_timer
 from gantrymq.plugins.services import LevelPositions, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -20,8 +20,8 @@ from gantrymq.plugins.delay.timer.times import DELETE_KEY, DELIVER_MS, UNIQUE_KE
 from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
-from gantrymq.remoting.recall_headers import RecallMessageHeader, RecallMessageResponse
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from gantrymq.kernel.filters import FilterCompiler, compile_steps
 from gantrymq.kernel.network.time_slices import Pace
 from gantrymq.kernel.processors import Heavy, Request
-from gantrymq.remoting.bodies import CheckClientConfig
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.clients import CheckClientConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault

@@ -16,14 +16,14 @@ import structlog
 
 from gantrymq.kernel.store.state_file import load_state
 from gantrymq.remoting import fastjson
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import Int32, Int64
+from gantrymq.remoting.headers.header import Int32, Int64
 from gantrymq.remoting.steps import run_steps
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
-    from gantrymq.remoting.bodies import SubscriptionData
+    from gantrymq.remoting.bodies.clients import SubscriptionData
 
 log = structlog.get_logger("gantrymq.filter")
 

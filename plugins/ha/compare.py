@@ -22,14 +22,15 @@ from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.ha.fencing import tell_epoch
 from gantrymq.plugins.ha.matches import LogMatch
-from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse, ViewMessageHeader
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_KEY, epoch_in
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.query import ViewMessageHeader
+from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:

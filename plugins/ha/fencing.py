@@ -14,12 +14,12 @@ import structlog
 import trio
 
 from gantrymq.plugins.services import LiveSettings
-from gantrymq.remoting.admin_headers import RoleChangedHeader
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch, epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
+from gantrymq.remoting.headers.replication import RoleChangedHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.remoting.bodies import ClusterInfo
+from gantrymq.remoting.bodies.routes import ClusterInfo
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command

@@ -14,9 +14,9 @@ import trio
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES
-from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

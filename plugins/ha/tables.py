@@ -15,7 +15,7 @@ import trio
 
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.plugins.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
-from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from gantrymq.kernel.processors import AnswerSteps, Handler, Request
 from gantrymq.plugins.locks.table import STEP_QUEUES, LockTable
 from gantrymq.remoting import fastjson
-from gantrymq.remoting.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import validate_group, validate_topic

@@ -9,7 +9,7 @@ import attrs
 import structlog
 
 from gantrymq.plugins.locks.config import LocksConfig
-from gantrymq.remoting.bodies import MessageQueue
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.names import GROUP_MAX_LENGTH
 from gantrymq.remoting.steps import run_steps
 

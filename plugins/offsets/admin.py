@@ -13,13 +13,14 @@ from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
-from gantrymq.remoting.admin_bodies import CorrectionOffsets
-from gantrymq.remoting.admin_headers import CloneGroupHeader, CorrectionOffsetHeader, GroupHeader, TimestampResponse
-from gantrymq.remoting.bodies import TopicList
+from gantrymq.remoting.bodies.offsets import CorrectionOffsets
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import QueueHeader, read_header
+from gantrymq.remoting.headers.groups import GroupHeader
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import CloneGroupHeader, CorrectionOffsetHeader, QueueHeader, TimestampResponse
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -15,13 +15,13 @@ from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import (
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import (
     OffsetResponse,
     QueryConsumerOffsetHeader,
     QueueHeader,
     SearchOffsetHeader,
     UpdateConsumerOffsetHeader,
-    read_header,
 )
 
 if TYPE_CHECKING:

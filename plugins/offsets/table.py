@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.store.state_file import load_state
-from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.fastjson import dumps
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gantrymq.plugins.produce.validate import check_topic, traits_of
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
-from gantrymq.remoting.headers import SendMessageHeader
+from gantrymq.remoting.bodies.topics import TopicConfig
+from gantrymq.remoting.headers.send import SendMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

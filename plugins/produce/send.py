@@ -11,10 +11,10 @@ from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import SendMessageHeader, read_send_header
+from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
 from gantrymq.remoting.names import RETRY_PREFIX
 
 if TYPE_CHECKING:

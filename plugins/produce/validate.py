@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
 from gantrymq.kernel.store.log.record import LEAST_BYTES
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import SendMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 from gantrymq.remoting.records import BATCH_ROW

@@ -12,16 +12,16 @@ import trio
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
 from gantrymq.plugins.services import MessageIndex
-from gantrymq.remoting.admin_headers import (
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.query import (
     UNIQUE_KEY_QUERY,
     QueryMessageHeader,
     QueryMessageResponse,
     ViewMessageHeader,
 )
-from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.command import Command
-from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

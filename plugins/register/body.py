@@ -13,13 +13,14 @@ import structlog
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.services import Replication
 from gantrymq.remoting.address import format_address, parse_address
-from gantrymq.remoting.bodies import DataVersion, TopicConfig
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD
 from gantrymq.remoting.fastjson import dumps
-from gantrymq.remoting.headers import BrokerHeader, RegisterBrokerHeader
-from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -11,13 +11,14 @@ import structlog
 import trio
 
 from gantrymq.plugins.register.rivals import LOOKS_S
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import epoch_in
 from gantrymq.remoting.errors import ConnectError, RemoteFault
-from gantrymq.remoting.headers import RegisterBrokerResponse, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import RegisterBrokerResponse
 
 if TYPE_CHECKING:
     from gantrymq.plugins.register.body import Announcement

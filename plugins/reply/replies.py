@@ -20,7 +20,7 @@ from gantrymq.plugins.services import ProducerGroups, SendRules
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import SendMessageHeader, SendMessageResponse, read_send_header
+from gantrymq.remoting.headers.send import ReplyMessageHeader, SendMessageHeader, SendMessageResponse, read_send_header
 from gantrymq.remoting.properties import (
     PROPERTIES_MAX_BYTES,
     PUSH_REPLY_TIME,
@@ -29,7 +29,6 @@ from gantrymq.remoting.properties import (
     encode_properties,
 )
 from gantrymq.remoting.records import COMPRESSED, COMPRESSION_MASK
-from gantrymq.remoting.reply_headers import ReplyMessageHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import RETRY_PREFIX, dlq_topic

@@ -16,10 +16,12 @@ from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.plugins.services import GroupTable, Statistics, TopicTable
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import SendBackHeader, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, retry_topic
 from gantrymq.remoting.properties import find_property, replace_properties
 

@@ -27,11 +27,11 @@ from gantrymq.plugins.stats.items import PERIODS
 from gantrymq.plugins.stats.measuring import Measuring
 from gantrymq.plugins.stats.table import Table
 from gantrymq.plugins.stats.told import tell
-from gantrymq.remoting.admin_headers import StatsHeader
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.brokers import StatsHeader
+from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -10,7 +10,7 @@ from array import array
 
 import attrs
 
-from gantrymq.remoting.admin_bodies import StatsData, StatsItem
+from gantrymq.remoting.bodies.stats import StatsData, StatsItem
 
 
 @attrs.define

@@ -27,7 +27,7 @@ from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics
-from gantrymq.remoting.bodies import TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -14,12 +14,14 @@ from gantrymq.plugins.topics.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTE
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
 from gantrymq.plugins.topics.table import Topics
-from gantrymq.remoting.admin_headers import GroupHeader
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.headers import CreateTopicHeader, DeleteGroupHeader, TopicHeader, read_header
+from gantrymq.remoting.headers.groups import DeleteGroupHeader, GroupHeader
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.topics import CreateTopicHeader, TopicHeader
 from gantrymq.remoting.names import SYSTEM_GROUPS
 
 if TYPE_CHECKING:

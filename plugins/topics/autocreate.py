@@ -6,7 +6,7 @@ Source: RocketMQ 4.9.7 ``TopicConfigManager``. Topics of features that this brok
 from __future__ import annotations
 
 from gantrymq.plugins.topics.config import TopicsConfig
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from gantrymq.remoting.names import (
     AUTO_CREATE_TOPIC,

@@ -9,7 +9,7 @@ import structlog
 from gantrymq.kernel.store.state_file import load_state
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.statetable import StateTable, Unknown
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import SYSTEM_GROUPS, is_system_group, retry_topic, validate_group, validate_topic

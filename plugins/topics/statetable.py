@@ -14,8 +14,8 @@ import attrs
 import msgspec
 import structlog
 
-from gantrymq.remoting.bodies import DataVersion
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson import dumps, loads
 

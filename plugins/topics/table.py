@@ -13,7 +13,7 @@ from gantrymq.plugins.topics.autocreate import UNIT_SUBSCRIPTION, boot_topics, i
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable, Unknown
-from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import (

@@ -18,8 +18,8 @@ from gantrymq.kernel.fast._requests cimport (
 from gantrymq.plugins.transaction.half import table as halftable
 from gantrymq.plugins.transaction import plain
 from gantrymq.plugins.transaction.half.rows import END_PROPERTIES, FIRST_OFFSET, STATE_BITS
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.remoting.transaction_headers import TransactionState
 
 KIND = "compiled"
 

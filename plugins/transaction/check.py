@@ -17,8 +17,8 @@ from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.properties import find_property
-from gantrymq.remoting.transaction_headers import CheckTransactionHeader
 
 SLICE_S = 0.05
 """A walk works in slices, and this long in between it sleeps."""

@@ -20,8 +20,8 @@ from gantrymq.plugins.transaction.fast import match_records, read_endings
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store

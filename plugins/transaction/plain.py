@@ -16,7 +16,7 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.plugins.transaction.half.table import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
+from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch

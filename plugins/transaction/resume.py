@@ -20,9 +20,9 @@ from gantrymq.plugins.transaction.endings import TURN_BYTES
 from gantrymq.plugins.transaction.half.rows import CHECK_TIMES, FIRST_OFFSET, real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.transactions import ResumeCheckHeader
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
-from gantrymq.remoting.transaction_headers import ResumeCheckHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

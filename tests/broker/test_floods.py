@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import Cluster, cluster_in_thread

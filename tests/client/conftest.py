@@ -18,8 +18,10 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from gantrymq.remoting.bodies import BrokerData, ClusterInfo, ConsumerList, HeartbeatData, QueueData, TopicList
-from gantrymq.remoting.bodies import TopicRouteData as Route
+from gantrymq.remoting.bodies.clients import ConsumerList, HeartbeatData
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData
+from gantrymq.remoting.bodies.routes import TopicRouteData as Route
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.tasks import background_tasks

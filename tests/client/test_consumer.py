@@ -12,7 +12,7 @@ import pytest
 import gantrymq
 from gantrymq import MessageQueue
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
-from gantrymq.remoting.bodies import HeartbeatData
+from gantrymq.remoting.bodies.clients import HeartbeatData
 from gantrymq.remoting.command import Command
 
 pytestmark = pytest.mark.anyio

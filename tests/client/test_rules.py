@@ -19,7 +19,7 @@ from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import parse_nameservers
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import queues_to_publish, queues_to_subscribe
-from gantrymq.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.properties import decode_properties
 
 

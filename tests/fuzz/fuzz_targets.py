@@ -21,15 +21,22 @@ from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.plugins.index.layout import decode_header
 from gantrymq.plugins.produce.validate import split_batch, traits_of
-from gantrymq.remoting import bodies, fastjson
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.clients import HeartbeatData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper, DelayOffsetSerializeWrapper
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
+from gantrymq.remoting.bodies.routes import TopicRouteData
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 from gantrymq.remoting.command import decode as decode_command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import REQUESTS, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.properties import decode_properties, find_property
 from gantrymq.remoting.records import BodyError, decode_records, decompress
-from gantrymq.remoting.register_body import RegisterBrokerBody
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -60,7 +67,7 @@ def golden(file: str, *kinds: str) -> tuple[bytes, ...]:
     )
 
 
-def body_of(kind: type[bodies.Body]) -> Target:
+def body_of(kind: type[Body]) -> Target:
     return Target(kind.from_bytes, golden("bodies", "body"), (RemoteFault,))
 
 
@@ -115,12 +122,12 @@ TARGETS = {
     "a registration": Target(
         lambda data: RegisterBrokerBody.decode(data, compressed=True), golden("bodies", "register-body"), (RemoteFault,)
     ),
-    "a heartbeat": body_of(bodies.HeartbeatData),
-    "topics": body_of(bodies.TopicConfigSerializeWrapper),
-    "groups": body_of(bodies.SubscriptionGroupWrapper),
-    "offsets": body_of(bodies.ConsumerOffsetSerializeWrapper),
-    "delay offsets": body_of(bodies.DelayOffsetSerializeWrapper),
-    "a route": body_of(bodies.TopicRouteData),
+    "a heartbeat": body_of(HeartbeatData),
+    "topics": body_of(TopicConfigSerializeWrapper),
+    "groups": body_of(SubscriptionGroupWrapper),
+    "offsets": body_of(ConsumerOffsetSerializeWrapper),
+    "delay offsets": body_of(DelayOffsetSerializeWrapper),
+    "a route": body_of(TopicRouteData),
     "SQL92": Target(lambda data: compile_sql92(data.decode("utf-8", "replace")), TEXTS, (RemoteFault,)),
     "tags": Target(lambda data: compile_tags(data.decode("utf-8", "replace")), TEXTS, (RemoteFault,)),
     "a checkpoint": Target(decode_checkpoint, (bytes(range(24)) + bytes(64),), ()),

@@ -12,8 +12,8 @@ from gantrymq.kernel.broker import Broker
 from gantrymq.plugins.transaction import endings, resume
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
+from gantrymq.remoting.headers.transactions import EndTransactionHeader, ResumeCheckHeader, TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, ResumeCheckHeader, TransactionState
 from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.harness import cluster_in_thread
 from gantrymq.testing.rawpeer import RawPeer

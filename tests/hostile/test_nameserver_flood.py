@@ -13,13 +13,14 @@ from gantrymq.nameserver import NameServer
 from gantrymq.nameserver.live import BrokerIdentity
 from gantrymq.nameserver.routes import Routes
 from gantrymq.nameserver.server import NameServerConfig
-from gantrymq.remoting import fastjson, headers
-from gantrymq.remoting.bodies import TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting import fastjson
+from gantrymq.remoting.bodies.registration import INFLATED_MAX_BYTES, REGISTERED_TOPICS_MAX, RegisterBrokerBody
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.register_body import INFLATED_MAX_BYTES, REGISTERED_TOPICS_MAX, RegisterBrokerBody
+from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
 
 TOPICS = 2_000
 REQUESTS = 200
@@ -28,7 +29,7 @@ REQUESTS = 200
 async def register(channel: Channel) -> None:
     table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(TOPICS)}
     body = RegisterBrokerBody(TopicConfigSerializeWrapper(table))
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name="a", broker_addr="127.0.0.1:1", cluster_name="c", ha_server_addr="", broker_id=0
     )
     answer = await channel.call(Command(RequestCode.REGISTER_BROKER, header.to_ext(), body.encode(compressed=False)))
@@ -103,7 +104,7 @@ async def test_a_large_registration_that_is_almost_json_is_refused_before_python
 
     monkeypatch.setattr(fastjson.Reader, "read", read_short)
     address = await nursery.start(NameServer(NameServerConfig(port=0)).serve)
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name="a", broker_addr="127.0.0.1:1", cluster_name="c", ha_server_addr="", broker_id=0
     )
     async with open_channel(address) as client:
@@ -123,7 +124,7 @@ MANY = 60_000
 async def test_routes_are_answered_while_a_large_registration_is_taken(compressed: bool, nursery: trio.Nursery) -> None:
     table = {f"topic-{number:06}": TopicConfig(f"topic-{number:06}") for number in range(MANY)}
     body = RegisterBrokerBody(TopicConfigSerializeWrapper(table)).encode(compressed)
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name="b", broker_addr="127.0.0.1:2", cluster_name="c", ha_server_addr="", broker_id=0,
         compressed=compressed,
     )  # fmt: skip

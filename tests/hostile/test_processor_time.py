@@ -26,15 +26,9 @@ from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import EXPRESSION_MAX
-from gantrymq.remoting.admin_bodies import ClientStatus
-from gantrymq.remoting.bodies import (
-    CheckClientConfig,
-    ConsumerData,
-    HeartbeatData,
-    LockBatchRequestBody,
-    MessageQueue,
-    SubscriptionData,
-)
+from gantrymq.remoting.bodies.clients import CheckClientConfig, ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.offsets import ClientStatus
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread

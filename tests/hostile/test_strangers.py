@@ -12,10 +12,10 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.nameserver import NameServer, NameServerConfig, NotProtected
-from gantrymq.remoting import headers
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
 from gantrymq.testing.simulated.cluster import HA_PORT, Cluster
@@ -72,7 +72,7 @@ async def test_a_nameserver_without_peers_refuses_to_listen_beyond_loopback(host
 
 
 def register(name: str, address: str) -> Command:
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name=name, broker_addr=address, cluster_name="DefaultCluster", ha_server_addr="", broker_id=0
     )
     return Command(RequestCode.REGISTER_BROKER, header.to_ext())
@@ -82,7 +82,7 @@ CHANGES = {
     "a registration": register("broker-a", f"{STRANGER}:10911"),
     "an unregistration": Command(
         RequestCode.UNREGISTER_BROKER,
-        headers.BrokerHeader(
+        BrokerHeader(
             broker_name="broker-a", broker_addr=f"{MASTER}:10911", cluster_name="DefaultCluster", broker_id=0
         ).to_ext(),
     ),

@@ -17,8 +17,8 @@ from gantrymq.plugins.services import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.simulated.cluster import Cluster

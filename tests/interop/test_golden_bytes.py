@@ -19,14 +19,22 @@ import pytest
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log import record as records
 from gantrymq.plugins.produce.validate import split_batch
-from gantrymq.remoting import bodies, fastjson
+from gantrymq.remoting import fastjson
 from gantrymq.remoting.address import encode_host
+from gantrymq.remoting.bodies.clients import ConsumerList, HeartbeatData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
+from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion, KVTable
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper, TopicList
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import REQUESTS, read_header, read_send_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.send import read_send_header
+from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.properties import decode_properties, encode_properties, java_hash
-from gantrymq.remoting.register_body import RegisterBrokerBody
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, start_broker
@@ -179,15 +187,15 @@ def _text(value: object) -> str:
 
 
 BODIES = {
-    "heartbeat.HeartbeatData": bodies.HeartbeatData,
-    "header.GetConsumerListByGroupResponseBody": bodies.ConsumerList,
-    "route.TopicRouteData": bodies.TopicRouteData,
-    "body.ClusterInfo": bodies.ClusterInfo,
-    "body.TopicList": bodies.TopicList,
-    "body.KVTable": bodies.KVTable,
-    "body.TopicConfigSerializeWrapper": bodies.TopicConfigSerializeWrapper,
-    "body.SubscriptionGroupWrapper": bodies.SubscriptionGroupWrapper,
-    "body.ConsumerOffsetSerializeWrapper": bodies.ConsumerOffsetSerializeWrapper,
+    "heartbeat.HeartbeatData": HeartbeatData,
+    "header.GetConsumerListByGroupResponseBody": ConsumerList,
+    "route.TopicRouteData": TopicRouteData,
+    "body.ClusterInfo": ClusterInfo,
+    "body.TopicList": TopicList,
+    "body.KVTable": KVTable,
+    "body.TopicConfigSerializeWrapper": TopicConfigSerializeWrapper,
+    "body.SubscriptionGroupWrapper": SubscriptionGroupWrapper,
+    "body.ConsumerOffsetSerializeWrapper": ConsumerOffsetSerializeWrapper,
 }
 
 
@@ -221,7 +229,7 @@ def test_a_registration_is_read_and_written_as_by_java(order: dict[str, Any], go
     body = RegisterBrokerBody.decode(golden, order["compressed"])
     topic = body.topic_config_serialize_wrapper.topic_config_table["TopicTest"]
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (8, 8, 6)
-    assert body.topic_config_serialize_wrapper.data_version == bodies.DataVersion(3, 1700000000123)
+    assert body.topic_config_serialize_wrapper.data_version == DataVersion(3, 1700000000123)
     ours = body.encode(order["compressed"])
     if order["compressed"]:
         ours, golden = zlib.decompress(ours), zlib.decompress(golden)

@@ -10,9 +10,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from gantrymq.remoting.admin_headers import UNIQUE_KEY_QUERY
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY
 from gantrymq.remoting.records import Record, decode_records
 from gantrymq.testing.clients import ForeignClient, Sent
 from gantrymq.testing.content import content

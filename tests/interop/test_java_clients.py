@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import SendMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.testing.clients import (
     Consumer,
     ForeignClient,

@@ -17,7 +17,7 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.recall_headers import RecallMessageHeader
+from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.testing.clients import ForeignClient
 from gantrymq.testing.foreign import Java, ask, start_broker
 from gantrymq.testing.processes import free_ports, gantrymq_child

@@ -20,7 +20,7 @@ import gantrymq.sync
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.transaction_headers import ResumeCheckHeader
+from gantrymq.remoting.headers.transactions import ResumeCheckHeader
 from gantrymq.testing.clients import Consumer, ForeignClient, Received, wait_until
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import JAVA_VERSIONS, Java, ask, start_broker, start_nameserver

@@ -12,7 +12,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.remoting.bodies import BrokerMemberGroupBody
+from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.clients import ForeignClient, Producer, check_complete

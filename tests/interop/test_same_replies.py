@@ -15,10 +15,10 @@ import attrs
 import msgspec
 import pytest
 
-from gantrymq.remoting.bodies import HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import SEND_LETTERS
+from gantrymq.remoting.headers.send import SEND_LETTERS
 from gantrymq.remoting.names import reply_topic
 from gantrymq.remoting.properties import decode_properties, encode_properties
 from gantrymq.remoting.records import decode_records

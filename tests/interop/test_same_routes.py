@@ -15,18 +15,13 @@ import attrs
 import pytest
 
 from gantrymq.remoting import fastjson
-from gantrymq.remoting.bodies import (
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicQueueMapping,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
+from gantrymq.remoting.bodies.routes import QueueData, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicQueueMapping
 from gantrymq.remoting.codes import RequestCode as Code
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.register_body import RegisterBrokerBody
 from gantrymq.testing.foreign import Java, start_nameserver
 from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
 

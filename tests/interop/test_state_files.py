@@ -14,14 +14,13 @@ from gantrymq.plugins.services import GroupTable, Registration, TopicTable
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics
-from gantrymq.remoting.bodies import (
+from gantrymq.remoting.bodies.groups import (
     ExponentialRetryPolicy,
     GroupRetryPolicy,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
 )
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.command import Command
 from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver

@@ -22,7 +22,7 @@ from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.recall_headers import RecallMessageHeader
+from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.testing.foreign import Java, JavaServer, start_broker
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.processes import free_ports, gantrymq_child

@@ -17,9 +17,9 @@ import pytest
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, encode_properties
-from gantrymq.remoting.transaction_headers import EndTransactionHeader, TransactionState
 from gantrymq.testing.clients import ForeignClient, Received, Sent
 from gantrymq.testing.content import content
 from gantrymq.testing.foreign import Java, ask, start_broker

@@ -22,7 +22,8 @@ from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import make_broker, run_broker
 

@@ -11,7 +11,7 @@ import trio.testing
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import Header
+from gantrymq.remoting.headers.header import Header
 
 
 class Peer:

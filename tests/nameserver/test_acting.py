@@ -10,14 +10,9 @@ import pytest
 from gantrymq.nameserver.live import BrokerIdentity, MinimumChange, Registration
 from gantrymq.nameserver.routes import Routes
 from gantrymq.nameserver.views import of_zone, with_acting_masters
-from gantrymq.remoting.bodies import (
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicQueueMapping,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.routes import QueueData, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicQueueMapping
 from gantrymq.remoting.errors import RemoteFault
 
 MASTER = BrokerIdentity("c", "broker-a", 0, "10.0.0.1:10911")

@@ -11,11 +11,12 @@ from gantrymq.nameserver.epochs import EPOCHS_NAMESPACE
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.requests import Requests
 from gantrymq.nameserver.routes import Routes
-from gantrymq.remoting import headers
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.epoch import EPOCH_FIELD, Epoch, epoch_in
-from gantrymq.remoting.register_body import RegisterBrokerBody
+from gantrymq.remoting.headers.header import Header
+from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader
 
 pytestmark = pytest.mark.trio
 
@@ -30,16 +31,16 @@ class Nameserver:
 
     async def register(self, address: str, epoch: Epoch | None, broker_id: int = 0) -> Epoch | None:
         """What the answer says of epochs."""
-        header = headers.RegisterBrokerHeader(
+        header = RegisterBrokerHeader(
             broker_name="a", broker_addr=address, cluster_name="C", ha_server_addr=address, broker_id=broker_id
         )
         return await self._ask(RequestCode.REGISTER_BROKER, header, epoch, RegisterBrokerBody().encode())
 
     async def beat(self, address: str, epoch: Epoch) -> Epoch | None:
-        header = headers.BrokerHeader(broker_name="a", broker_addr=address, cluster_name="C", broker_id=0)
+        header = BrokerHeader(broker_name="a", broker_addr=address, cluster_name="C", broker_id=0)
         return await self._ask(RequestCode.QUERY_DATA_VERSION, header, epoch, b"{}")
 
-    async def _ask(self, code: RequestCode, header: headers.Header, epoch: Epoch | None, body: bytes) -> Epoch | None:
+    async def _ask(self, code: RequestCode, header: Header, epoch: Epoch | None, body: bytes) -> Epoch | None:
         ext = header.to_ext() | ({} if epoch is None else {EPOCH_FIELD: str(epoch)})
         answer = await self.requests.answer(Command(code, ext, body), object())
         assert answer.code == 0, answer.remark

@@ -9,23 +9,27 @@ import pytest
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import Switches
-from gantrymq.remoting import headers
-from gantrymq.remoting.admin_headers import ADMIN_REQUESTS
-from gantrymq.remoting.bodies import (
-    BrokerMemberGroupBody,
-    ClusterInfo,
-    DataVersion,
-    KVTable,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicList,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody, ClusterInfo, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion, KVTable
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicList
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER
-from gantrymq.remoting.headers import REQUESTS
+from gantrymq.remoting.headers.nameserver import (
+    BrokerGroupHeader,
+    BrokerHeader,
+    BrokerHeartbeatHeader,
+    BrokerNameHeader,
+    ClusterHeader,
+    KVConfigHeader,
+    NamespaceHeader,
+    PutKVConfigHeader,
+    RegisterBrokerHeader,
+    RouteHeader,
+)
+from gantrymq.remoting.headers.table import REQUESTS
+from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader
 from gantrymq.remoting.javaproperties import read_properties
-from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 pytestmark = pytest.mark.trio
 
@@ -45,13 +49,13 @@ async def register(peer: Any, compressed: bool = False, body: bytes | None = Non
     crc = fields.pop("crc", body_crc32(data))
     version = fields.pop("version", 407)
     values = {**IDENTITY, "ha_server_addr": "10.0.0.1:10912", **fields}
-    header = headers.RegisterBrokerHeader(compressed=compressed, body_crc32=crc, **values)
+    header = RegisterBrokerHeader(compressed=compressed, body_crc32=crc, **values)
     return await peer.ask(C.REGISTER_BROKER, header, data, version=version)
 
 
 async def route(peer: Any, topic: str = "T", **fields: Any) -> Any:
     strict = fields.pop("strict", None)
-    header = headers.RouteHeader(topic=topic, accept_standard_json_only=strict)
+    header = RouteHeader(topic=topic, accept_standard_json_only=strict)
     return await peer.ask(C.GET_ROUTEINFO_BY_TOPIC, header, **fields)
 
 
@@ -62,8 +66,7 @@ async def topic_list(peer: Any, code: int, header: Any = None) -> list[str]:
 
 
 async def test_every_nameserver_code_of_the_table_has_a_handler(server: NameServer) -> None:
-    table = REQUESTS | ADMIN_REQUESTS
-    assert set(server.requests.handlers) == {code for code, spec in table.items() if spec.server == "nameserver"}
+    assert set(server.requests.handlers) == {code for code, spec in REQUESTS.items() if spec.server == "nameserver"}
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -125,7 +128,7 @@ async def test_a_missing_or_wrong_header_field_is_named(peer: Any) -> None:
 
 async def test_an_unregistered_broker_is_gone(peer: Any) -> None:
     await register(peer)
-    assert (await peer.ask(C.UNREGISTER_BROKER, headers.BrokerHeader(**IDENTITY))).code == 0
+    assert (await peer.ask(C.UNREGISTER_BROKER, BrokerHeader(**IDENTITY))).code == 0
     answer = await route(peer)
     assert (answer.code, answer.remark) == (17, "No topic route info in name server for the topic: T")
 
@@ -166,8 +169,8 @@ async def test_the_lists_of_topics(peer: Any) -> None:
     )
     await register(peer, body=RegisterBrokerBody(wrapper).encode())
     assert await topic_list(peer, C.GET_ALL_TOPIC_LIST_FROM_NAMESERVER) == ["unit", "sub"]
-    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, headers.ClusterHeader(cluster="c")) == ["unit", "sub"]
-    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, headers.ClusterHeader(cluster="x")) == []
+    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, ClusterHeader(cluster="c")) == ["unit", "sub"]
+    assert await topic_list(peer, C.GET_TOPICS_BY_CLUSTER, ClusterHeader(cluster="x")) == []
     assert await topic_list(peer, C.GET_SYSTEM_TOPIC_LIST_FROM_NS) == ["c", "broker-a"]
     assert await topic_list(peer, C.GET_UNIT_TOPIC_LIST) == ["unit"]
     assert await topic_list(peer, C.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["sub"]
@@ -176,16 +179,16 @@ async def test_the_lists_of_topics(peer: Any) -> None:
 
 async def test_a_topic_is_deleted(peer: Any) -> None:
     await register(peer)
-    header = headers.DeleteTopicInNameserverHeader(topic="T", cluster_name="other")
+    header = DeleteTopicInNameserverHeader(topic="T", cluster_name="other")
     await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, header)
     assert (await route(peer)).code == 0
-    await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameserverHeader(topic="T"))
+    await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNameserverHeader(topic="T"))
     assert (await route(peer)).code == 17
 
 
 async def test_write_permission_is_wiped_and_added(peer: Any) -> None:
     await register(peer)
-    header = headers.BrokerNameHeader(broker_name="broker-a")
+    header = BrokerNameHeader(broker_name="broker-a")
     assert (await peer.ask(C.WIPE_WRITE_PERM_OF_BROKER, header)).ext == {"wipeTopicCount": "2"}
     assert TopicRouteData.from_bytes((await route(peer)).body).queue_datas[0].perm == 4
     assert (await peer.ask(C.ADD_WRITE_PERM_OF_BROKER, header)).ext == {"addTopicCount": "2"}
@@ -194,7 +197,7 @@ async def test_write_permission_is_wiped_and_added(peer: Any) -> None:
 
 async def test_a_data_version_tells_whether_to_register(peer: Any) -> None:
     async def query(version: DataVersion) -> Any:
-        return await peer.ask(C.QUERY_DATA_VERSION, headers.BrokerHeader(**IDENTITY), version.to_bytes())
+        return await peer.ask(C.QUERY_DATA_VERSION, BrokerHeader(**IDENTITY), version.to_bytes())
 
     answer = await query(DataVersion(1, 7))
     assert (answer.code, answer.ext, answer.body) == (0, {"changed": "true"}, b"")
@@ -207,11 +210,9 @@ async def test_a_data_version_tells_whether_to_register(peer: Any) -> None:
 
 async def test_requests_of_5x_brokers(peer: Any) -> None:
     await register(peer, heartbeat_timeout_millis=1000, enable_acting_master=False)
-    heartbeat = headers.BrokerHeartbeatHeader(
-        cluster_name="c", broker_name="broker-a", broker_addr=IDENTITY["broker_addr"]
-    )
+    heartbeat = BrokerHeartbeatHeader(cluster_name="c", broker_name="broker-a", broker_addr=IDENTITY["broker_addr"])
     assert (await peer.ask(C.BROKER_HEARTBEAT, heartbeat)).code == 0
-    header = headers.BrokerGroupHeader(cluster_name="c", broker_name="broker-a")
+    header = BrokerGroupHeader(cluster_name="c", broker_name="broker-a")
     answer = await peer.ask(C.GET_BROKER_MEMBER_GROUP, header)
     group = BrokerMemberGroupBody.from_bytes(answer.body).broker_member_group
     assert group is not None
@@ -219,14 +220,14 @@ async def test_requests_of_5x_brokers(peer: Any) -> None:
 
 
 async def test_the_kv_config(peer: Any) -> None:
-    key = headers.KVConfigHeader(namespace="n", key="k")
+    key = KVConfigHeader(namespace="n", key="k")
     answer = await peer.ask(C.GET_KV_CONFIG, key)
     assert (answer.code, answer.remark) == (22, "No config item, Namespace: n Key: k")
-    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, headers.NamespaceHeader(namespace="n"))
+    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, NamespaceHeader(namespace="n"))
     assert (answer.code, answer.remark) == (22, "No config item, Namespace: n")
-    assert (await peer.ask(C.PUT_KV_CONFIG, headers.PutKVConfigHeader(namespace="n", key="k", value="v"))).code == 0
+    assert (await peer.ask(C.PUT_KV_CONFIG, PutKVConfigHeader(namespace="n", key="k", value="v"))).code == 0
     assert (await peer.ask(C.GET_KV_CONFIG, key)).ext == {"value": "v"}
-    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, headers.NamespaceHeader(namespace="n"))
+    answer = await peer.ask(C.GET_KVLIST_BY_NAMESPACE, NamespaceHeader(namespace="n"))
     assert KVTable.from_bytes(answer.body).table == {"k": "v"}
     assert (await peer.ask(C.DELETE_KV_CONFIG, key)).code == 0
     assert (await peer.ask(C.GET_KV_CONFIG, key)).code == 22
@@ -238,7 +239,7 @@ class TestWithOrderedTopics:
         return NameServerConfig(switches=Switches(order_message_enable=True))
 
     async def test_a_route_carries_the_topics_order_and_a_broker_learns_all(self, peer: Any) -> None:
-        header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+        header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
         await peer.ask(C.PUT_KV_CONFIG, header)
         answer = await register(peer)
         assert json.loads(answer.body) == {"table": {"T": "broker-a:4"}}
@@ -273,7 +274,7 @@ async def test_its_settings_by_rocketmqs_names(peer: Any, server: NameServer) ->
 
 async def test_order_in_routes_may_be_switched_on_and_off(peer: Any) -> None:
     await register(peer)
-    header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+    header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
     assert (await peer.ask(C.PUT_KV_CONFIG, header)).code == 0
     for value, expected in ((b"true", True), (b"false", False)):
         assert (await peer.ask(C.UPDATE_NAMESRV_CONFIG, None, b"orderMessageEnable=" + value)).code == 0

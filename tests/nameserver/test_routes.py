@@ -8,7 +8,8 @@ import pytest
 from gantrymq.nameserver import limits
 from gantrymq.nameserver.live import BrokerIdentity, Registration
 from gantrymq.nameserver.routes import Routes
-from gantrymq.remoting.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
 
 MASTER = BrokerIdentity("c", "broker-a", 0, "10.0.0.1:10911")

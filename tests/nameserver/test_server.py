@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from gantrymq.nameserver import NameServer, NameServerConfig
-from gantrymq.remoting import headers
-from gantrymq.remoting.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode
 from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.register_body import RegisterBrokerBody
+from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
 
 pytestmark = pytest.mark.trio
 
@@ -33,7 +34,7 @@ BODY = RegisterBrokerBody(TopicConfigSerializeWrapper({"T": TopicConfig("T")}, D
 
 
 async def register(peer: Any, name: str = "broker-a", port: int = 1) -> None:
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name=name, broker_addr=f"10.0.0.1:{port}", cluster_name="c", ha_server_addr="h:1", broker_id=0
     )
     assert (await peer.ask(C.REGISTER_BROKER, header, BODY)).code == 0
@@ -67,7 +68,7 @@ async def test_a_broker_that_gives_no_sign_expires_and_is_closed(
     nursery.start_soon(server.serve_stream, theirs, "memory")
     from_broker = Command(
         C.REGISTER_BROKER,
-        headers.RegisterBrokerHeader(
+        RegisterBrokerHeader(
             broker_name="b", broker_addr="a:1", cluster_name="c", ha_server_addr="h:1", broker_id=0
         ).to_ext(),
         BODY,
@@ -104,7 +105,7 @@ async def test_answers_keep_the_order_of_the_requests(peer: Any) -> None:
 
 
 async def test_a_oneway_request_gets_no_answer_but_its_effect(server: NameServer, peer: Any) -> None:
-    header = headers.RegisterBrokerHeader(
+    header = RegisterBrokerHeader(
         broker_name="b", broker_addr="a:1", cluster_name="c", ha_server_addr="h:1", broker_id=0
     )
     await peer.send(Command(C.REGISTER_BROKER, header.to_ext(), BODY, opaque=1, flag=ONEWAY_FLAG))

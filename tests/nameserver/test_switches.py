@@ -12,28 +12,24 @@ import trio.testing
 
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import KEYS, Switches, read_switches
-from gantrymq.remoting import headers
-from gantrymq.remoting.admin_headers import MinimumChangedHeader
-from gantrymq.remoting.bodies import (
-    DataVersion,
-    QueueData,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicQueueMapping,
-    TopicRouteData,
-)
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody
+from gantrymq.remoting.bodies.routes import QueueData, TopicRouteData
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicQueueMapping
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import read_header
-from gantrymq.remoting.register_body import RegisterBrokerBody
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import BrokerHeader, ClusterHeader, PutKVConfigHeader, RegisterBrokerHeader
+from gantrymq.remoting.headers.replication import MinimumChangedHeader
+from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 
 C = RequestCode
 
 
 async def register(peer: Any, *topics: str, zone: str | None = None, body: bytes | None = None, **fields: Any) -> Any:
     values = {"cluster_name": "c", "broker_name": "broker-a", "broker_addr": "10.0.0.1:1", "broker_id": 0, **fields}
-    ext = headers.RegisterBrokerHeader(ha_server_addr="10.0.0.1:2", **values).to_ext()
+    ext = RegisterBrokerHeader(ha_server_addr="10.0.0.1:2", **values).to_ext()
     if zone is not None:
         ext["__ZONE_NAME"] = zone
     wrapper = TopicConfigSerializeWrapper({name: TopicConfig(name) for name in topics}, DataVersion(len(topics), 7))
@@ -86,7 +82,7 @@ async def test_a_route_out_of_the_cache_changes_with_its_brokers_and_topics(peer
     for name, expected in (("broker-a", ["broker-a"]), ("broker-b", ["broker-a", "broker-b"])):
         await register(peer, "T", broker_name=name, broker_addr=f"{name}:1")
         assert brokers(await route(peer)) == brokers(await route(peer)) == expected
-    header = headers.DeleteTopicInNameserverHeader(topic="T")
+    header = DeleteTopicInNameserverHeader(topic="T")
     assert (await peer.ask(C.DELETE_TOPIC_IN_NAMESRV, header)).code == 0
     assert (await route(peer)).code == 17
 
@@ -106,7 +102,7 @@ async def test_slaves_are_shown_as_masters_only_when_that_is_on(peer: Any) -> No
     await register(peer, "T", enable_acting_master=True)
     slave: dict[str, Any] = {"broker_id": 1, "broker_addr": "10.0.0.2:1"}
     await register(peer, "T", enable_acting_master=True, **slave)
-    away = headers.BrokerHeader(cluster_name="c", broker_name="broker-a", broker_addr="10.0.0.1:1", broker_id=0)
+    away = BrokerHeader(cluster_name="c", broker_name="broker-a", broker_addr="10.0.0.1:1", broker_id=0)
     assert (await peer.ask(C.UNREGISTER_BROKER, away)).code == 0
     for value, addresses in (("false", {1: "10.0.0.2:1"}), ("true", {0: "10.0.0.2:1"})):
         await switch(peer, f"supportActingMaster={value}")
@@ -119,7 +115,7 @@ async def test_slaves_are_shown_as_masters_only_when_that_is_on(peer: Any) -> No
     [("enableAllTopicList", [206]), ("enableTopicList", [224, 311, 312, 313])],
 )
 async def test_lists_of_topics_can_be_refused(peer: Any, name: str, codes: list[int]) -> None:
-    cluster = headers.ClusterHeader(cluster="c")
+    cluster = ClusterHeader(cluster="c")
     for value, expected in (("true", (0, None)), ("false", (1, "disable"))):
         await switch(peer, f"{name}={value}")
         for code in codes:
@@ -129,7 +125,7 @@ async def test_lists_of_topics_can_be_refused(peer: Any, name: str, codes: list[
 
 @pytest.mark.trio
 async def test_ordered_topics_are_kept_from_brokers_when_told_so(peer: Any) -> None:
-    header = headers.PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
+    header = PutKVConfigHeader(namespace="ORDER_TOPIC_CONFIG", key="T", value="broker-a:4")
     await peer.ask(C.PUT_KV_CONFIG, header)
     assert (await register(peer, "T")).body
     await switch(peer, "returnOrderTopicConfigToBroker=false")
@@ -164,7 +160,7 @@ async def test_a_young_nameserver_tells_no_routes_when_told_to_wait(
 @pytest.mark.trio
 async def test_a_single_topic_is_registered(peer: Any) -> None:
     body = TopicRouteData([QueueData("broker-a", 2, 2, 6)]).to_bytes()
-    header = headers.TopicHeader(topic="T")
+    header = TopicHeader(topic="T")
     assert (await peer.ask(C.REGISTER_TOPIC_IN_NAMESRV, header, body)).code == 0
     assert (await route(peer)).code == 17, "its broker is unknown"
     await register(peer)
@@ -200,7 +196,7 @@ async def test_brokers_are_told_of_a_new_lowest_id_when_that_is_on(nursery: trio
 
     def ask(**fields: Any) -> Callable[[], Awaitable[Command]]:
         values = {"cluster_name": "c", "broker_name": "b", "ha_server_addr": "ha:1", **fields}
-        header = headers.RegisterBrokerHeader(enable_acting_master=acting, **values)
+        header = RegisterBrokerHeader(enable_acting_master=acting, **values)
         return lambda: server.requests.answer(Command(C.REGISTER_BROKER, header.to_ext()), None)
 
     await ask(broker_id=1, broker_addr=address)()
@@ -210,7 +206,7 @@ async def test_brokers_are_told_of_a_new_lowest_id_when_that_is_on(nursery: trio
     header = read_header(MinimumChangedHeader, told.ext)
     assert (told.code, told.is_oneway) == (C.NOTIFY_MIN_BROKER_ID_CHANGE, True)
     assert header == MinimumChangedHeader(min_broker_id=0, min_broker_addr="127.0.0.1:1", ha_broker_addr="ha:1")
-    away = headers.BrokerHeader(cluster_name="c", broker_name="b", broker_addr="127.0.0.1:1", broker_id=0)
+    away = BrokerHeader(cluster_name="c", broker_name="b", broker_addr="127.0.0.1:1", broker_id=0)
     await server.requests.answer(Command(C.UNREGISTER_BROKER, away.to_ext()), None)
     await ask(broker_id=0, broker_addr="no address")()  # is told to the one that is left, and does no harm
     with trio.fail_after(10):

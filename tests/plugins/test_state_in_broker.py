@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.remoting.bodies import (
-    ConsumerData,
-    ConsumerList,
-    HeartbeatData,
-    SubscriptionData,
-    TopicConfigSerializeWrapper,
-)
+from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import run_cluster

@@ -11,20 +11,15 @@ import re
 
 import pytest
 
-from gantrymq.remoting.admin_bodies import QueueOffset, ResetOffsetList, ResetOffsets
-from gantrymq.remoting.bodies import (
-    BrokerData,
-    ClusterInfo,
-    ConsumerList,
-    LockBatchResponseBody,
-    MessageQueue,
-    QueueData,
-    TopicRouteData,
-)
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.clients import ConsumerList
+from gantrymq.remoting.bodies.offsets import QueueOffset, ResetOffsetList, ResetOffsets
+from gantrymq.remoting.bodies.queues import LockBatchResponseBody, MessageQueue
+from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.frame import BINARY_HEADER
-from gantrymq.remoting.headers import PullMessageResponse, SendMessageResponse
+from gantrymq.remoting.headers.pull import PullMessageResponse
+from gantrymq.remoting.headers.send import SendMessageResponse
 
 ROUTE = TopicRouteData(
     [QueueData("b", 4, 4, 6), QueueData("c", 4, 4, 6)],

@@ -11,30 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.remoting import bodies, register_body
-from gantrymq.remoting.bodies import (
+from gantrymq.remoting.bodies import registration
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.routes import (
     BrokerData,
+    BrokerMemberGroup,
+    BrokerMemberGroupBody,
     ClusterInfo,
-    ConsumerData,
-    ConsumerList,
-    ConsumerOffsetSerializeWrapper,
-    DataVersion,
-    HeartbeatData,
-    KVTable,
-    MessageQueue,
-    ProducerData,
     QueueData,
-    SubscriptionData,
-    SubscriptionGroupConfig,
-    SubscriptionGroupWrapper,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicList,
     TopicRouteData,
 )
-from gantrymq.remoting.body import Body
+from gantrymq.remoting.bodies.tables import DataVersion, KVTable
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicList
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
 
 ROUTE = TopicRouteData(
     [QueueData("broker-a", 4, 4, 6)],
@@ -150,7 +144,7 @@ BODIES: list[Body] = [
     TopicList(["T"], "x:1"),
     TopicList([]),
     KVTable({"k": "v"}),
-    bodies.BrokerMemberGroupBody(bodies.BrokerMemberGroup("c", "b", {0: "x:1"})),
+    BrokerMemberGroupBody(BrokerMemberGroup("c", "b", {0: "x:1"})),
     RegisterBrokerBody(TopicConfigSerializeWrapper({"T": TopicConfig("T")}), ["f:1"]),
 ]
 KINDS = list(dict.fromkeys(type(body) for body in BODIES))
@@ -273,7 +267,7 @@ def test_a_cut_registration_is_refused(length: int) -> None:
 
 
 def test_a_decompression_bomb_is_not_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(register_body, "INFLATED_MAX_BYTES", 1000)
+    monkeypatch.setattr(registration, "INFLATED_MAX_BYTES", 1000)
     with pytest.raises(RemoteFault, match="grows beyond"):
         RegisterBrokerBody.decode(zlib.compress(WHOLE + b"\0" * 2000), compressed=True)
 

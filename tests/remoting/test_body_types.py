@@ -8,17 +8,16 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gantrymq.remoting.bodies import (
+from gantrymq.remoting.bodies.body import TOLERANT_BYTES_MAX, TOLERANT_VALUES_MAX, Body
+from gantrymq.remoting.bodies.clients import (
     CheckClientConfig,
     ConsumerData,
     HeartbeatData,
-    LockBatchRequestBody,
-    MessageQueue,
     ProducerData,
     SubscriptionData,
-    TopicConfig,
 )
-from gantrymq.remoting.body import TOLERANT_BYTES_MAX, TOLERANT_VALUES_MAX, Body
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.fastjson_types import SCAN_MAX_BYTES
 
@@ -167,7 +166,7 @@ ODD_BODIES = {
 @pytest.mark.parametrize("kind", ODD_BODIES)
 def test_a_short_count_of_values_does_not_stand_for_much_work(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted: list[object] = []
-    monkeypatch.setattr("gantrymq.remoting.body.fit", lambda value, _: fitted.append(value))
+    monkeypatch.setattr("gantrymq.remoting.bodies.body.fit", lambda value, _: fitted.append(value))
     with pytest.raises(RemoteFault):
         LockBatchRequestBody.from_request(ODD_BODIES[kind])
     assert not fitted

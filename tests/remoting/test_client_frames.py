@@ -12,18 +12,15 @@ import attrs
 import pytest
 
 from gantrymq.kernel.fast import KIND, plain_requests, read_requests
-from gantrymq.remoting.bodies import HeartbeatData, LockBatchRequestBody, MessageQueue
+from gantrymq.remoting.bodies.clients import HeartbeatData
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.headers import (
-    Header,
-    PullMessageHeader,
-    SendMessageHeader,
-    UnregisterClientHeader,
-    UpdateConsumerOffsetHeader,
-    read_header,
-    read_send_header,
-)
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
+from gantrymq.remoting.headers.groups import UnregisterClientHeader
+from gantrymq.remoting.headers.header import Header, read_header
+from gantrymq.remoting.headers.offsets import UpdateConsumerOffsetHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
 
 
 def frame(header: bytes, body: bytes = b"") -> bytes:

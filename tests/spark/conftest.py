@@ -13,18 +13,14 @@ import pytest
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_stored
 from gantrymq.remoting.address import encode_host
-from gantrymq.remoting.bodies import BrokerData, QueueData, TopicRouteData
+from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import (
-    OffsetResponse,
-    PullMessageHeader,
-    PullMessageResponse,
-    QueueHeader,
-    RouteHeader,
-    read_header,
-)
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import RouteHeader
+from gantrymq.remoting.headers.offsets import OffsetResponse, QueueHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.spark import session, spark_status
 from gantrymq.spark.wire import Wire

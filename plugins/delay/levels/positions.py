@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.store.state_file import load_state
-from gantrymq.remoting.bodies import DelayOffsetSerializeWrapper
+from gantrymq.remoting.bodies.offsets import DelayOffsetSerializeWrapper
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env

@@ -13,10 +13,10 @@ from gantrymq.kernel.store.log.record import BLANK_BYTES, PROPERTIES_LIMIT, Reco
 from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import java_hash, replace_properties
 from gantrymq.remoting.records import HEADS
-from gantrymq.remoting.transaction_headers import TransactionState
 
 QUEUE_ID = 0
 """Half messages and their ends have one queue each."""

@@ -37,7 +37,7 @@ from gantrymq.plugins.transaction.half.rows import (
 from gantrymq.plugins.transaction.half.table import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC

@@ -8,9 +8,9 @@ from __future__ import annotations
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.state_table.rows import STATE_BITS
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
-from gantrymq.remoting.transaction_headers import TransactionState
 
 
 def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, origin: object = None) -> None:

@@ -18,8 +18,8 @@ from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK
 from gantrymq.plugins.transaction.state_table.table import PREPARED, StateRow
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.properties import find_property, java_hash
-from gantrymq.remoting.transaction_headers import TransactionState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

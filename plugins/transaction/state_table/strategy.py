@@ -27,11 +27,11 @@ from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, is_prepare
 from gantrymq.plugins.transaction.state_table.table import PREPARED
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
-from gantrymq.remoting.transaction_headers import TransactionState
 
 FLUSH_S = 1.0
 """The redo log goes to the disk this often; what was not there yet is read from the log at the next start."""

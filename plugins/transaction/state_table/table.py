@@ -17,7 +17,7 @@ import structlog
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NO_ROOM, NoRoom
 from gantrymq.kernel.store.log.segments import Segment, Segments
-from gantrymq.remoting.transaction_headers import TransactionState
+from gantrymq.remoting.headers.transactions import TransactionState
 
 ROW: Final = struct.Struct(">qiIii")
 UNIT: Final = ROW.size

@@ -24,7 +24,7 @@ from gantrymq.plugins.consume.config import ConsumeConfig
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.suggest import Suggestions
 from gantrymq.plugins.filter.tags import compile_tags
-from gantrymq.remoting.bodies import SubscriptionData
+from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, PERM_READ, PERM_WRITE
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames

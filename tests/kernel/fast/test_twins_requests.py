@@ -25,9 +25,9 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import SEND_LETTERS
+from gantrymq.remoting.headers.send import SEND_LETTERS
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.properties import encode_properties
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.columns import columns_of, dispatched
 
 pytestmark = pytest.mark.once  # it runs both twins

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -19,7 +19,7 @@ from gantrymq.kernel.manager import PluginManager
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.plugins.services import Retention, TopicTable
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.javaproperties import read_properties, write_properties
 
 pytestmark = pytest.mark.trio

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from gantrymq.remoting.admin_headers import ADMIN_REQUESTS
 from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.headers.table import REQUESTS
 
 pytestmark = pytest.mark.trio
 
@@ -28,14 +28,14 @@ BODIES = (
     b"\\u",
     b"\n" * 70_000,
 )
-CODES = sorted(code for code, spec in ADMIN_REQUESTS.items() if spec.server == "broker")
+CODES = sorted(code for code, spec in REQUESTS.items() if spec.server == "broker")
 ROUNDS = 12
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 async def test_odd_fields_and_bodies_are_refused_or_answered(bench: Any, code: RequestCode) -> None:
     chance = random.Random(int(code))
-    header = ADMIN_REQUESTS[code].header
+    header = REQUESTS[code].header
     names = [] if header is None else list(header.__struct_encode_fields__)
     await bench.commit(1)
     with structlog.testing.capture_logs() as logs:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gantrymq.remoting.admin_bodies import ConsumeQueueBody, GroupList
-from gantrymq.remoting.bodies import TopicList
+from gantrymq.remoting.bodies.clients import GroupList
+from gantrymq.remoting.bodies.queues import ConsumeQueueBody
+from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.fastjson import loads
 
 pytestmark = pytest.mark.trio

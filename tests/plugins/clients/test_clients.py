@@ -11,14 +11,8 @@ import trio.testing
 
 from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
-from gantrymq.remoting.bodies import (
-    ConsumerData,
-    ConsumerList,
-    HeartbeatData,
-    ProducerData,
-    SubscriptionData,
-    SubscriptionGroupConfig,
-)
+from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 
 @pytest.fixture

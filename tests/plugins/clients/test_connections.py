@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from gantrymq.remoting.admin_bodies import ConsumerConnections, GroupSubscription, ProducerConnections, ProducerTable
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import (
+    ConsumerConnections,
+    ConsumerData,
+    GroupSubscription,
+    HeartbeatData,
+    ProducerConnections,
+    ProducerData,
+    ProducerTable,
+    SubscriptionData,
+)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.plugins.clients.groups import ConsumerGroup, Member
-from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 
 
 def beat(group: ConsumerGroup, number: int, *wishes: SubscriptionData) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
-from gantrymq.remoting.bodies import ConsumerData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 
 
 class Peer:

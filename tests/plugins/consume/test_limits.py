@@ -12,7 +12,8 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel
 

@@ -20,7 +20,8 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 

@@ -10,11 +10,12 @@ import trio
 from gantrymq.kernel import rare_warnings
 from gantrymq.kernel.filters import MessageFilter
 from gantrymq.plugins.consume import subscriptions
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 

@@ -10,11 +10,13 @@ import pytest
 
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.plugins.services import ConsumerOffsets, TopicTable
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import PullMessageHeader, SendMessageHeader
+from gantrymq.remoting.headers.pull import PullMessageHeader
+from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker, run_cluster
 
 INLINE, SUSPEND, COMMIT = 4, 2, 1

@@ -12,7 +12,7 @@ import trio
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.filter import consumers
 from gantrymq.plugins.filter.consumers import ConsumerFilters, bloom_positions
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault

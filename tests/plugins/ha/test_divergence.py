@@ -11,12 +11,12 @@ import trio
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.ha.epochs import FILE
 from gantrymq.plugins.services import ConsumerOffsets, Replication
-from gantrymq.remoting.admin_headers import CompareLogHeader, CompareLogResponse
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
 from gantrymq.testing.badblocks import BadBlocksEnv
 from gantrymq.testing.harness import run_broker
 from gantrymq.testing.requests import send

@@ -19,7 +19,7 @@ from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.harness import make_broker
 from gantrymq.testing.processes import free_ports

@@ -14,7 +14,7 @@ from gantrymq.kernel.registry import Services
 from gantrymq.plugins.ha.tables import SaidOffsets, Tables
 from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.plugins.services import GroupTable, LevelPositions, TopicTable
-from gantrymq.remoting.bodies import TopicConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -14,7 +14,8 @@ from gantrymq.kernel.network.connection import ConnectionsBatch
 from gantrymq.plugins.locks import table as lock_table
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.table import LockTable
-from gantrymq.remoting.bodies import ConsumerData, HeartbeatData, MessageQueue
+from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 
 Q0, Q1, Q2, Q3 = (MessageQueue("T", "broker-a", number) for number in range(4))

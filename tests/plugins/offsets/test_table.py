@@ -11,7 +11,7 @@ import structlog.testing
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.services import ConsumerOffsets
-from gantrymq.remoting.bodies import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gantrymq.kernel.store.log.record import decode as decode_record
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import SEND_LETTERS, SendMessageHeader
+from gantrymq.remoting.headers.send import SEND_LETTERS, SendMessageHeader
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 
 

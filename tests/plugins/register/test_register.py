@@ -19,13 +19,14 @@ from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.services import Registration, TopicTable
-from gantrymq.remoting.bodies import TopicRouteData
+from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed
-from gantrymq.remoting.headers import BrokerHeader, RegisterBrokerHeader, RouteHeader, read_header
-from gantrymq.remoting.register_body import RegisterBrokerBody, body_crc32
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader, RouteHeader
 
 FIRST, SECOND = "127.0.0.1:9876", "127.0.0.2:9876"
 

@@ -15,7 +15,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.register import link, rivals
 from gantrymq.plugins.register.link import Link
 from gantrymq.plugins.register.rivals import LOOKS_S, Rivals
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -16,14 +16,14 @@ from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.services import ProducerGroups
-from gantrymq.remoting.bodies import HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.headers import SEND_LETTERS, read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.send import SEND_LETTERS, ReplyMessageHeader
 from gantrymq.remoting.names import reply_topic
 from gantrymq.remoting.properties import decode_properties, encode_properties
-from gantrymq.remoting.reply_headers import ReplyMessageHeader
 from gantrymq.testing.harness import make_broker, run_broker
 
 pytestmark = pytest.mark.trio

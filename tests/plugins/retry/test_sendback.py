@@ -9,7 +9,8 @@ import pytest
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, TopicConfig
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
+from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command

@@ -12,7 +12,7 @@ from hypothesis import given
 from gantrymq.plugins.stats.items import PERIODS, Item
 from gantrymq.plugins.stats.latency import BUCKETS, Latency
 from gantrymq.plugins.stats.rates import Rates, Totals
-from gantrymq.remoting.admin_bodies import StatsData, StatsItem
+from gantrymq.remoting.bodies.stats import StatsData, StatsItem
 
 START = 1_700_000_000_000
 

@@ -15,8 +15,8 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER
 from gantrymq.plugins.services import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
-from gantrymq.remoting.admin_bodies import StatsData
-from gantrymq.remoting.bodies import KVTable
+from gantrymq.remoting.bodies.stats import StatsData
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import broker_and_channel

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gantrymq.plugins.services import GroupTable, RouteChanges, TopicTable
-from gantrymq.remoting.bodies import SubscriptionGroupConfig, SubscriptionGroupWrapper, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
 TOPIC = {
     "topic": "orders", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 3, "perm": 6,

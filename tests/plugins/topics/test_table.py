@@ -12,7 +12,9 @@ import structlog.testing
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.services import GroupTable, TopicTable
-from gantrymq.remoting.bodies import DataVersion, SubscriptionGroupWrapper, TopicConfig, TopicConfigSerializeWrapper
+from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 

@@ -12,14 +12,14 @@ from structlog.testing import capture_logs
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.services import ConsumerOffsets
-from gantrymq.remoting.bodies import HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.headers import read_header
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.transactions import CheckTransactionHeader, EndTransactionHeader, TransactionState
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.transaction_headers import CheckTransactionHeader, EndTransactionHeader, TransactionState
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 

@@ -17,10 +17,10 @@ from gantrymq.plugins.transaction.state_table.marks import read_marks
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.transaction_headers import EndTransactionHeader
 from gantrymq.testing.envs import FaultEnv, MemoryEnv
 from gantrymq.testing.harness import broker_and_channel
 from gantrymq.testing.requests import pull, send

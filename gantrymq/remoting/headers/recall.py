@@ -1,12 +1,11 @@
-"""The typed headers by which a waiting message is taken back, and the fourth part of the table of request codes.
+"""The headers by which a delayed message is recalled.
 
 Source: RocketMQ 5.3.3 ``RecallMessageRequestHeader``, ``RecallMessageResponseHeader``; 4.9 has no such request.
 """
 
 from __future__ import annotations
 
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.headers import Header, RequestSpec
+from gantrymq.remoting.headers.header import Header
 
 
 class RecallMessageHeader(Header, kw_only=True):
@@ -21,8 +20,3 @@ class RecallMessageResponse(Header, kw_only=True):
     """The unique key of the message that was recalled."""
 
     msg_id: str
-
-
-RECALL_REQUESTS: dict[RequestCode, RequestSpec] = {
-    RequestCode.RECALL_MESSAGE: RequestSpec("broker", RecallMessageHeader, RecallMessageResponse),
-}

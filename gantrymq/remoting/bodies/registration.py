@@ -17,20 +17,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Final, cast
 
 import msgspec
 
-from gantrymq.remoting.bodies import (
-    DataVersion,
-    TopicConfig,
-    TopicConfigSerializeWrapper,
-    TopicQueueMapping,
-    read_filter_servers,
-    write_filter_servers,
-)
-from gantrymq.remoting.body import TOLERANT_VALUES_MAX, Body, count_values
+from gantrymq.remoting import fastjson
+from gantrymq.remoting.bodies.body import TOLERANT_VALUES_MAX, Body, check_values, count_values
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper, TopicQueueMapping
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
@@ -43,7 +38,6 @@ STEPS_FROM: Final = 65_536
 STEP_TOPICS: Final = 256
 STEP_BYTES: Final = 262_144
 """Topics and inflated bytes of one step: about a millisecond."""
-
 _I32 = struct.Struct(">i")
 
 
@@ -222,3 +216,21 @@ class _Sized:
 
 def _fault(what: str) -> RemoteFault:
     return RemoteFault(ResponseCode.SYSTEM_ERROR, f"RegisterBrokerBody: {what}")
+
+
+def read_filter_servers(data: bytes) -> list[str]:
+    """The list of filter server addresses at the end of a compressed registration; :class:`RemoteFault` (code 1)."""
+    try:
+        return msgspec.json.decode(data, type=list[str])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass  # most likely the dialect: the tolerant way decides
+    try:
+        check_values(data, TOLERANT_VALUES_MAX)
+        return msgspec.convert(fastjson.loads(data), list[str])
+    except ValueError as error:
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"filterServerList: {error}") from None
+
+
+def write_filter_servers(addresses: Iterable[str]) -> bytes:
+    """The inverse of :func:`read_filter_servers`."""
+    return fastjson.dumps(list(addresses))

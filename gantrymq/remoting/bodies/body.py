@@ -21,6 +21,7 @@ TOLERANT_VALUES_MAX: Final = 8_192
 other connections wait. Commas, colons, brackets and escapes are counted, which stand between values; what references
 repeat counts as well."""
 
+
 TOLERANT_BYTES_MAX: Final = 256 * 1024
 """The longest request's body of that kind; whatever it has, spaces or one long text, Python looks at each character."""
 

@@ -1,4 +1,4 @@
-"""The typed headers by which a transaction ends, is asked about, and the third part of the table of request codes.
+"""The headers by which a transaction ends and is checked back.
 
 Source: RocketMQ 4.9.7 ``EndTransactionRequestHeader``, ``CheckTransactionStateRequestHeader``, ``MessageSysFlag``.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.headers import Header, Int32, Int64, RequestSpec
+from gantrymq.remoting.headers.header import Header, Int32, Int64
 
 
 class TransactionState(IntEnum):
@@ -50,10 +49,3 @@ class ResumeCheckHeader(Header, kw_only=True):
     (``ResumeCheckHalfMessageRequestHeader``)."""
 
     msg_id: str | None = None
-
-
-TRANSACTION_REQUESTS: dict[RequestCode, RequestSpec] = {
-    RequestCode.END_TRANSACTION: RequestSpec("broker", EndTransactionHeader),
-    RequestCode.RESUME_CHECK_HALF_MESSAGE: RequestSpec("broker", ResumeCheckHeader),
-    RequestCode.CHECK_TRANSACTION_STATE: RequestSpec("client", CheckTransactionHeader),
-}

@@ -1,0 +1,117 @@
+"""The bodies about how far consumers are, and RocketMQ's files of it.
+
+Source: RocketMQ 4.9.7 ``common/protocol/body``, ``common/admin``. Maps with queues for keys are written with raw
+objects as keys, which is fastjson's way.
+"""
+
+# ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
+from __future__ import annotations
+
+from typing import Any
+
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.tables import DataVersion
+from gantrymq.remoting.headers.header import Int32, Int64
+
+
+class ConsumerOffsetSerializeWrapper(Body):
+    """How far groups have consumed, ``topic@group`` to queue id to offset: body of 43, ``consumerOffset.json``."""
+
+    offset_table: dict[str, dict[Int32, Int64]] = {}
+    data_version: DataVersion | None = None
+
+
+class DelayOffsetSerializeWrapper(Body):
+    """How far the delay levels are delivered, level to queue offset: file ``delayOffset.json``."""
+
+    offset_table: dict[Int32, Int64] = {}
+    data_version: DataVersion | None = None
+
+
+class OffsetWrapper(Body):
+    """How far a group is in a queue; ``last_timestamp`` (ms): when the last message that it consumed was stored."""
+
+    broker_offset: Int64 = 0
+    consumer_offset: Int64 = 0
+    last_timestamp: Int64 = 0
+
+
+class ConsumeStats(Body):
+    """Answer to 208."""
+
+    offset_table: dict[MessageQueue, OffsetWrapper] = {}
+    consume_tps: float = 0.0
+
+    @property
+    def behind(self) -> int:
+        """Messages that wait."""
+        return sum(offset.broker_offset - offset.consumer_offset for offset in self.offset_table.values())
+
+
+class ConsumeStatsList(Body):
+    """Answer to 317: for each group its topics' statistics."""
+
+    consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
+    broker_addr: str | None = None
+    total_diff: Int64 = 0
+
+
+class QueueTimeSpan(Body):
+    """When a queue's first and last message were stored, where its group is, and how long the next one has waited."""
+
+    message_queue: MessageQueue = MessageQueue()
+    min_time_stamp: Int64 = 0
+    max_time_stamp: Int64 = 0
+    consume_time_stamp: Int64 = 0
+    delay_time: Int64 = 0
+
+
+class ConsumeTimeSpans(Body):
+    """Answer to 303 (``QueryConsumeTimeSpanBody``)."""
+
+    consume_time_span_set: list[QueueTimeSpan] = []
+
+
+class CorrectionOffsets(Body):
+    """Answer to 308: by queue the lowest offset of other groups."""
+
+    correction_offsets: dict[Int32, Int64] = {}
+
+
+class ResetOffsets(Body):
+    """Body of 220 and answer to 222 (``ResetOffsetBody``)."""
+
+    offset_table: dict[MessageQueue, Int64] = {}
+
+
+class QueueOffset(Body):
+    """A queue and where to go on, for clients in C++ (``MessageQueueForC``)."""
+
+    topic: str = ""
+    broker_name: str = ""
+    queue_id: Int32 = 0
+    offset: Int64 = 0
+
+
+class ResetOffsetList(Body):
+    """Body of 220 for clients in C++ (``ResetOffsetBodyForC``)."""
+
+    offset_table: list[QueueOffset] = []
+
+
+class ClientStatus(Body):
+    """A client's answer to 221: where it goes on, by queue. An empty map comes as a dict."""
+
+    message_queue_table: list[tuple[MessageQueue, Int64]] | dict[str, Any] = []
+
+    @property
+    def queues(self) -> list[tuple[MessageQueue, int]]:
+        """The table; what has texts for keys is none."""
+        return self.message_queue_table if isinstance(self.message_queue_table, list) else []
+
+
+class ConsumerStatus(Body):
+    """Answer to 223 (``GetConsumerStatusBody``): by client, by queue."""
+
+    consumer_table: dict[str, dict[MessageQueue, Int64]] = {}

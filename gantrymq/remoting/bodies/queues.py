@@ -1,0 +1,75 @@
+"""The bodies about queues: their bounds, their entries, and who holds their locks.
+
+Source: RocketMQ 4.9.7 ``MessageQueue``, ``common/protocol/body``, ``common/admin``. Maps with queues for keys are
+written with raw objects as keys, which is fastjson's way.
+"""
+
+# ruff: noqa: RUF012 - msgspec copies an empty default for each new struct
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gantrymq.remoting.bodies.body import Body
+from gantrymq.remoting.bodies.clients import SubscriptionData
+from gantrymq.remoting.headers.header import Int32, Int64
+
+
+class MessageQueue(Body, frozen=True, order=True):  # type: ignore[misc]  # a struct is no dataclass here
+    """One queue of a topic on one broker; orders by topic, broker and queue id as in RocketMQ."""
+
+    topic: str = ""
+    broker_name: str = ""
+    queue_id: Int32 = 0
+
+
+class TopicOffset(Body):
+    """The bounds of a queue, and when its last message was stored (ms, 0 for an empty one)."""
+
+    min_offset: Int64 = 0
+    max_offset: Int64 = 0
+    last_update_timestamp: Int64 = 0
+
+
+class TopicStatsTable(Body):
+    """Answer to 202."""
+
+    offset_table: dict[MessageQueue, TopicOffset] = {}
+
+
+class ConsumeQueueEntry(Body):
+    """One entry of a consume queue (``ConsumeQueueData``)."""
+
+    physic_offset: Int64 = 0
+    physic_size: Int32 = 0
+    tags_code: Int64 = 0
+    eval: bool = False
+    extend_data_json: str | None = None
+    bit_map: str | None = None
+    msg: str | None = None
+
+
+class ConsumeQueueBody(Body):
+    """Answer to 321 (``QueryConsumeQueueResponseBody``)."""
+
+    queue_data: list[ConsumeQueueEntry] = []
+    max_queue_index: Int64 = 0
+    min_queue_index: Int64 = 0
+    subscription_data: SubscriptionData | None = None
+    filter_data: str | None = None
+
+
+class LockBatchRequestBody(Body):
+    """Queues that a member of a group wants to have, or gives back: bodies of 41 and 42. The last field is 5.x's."""
+
+    any_spelling: ClassVar[bool] = True
+
+    consumer_group: str = ""
+    client_id: str = ""
+    mq_set: set[MessageQueue] = set()
+    only_this_broker: bool | None = None
+
+
+class LockBatchResponseBody(Body, rename={"lock_ok_mq_set": "lockOKMQSet"}):
+    """Those of the queues asked for that the client has now: answer to 41."""
+
+    lock_ok_mq_set: set[MessageQueue] = set()
