@@ -161,8 +161,12 @@ def wait_until(done: Callable[[], bool], consumers: Sequence[Consumer], timeout:
     deadline = time.monotonic() + timeout
     while not done():
         if time.monotonic() > deadline:
+            received = [
+                [f"{message.queue_id}/{message.queue_offset}" for message in consumer.messages[-50:]]
+                for consumer in consumers
+            ]
             counts = [len(consumer.messages) for consumer in consumers]
-            raise AssertionError(f"not done in {timeout:g} s; received {counts}")
+            raise AssertionError(f"not done in {timeout:g} s; received {counts}, queues and offsets {received}")
         for consumer in consumers:
             consumer.poll(0.05)
 

@@ -213,8 +213,12 @@ def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: For
             writer: stack.enter_context(java4_client.consumer(own_nameserver, topic, f"c-{topic}"))
             for writer, topic in topics.items()
         }
-        for consumer in consumers.values():
-            consumer.wait(len(VISIBLE))
+        for writer, consumer in consumers.items():
+            try:
+                consumer.wait(len(VISIBLE))
+            except AssertionError as error:
+                error.add_note(f"the store of {writer} holds {ends_of(readers[writer], topics[writer])}")
+                raise
         wanted = {(topic, index) for topic in topics.values() for index in known}
 
         def asked_about() -> set[tuple[str, int]]:
@@ -301,6 +305,17 @@ def test_the_same_requests_leave_the_same_records_but_for_times_and_hosts(all_cr
         properties = decode_properties(other.properties.decode())
         assert properties["WAIT"] == "true", "which RocketMQ leaves out of messages that go straight to their topic"
         assert decode_properties(mine.properties.decode()) == properties
+
+
+def ends_of(running: Running, topic: str) -> dict[str, int]:
+    """The ends of the queues where visible, half and delayed messages of ``topic`` lie."""
+    queues = [(topic, 0), (topic, 1), (TRANS_HALF_TOPIC, 0), (TRANS_OP_HALF_TOPIC, 0)]
+    queues += [("SCHEDULE_TOPIC_XXXX", level - 1) for level in DELAYED]
+    ends = {}
+    for name, queue in queues:
+        answer = ask(running.address, Command(RequestCode.GET_MAX_OFFSET, {"topic": name, "queueId": str(queue)}))
+        ends[f"{name}/{queue}"] = int((answer.ext or {})["offset"])
+    return ends
 
 
 def half_offsets(running: Running) -> int:

@@ -137,6 +137,11 @@ class Departures:
 
     def _open_slots(self, now: int) -> bool:
         """Open what begins soon or has begun. Whether there is more to open at once."""
+        if now - self._next > SLOTS_A_TURN * PRECISION_MS and not self._is_full():
+            # the broker was down, or RocketMQ was killed before it noted how far it was: then that is days ago
+            self._next = self._files.wheel.next_set(self._next, floor(now))
+            if not self._open:
+                self._files.read_ms = self._next
         for _ in range(SLOTS_A_TURN):
             if self._next > now + LEAD_MS or self._is_full():
                 return False

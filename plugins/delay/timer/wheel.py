@@ -103,6 +103,26 @@ class Wheel:
         stored, first, last, number, _ = _SLOT.unpack(raw)
         return Slot(first, last, number) if stored == second else None
 
+    def next_set(self, time: int, until: int) -> int:
+        """The first time from ``time`` on (ms, multiples of 1000) whose slot is set; ``until`` if there is none before.
+
+        It reads some 30,000 slots at once: where none of them is set, it returns the time that follows them.
+        """
+        first = time // PRECISION_MS
+        index = first % self._slots
+        count = min(until // PRECISION_MS - first, _CHUNK_BYTES // SLOT_BYTES, self._slots - index)
+        if count <= 0:
+            return time
+        data = self._open_file.pread(count * SLOT_BYTES, index * SLOT_BYTES)
+        found = first + count
+        if data.count(0) != len(data):
+            stored = (slot[0] for slot in _SLOT.iter_unpack(data))
+            found = next((second for second, seen in enumerate(stored, first) if second == seen), found)
+        with self._guard:
+            unwritten = (*self._writing.values(), *self._changed.values())
+        seconds = (_SLOT.unpack(raw)[0] for raw in unwritten)
+        return min((second for second in seconds if first <= second < found), default=found) * PRECISION_MS
+
     def put(self, time: int, first: int, last: int, number: int) -> None:
         """Set the slot of ``time``; it is in the file after the next :meth:`write`."""
         second = time // PRECISION_MS

@@ -15,7 +15,9 @@ from trio.testing import MockClock
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
+from gantrymq.plugins.delay.timer.files import SIZES
 from gantrymq.plugins.delay.timer.log import UNIT_BYTES
+from gantrymq.plugins.delay.timer.wheel import Wheel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
@@ -666,3 +668,50 @@ def test_a_full_disk_is_logged_once_until_the_timer_is_saved_again(monkeypatch: 
             monkeypatch.setattr(world.timer.files, "checkpoint", checkpoint)
             world.save()
     assert [entry["event"] for entry in logs] == ["timer_not_saved", "timer_saved_again", "timer_not_saved"]
+
+
+DAY_MS = 24 * HOUR_MS
+
+
+def test_what_became_due_in_days_without_a_broker_comes_within_a_few_turns_of_the_next_start() -> None:
+    """Six days are 518,400 slots. A killed RocketMQ leaves a store that says it delivered nothing for days, too."""
+    world = TimedStore(MemoryEnv(start_ms=1_700_000_000_000), sizes=SIZES)
+    hours = (2, 30, 100, 143)
+    for number in hours:
+        world.send_in(b"%d" % number, number * HOUR_MS)
+    world.settle()
+    world.close()
+    world.env.advance(6 * DAY_MS - HOUR_MS // 2)
+    again = TimedStore(world.env, sizes=SIZES)
+    again.settle(turns=60)
+    assert again.bodies() == [b"%d" % number for number in hours]
+    again.send_in(b"next", 1500)
+    again.settle()
+    again.env.advance(1500)
+    again.settle()
+    assert again.bodies()[-1] == b"next"
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["in the file", "in memory"])
+def test_the_next_slot_that_is_set_is_found_as_by_looking_at_each(written: bool) -> None:
+    slots = 100_000  # more than are read at once
+    wheel = Wheel(MemoryEnv(), "timerwheel", slots)
+    wheel.create({})
+    first = 1_700_000_000
+    lap = range(first, first + slots)
+    # the last one lies behind the part of the file that is read first; seconds of an older lap share slots
+    set_seconds = {first + 5, first + 40_000, first + 40_001, first + 99_999}
+    old = {first + 7 - slots, first + 60_000 - slots}
+    for second in set_seconds | old:
+        wheel.put(second * 1000, 52, 104, 1)
+    if written:
+        wheel.write(wheel.take_changes())
+    for since, until in ((first, first + slots), (first + 6, first + 40_000), (first + 40_001, first + 40_002)):
+        found, at = [], since * 1000
+        while at < until * 1000:
+            at = wheel.next_set(at, until * 1000)
+            if at < until * 1000 and wheel.get(at) is not None:
+                found.append(at // 1000)
+                at += 1000
+        assert found == sorted(second for second in set_seconds if since <= second < until and second in lap)
+    assert wheel.next_set(first * 1000, first * 1000) == first * 1000
