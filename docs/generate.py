@@ -9,11 +9,10 @@ from pathlib import Path
 import rich_click as click
 
 from gantrymq.cli.group import COMMANDS, cli
-from gantrymq.kernel.config import broker_conf
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import read_settings, show
 from gantrymq.kernel.loading import load_plugins
-from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `python docs/generate.py`; a test keeps it equal to the code. -->\n"
@@ -89,21 +88,18 @@ sets it directly.
 means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`.
 `gantrymq print-config` prints the values that are in force.
 """
-OPTIONAL_PLUGINS = ("ha", "metrics")
 
 
 def configuration_page() -> str:
     """``configuration.md``: every key with its default and RocketMQ's name."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for theirs, (section, key, _) in broker_conf._KEYS.items():
-        names.setdefault((section, key), []).append(theirs)
-    manager = load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS])
+    config = build_config(read_settings(environ={}), load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS]))
     out, section = [NOTE, CONFIGURATION], ""
-    for row in build_config(read_settings(environ={}), manager).explain():
+    for row in config.explain():
         if row.section != section:
             section = row.section
             out += ["", f"## `[{section}]`\n", "| key | default | RocketMQ |", "|---|---|---|"]
-        theirs = ", ".join(f"`{name}`" for name in sorted(names.get((section, row.key), ())))
+        key = config.rocketmq_keys.get((section, row.key))
+        theirs = ", ".join(f"`{name}`" for name in (() if key is None else sorted((key.name, *key.older))))
         out.append(f"| `{section}.{row.key}` | `{cell(show(row.value))}` | {theirs} |")
     return "\n".join(out).rstrip() + "\n"
 

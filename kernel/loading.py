@@ -28,7 +28,8 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: S
         if getattr(names[name], "essential", False):
             raise StartError(f"cannot disable {name!r}: the broker does not work without it")
     chosen = [(origin, plugin) for origin, plugin in found if getattr(plugin, "name", "") not in disable]
-    return PluginManager(chosen, hookspecs)
+    disabled = [plugin for _, plugin in found if getattr(plugin, "name", "") in disable]
+    return PluginManager(chosen, hookspecs, disabled)
 
 
 def _load(origin: str) -> Any:

@@ -40,11 +40,13 @@ class PluginInfo:
 class PluginManager:
     """The loaded plugins and ``hook``, the callable page. Frozen once built: no plugin joins later."""
 
-    def __init__(self, plugins: Sequence[tuple[str, Any]], hookspecs: ModuleType) -> None:
+    def __init__(self, plugins: Sequence[tuple[str, Any]], hookspecs: ModuleType, disabled: Sequence[Any] = ()) -> None:
         """``plugins``: origin (``module:attr`` or ``entry point name``) and object, in call order.
 
-        ``hookspecs``: the page of the hooks, :mod:`gantrymq.kernel.hookspecs`.
+        ``hookspecs``: the page of the hooks, :mod:`gantrymq.kernel.hookspecs`. ``disabled``: plugins that are known and
+        take no part.
         """
+        self.disabled = tuple(disabled)
         self._project = hookspecs.PROJECT
         self._known = {name for name, spec in vars(hookspecs).items() if hasattr(spec, f"{self._project}_spec")}
         self._manager = pluggy.PluginManager(self._project)

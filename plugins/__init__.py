@@ -1,7 +1,15 @@
 """Every feature of the broker, one package each. A plugin imports the kernel and never a sibling.
 
 The default set, in call order. ``[plugins] enable`` adds behind it, ``disable`` takes out what is not essential.
+RocketMQ has the others built in, so its ``broker.conf`` enables them by setting something of theirs.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.manager import PluginManager
 
 DEFAULT_PLUGINS = (
     "gantrymq.plugins.topics:TopicsPlugin",
@@ -26,3 +34,15 @@ DEFAULT_PLUGINS = (
     "gantrymq.plugins.stats:StatsPlugin",
     "gantrymq.plugins.spark:SparkPlugin",
 )
+
+OPTIONAL_PLUGINS = (
+    "gantrymq.plugins.ha:HaPlugin",
+    "gantrymq.plugins.metrics:MetricsPlugin",
+)
+
+
+def optional_plugins() -> PluginManager:
+    """The optional plugins, loaded: their sections say which keys of a ``broker.conf`` enable them."""
+    from gantrymq.kernel.loading import load_plugins
+
+    return load_plugins(OPTIONAL_PLUGINS)

@@ -75,7 +75,7 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     from gantrymq.kernel.config.sections import build_config
     from gantrymq.kernel.config.sources import ConfigError, read_settings
     from gantrymq.kernel.loading import load_plugins
-    from gantrymq.plugins import DEFAULT_PLUGINS
+    from gantrymq.plugins import DEFAULT_PLUGINS, optional_plugins
 
     try:
         data = Path(flags.config).read_bytes() if flags.config is not None else None
@@ -88,10 +88,10 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
     ]
     sets = [*flags.sets, *extra_sets, *(f"{place}={value}" for place, value in named if value is not None)]
     given = (flags.config or "", data, os.environ, sets, flags.enable, flags.disable)
-    settings = read_settings(*given)
+    settings = read_settings(*given, optional=optional_plugins)
     overrides = _overrides(settings)
     if overrides is not None:
-        settings = read_settings(*given, overrides)
+        settings = read_settings(*given, overrides, optional_plugins)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
     for note in config.notes:
@@ -102,7 +102,7 @@ def load(flags: ConfigFlags, extra_sets: Sequence[str] = ()) -> Loaded:
 def _overrides(settings: Settings) -> tuple[str, bytes] | None:
     """The file of what administrators changed, under the folder that the settings name; None when there is none."""
     from gantrymq.cli.failures import advice_for
-    from gantrymq.kernel.config.sections import BrokerConfig
+    from gantrymq.kernel.config.declarations import BrokerConfig
     from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError
 
     place = settings.values.get(("broker", "data"))

@@ -7,6 +7,8 @@ A plugin declares its section as an attrs class with these helpers; the attribut
     class FlushConfig:
         mode: Literal["sync", "async"] = "sync"
         interval: float = duration("500ms", minimum="1ms", maximum="1h")
+
+``rocketmq=`` is the setting's name in RocketMQ's ``broker.conf``, if it has one (:mod:`...config.rocketmq_keys`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 
+from gantrymq.kernel.config.rocketmq_keys import RocketmqKey, in_milliseconds, named
 from gantrymq.remoting.address import parse_address
 
 UNLIMITED = 1 << 62
@@ -51,33 +54,55 @@ def parse_size(value: object) -> int:
     return int(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
 
 
-def duration(default: str, minimum: str = "0s", maximum: str = "365d") -> Any:
-    """An attrs field of seconds, written with a unit; both ends of the range are allowed."""
+def duration(
+    default: str, minimum: str = "0s", maximum: str = "365d", rocketmq: str | RocketmqKey | None = None
+) -> Any:
+    """An attrs field of seconds, written with a unit; both ends of the range are allowed.
+
+    RocketMQ has it in milliseconds, unless ``rocketmq`` says otherwise (``in_hours("auditKeepHours")``).
+    """
     low, high = parse_duration(minimum), parse_duration(maximum)
-    return _quantity(default, parse_duration, low, high, f"{minimum} to {maximum}")
+    key = in_milliseconds(rocketmq) if isinstance(rocketmq, str) else rocketmq
+    return _quantity(default, parse_duration, low, high, f"{minimum} to {maximum}", key)
 
 
-def size(default: str | int, minimum: str | int = 0, maximum: str | int = UNLIMITED) -> Any:
+def size(
+    default: str | int,
+    minimum: str | int = 0,
+    maximum: str | int = UNLIMITED,
+    rocketmq: str | RocketmqKey | None = None,
+) -> Any:
     """An attrs field of bytes, written as a number or with a unit; both ends of the range are allowed."""
     low, high = parse_size(minimum), parse_size(maximum)
     text = f"{minimum} to {maximum}" if high < UNLIMITED else f"{minimum} and more"
-    return _quantity(default, parse_size, low, high, text)
+    return _quantity(default, parse_size, low, high, text, rocketmq)
 
 
-def number(default: int, minimum: int = 0, maximum: int = UNLIMITED) -> Any:
+def number(default: int, minimum: int = 0, maximum: int = UNLIMITED, rocketmq: str | RocketmqKey | None = None) -> Any:
     """An attrs field of a whole number; both ends of the range are allowed."""
     text = f"{minimum} to {maximum}" if maximum < UNLIMITED else f"{minimum} and more"
-    return attrs.field(default=default, validator=_in_range(minimum, maximum, text))
+    return plain(default, rocketmq, _in_range(minimum, maximum, text))
 
 
-def address(default: str, optional: bool = False, any_port: bool = False) -> Any:
+def address(
+    default: str, optional: bool = False, any_port: bool = False, rocketmq: str | RocketmqKey | None = None
+) -> Any:
     """An attrs field of ``host:port`` kept as text; ``optional`` allows the empty text, ``any_port`` the port 0."""
 
     def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
         if value or not optional:
             check_address(value, any_port)
 
-    return attrs.field(default=default, validator=check)
+    return plain(default, rocketmq, check)
+
+
+def plain(
+    default: Any,
+    rocketmq: str | RocketmqKey | None = None,
+    validator: Callable[[Any, attrs.Attribute[Any], Any], None] | None = None,
+) -> Any:
+    """An attrs field that is read by its type alone."""
+    return attrs.field(default=default, validator=validator, metadata=named(rocketmq))
 
 
 def check_address(value: str, any_port: bool = False) -> None:
@@ -87,14 +112,14 @@ def check_address(value: str, any_port: bool = False) -> None:
         raise ValueError(f"{value!r} is no address: host:port is expected, an IPv6 host in brackets")
 
 
-def filled(default: str) -> Any:
+def filled(default: str, rocketmq: str | RocketmqKey | None = None) -> Any:
     """An attrs field of text that is not empty and has no control characters."""
 
     def check(_instance: object, _attribute: attrs.Attribute[str], value: str) -> None:
         if not value.strip() or any(ord(character) < 32 for character in value):
             raise ValueError("allowed: a text that is not empty, without control characters")
 
-    return attrs.field(default=default, validator=check)
+    return plain(default, rocketmq, check)
 
 
 def shown_default(field: attrs.Attribute[Any]) -> object:
@@ -123,10 +148,16 @@ def coerce(value: object, hint: Any, field: attrs.Attribute[Any], from_text: boo
     return reader(value, from_text)
 
 
-def _quantity(default: str | int, parse: Callable[[object], float], low: float, high: float, text: str) -> Any:
-    return attrs.field(
-        default=default, converter=parse, validator=_in_range(low, high, text), metadata={"quantity": True}
-    )
+def _quantity(
+    default: str | int,
+    parse: Callable[[object], float],
+    low: float,
+    high: float,
+    text: str,
+    rocketmq: str | RocketmqKey | None,
+) -> Any:
+    metadata = {"quantity": True} | named(rocketmq)
+    return attrs.field(default=default, converter=parse, validator=_in_range(low, high, text), metadata=metadata)
 
 
 def _in_range(low: float, high: float, text: str) -> Callable[[object, attrs.Attribute[Any], Any], None]:

@@ -7,13 +7,15 @@ their sections (:mod:`gantrymq.kernel.config.sections`).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import attrs
 
-from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.config.broker_conf import BrokerConf, translate
+from gantrymq.kernel.config.declarations import KERNEL_SECTIONS, plugin_sections
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.manager import PluginManager
 from gantrymq.remoting.javaproperties import read_properties
 
 Origin = Literal["default", "file", "override", "environment", "flag"]
@@ -43,12 +45,16 @@ class Setting:
 
 @attrs.frozen
 class Settings:
-    """All that was set, by ``(section, key)``; the later origin has won. ``notes``: what the user should know."""
+    """All that was set, by ``(section, key)``; the later origin has won. ``notes``: what the user should know.
+
+    ``broker_conf``: the file, if it is RocketMQ's; what it says for sections of plugins is known once they are loaded.
+    """
 
     values: Mapping[tuple[str, str], Setting]
     enable: tuple[str, ...]
     disable: tuple[str, ...]
     notes: tuple[str, ...]
+    broker_conf: BrokerConf | None = None
 
 
 def read_settings(
@@ -59,23 +65,28 @@ def read_settings(
     enable: Sequence[str] = (),
     disable: Sequence[str] = (),
     overrides: tuple[str, bytes] | None = None,
+    optional: Callable[[], PluginManager] | None = None,
 ) -> Settings:
     """Merge a file's bytes (``path`` only names it), the environment and flags; precedence in this order, last wins.
 
     ``overrides``: name and bytes of the file of :data:`OVERRIDES_PATH`; it stands between file and environment.
 
     ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
-    ``enable`` and ``disable`` add to the lists of ``[plugins]``. Raises :class:`ConfigError`.
+    ``enable`` and ``disable`` add to the lists of ``[plugins]``. ``optional`` loads the plugins that RocketMQ's
+    properties enable by setting something in their sections. Raises :class:`ConfigError`.
     """
     values: dict[tuple[str, str], Setting] = {}
     problems: list[str] = []
     notes: list[str] = []
-    if data is not None:
-        reader = _from_properties if path.endswith(PROPERTIES_SUFFIXES) else _from_toml
-        values.update(reader(path, data, problems, notes))
+    broker_conf = None
+    if data is not None and path.endswith(PROPERTIES_SUFFIXES):
+        broker_conf, found = _from_properties(path, data, problems, optional)
+        values.update(found)
+    elif data is not None:
+        values.update(_from_toml(path, data, problems))
     overridden: dict[tuple[str, str], Setting] = {}
     if overrides is not None:
-        overridden = _from_toml(*overrides, problems, notes, "override")
+        overridden = _from_toml(*overrides, problems, "override")
     values.update(overridden)
     values.update(_from_environment(environ or {}))
     values.update(_from_flags(sets, problems))
@@ -91,7 +102,7 @@ def read_settings(
             values["plugins", key] = Setting(list(names[key]), "flag", f"--{key}", False)
     if problems:
         raise ConfigError(problems)
-    return Settings(values, names["enable"], names["disable"], tuple(notes))
+    return Settings(values, names["enable"], names["disable"], tuple(notes), broker_conf)
 
 
 def show(value: object) -> str:
@@ -123,9 +134,7 @@ def _names(values: Mapping[tuple[str, str], Setting], key: str, problems: list[s
     return tuple(value)
 
 
-def _from_toml(
-    path: str, data: bytes, problems: list[str], _notes: list[str], origin: Origin = "file"
-) -> dict[tuple[str, str], Setting]:
+def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "file") -> dict[tuple[str, str], Setting]:
     try:
         document = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -150,14 +159,22 @@ def _from_toml(
     return values
 
 
-def _from_properties(path: str, data: bytes, problems: list[str], notes: list[str]) -> dict[tuple[str, str], Setting]:
+def _from_properties(
+    path: str, data: bytes, problems: list[str], optional: Callable[[], PluginManager] | None
+) -> tuple[BrokerConf | None, dict[tuple[str, str], Setting]]:
+    """The file, and what it says of the kernel and of optional plugins, which it enables thereby."""
+    manager = optional() if optional is not None else None
+    sections = plugin_sections(manager) if manager is not None else {}
     try:
-        ours, unmapped = translate(read_properties(data))
+        conf = BrokerConf(path, read_properties(data), sections)
+        found = dict(translate(conf.properties, KERNEL_SECTIONS, sections).settings)
     except ValueError as error:
         problems.append(f"{path}: {error}")
-        return {}
-    notes += [f"{path}: {key} has no counterpart here and is ignored" for key in unmapped]
-    return {place: Setting(value, "file", path, True) for place, value in ours.items()}
+        return None, {}
+    enabled = [name for name in sections if any(section == name for section, _ in found)]
+    if enabled:
+        found["plugins", "enable"] = ",".join(name.removeprefix("plugin.") for name in enabled)
+    return conf, {place: Setting(value, "file", path, True) for place, value in found.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[tuple[str, str], Setting]:

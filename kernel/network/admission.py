@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.peers import FairShares, site_of

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import structlog
 import trio
 
-from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.connection import Connection

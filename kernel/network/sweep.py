@@ -16,7 +16,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import read_requests

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.config.sections import LimitsSection
+    from gantrymq.kernel.config.declarations import LimitsSection
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.processors import Request
 

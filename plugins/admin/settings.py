@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import attrs
 import structlog
 
-from gantrymq.kernel.config.broker_conf import translate, write_plain, written_names
 from gantrymq.kernel.config.fields import coerce
+from gantrymq.kernel.config.rocketmq_keys import write_plain
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.codes import ResponseCode
@@ -39,10 +39,6 @@ CONSTANTS = {
 log = structlog.get_logger("gantrymq.admin")
 
 
-NAMES = written_names()
-"""Our section and key: RocketMQ's name, and the value as RocketMQ writes it."""
-
-
 @attrs.define
 class _Live:
     """A section of which some keys may change: its values now, and who is told."""
@@ -57,6 +53,7 @@ class ChangeableSettings:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._keys = broker.config.rocketmq_keys
         self._live: dict[str, _Live] = {}
         self._overrides = Overrides(broker.env, broker.root)
         self.version = DataVersion()
@@ -73,9 +70,9 @@ class ChangeableSettings:
             live = self._live.get(row.section)
             shown = getattr(live.current, row.key) if live is not None and row.key in live.keys else row.value
             table[f"{row.section}.{row.key}"] = write_plain(shown)
-            if (row.section, row.key) in NAMES:
-                name, write = NAMES[row.section, row.key]
-                table[name] = write(getattr(sections[row.section], row.key))
+            theirs = self._keys.get((row.section, row.key))
+            if theirs is not None:
+                table[theirs.name] = theirs.write(getattr(sections[row.section], row.key))
         if self._broker.broker_id:
             table["brokerRole"] = "SLAVE"
         return write_properties(table)
@@ -95,8 +92,7 @@ class ChangeableSettings:
         changes: dict[str, dict[str, object]] = {}
         for name, value in given.items():
             section, key = self._place(name)
-            ours = translate({name: value})[0].get((section, key), value)
-            changes.setdefault(section, {})[key] = self._read(section, key, name, ours)
+            changes.setdefault(section, {})[key] = self._read(section, key, name, value.strip())
         for section, values in sorted(changes.items()):
             live = self._live[section]
             changed = attrs.evolve(live.current, **values)
@@ -126,7 +122,7 @@ class ChangeableSettings:
 
     def _place(self, name: str) -> tuple[str, str]:
         section, _, key = name.rpartition(".")
-        place = next((place for place, (theirs, _) in NAMES.items() if theirs == name), (section, key))
+        place = next((place for place, theirs in self._keys.items() if theirs.name == name), (section, key))
         if place[0] not in self._live or place[1] not in self._live[place[0]].keys:
             raise _fault(f"{name[:100]!r} cannot be changed while the broker runs; {self._allowed()}")
         return place
@@ -136,18 +132,17 @@ class ChangeableSettings:
         kind = type(live.current)
         field: attrs.Attribute[Any] = getattr(attrs.fields(kind), key)
         try:
-            found = coerce(value.strip(), get_type_hints(kind)[key], field, True)
+            theirs = self._keys.get((section, key))
+            ours = theirs.read(value) if theirs is not None and theirs.name == name else value
+            found = coerce(ours, get_type_hints(kind)[key], field, True)
             attrs.evolve(live.current, **{key: found})  # converters and ranges speak here
         except ValueError as error:
             raise _fault(f"{name} = {value[:100]!r}: {error.args[0] if error.args else error}") from None
         return found
 
     def _allowed(self) -> str:
-        names = sorted(
-            NAMES[section, key][0] if (section, key) in NAMES else f"{section}.{key}"
-            for section, live in self._live.items()
-            for key in live.keys
-        )
+        places = [(section, key) for section, live in self._live.items() for key in live.keys]
+        names = sorted(self._keys[place].name if place in self._keys else ".".join(place) for place in places)
         return f"these can: {', '.join(names) or 'none'}"
 
 

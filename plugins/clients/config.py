@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config.fields import duration, number, size
+from gantrymq.kernel.config.fields import duration, number, plain, size
 
 
 @attrs.frozen(kw_only=True)
@@ -14,8 +14,8 @@ class ClientsConfig:
     expire_after: float = duration("120s", minimum="1s", maximum="1h")
     """A client whose last heartbeat is older is dropped; clients send one each 30 s."""
     scan_every: float = duration("10s", minimum="100ms", maximum="10m")
-    notify: bool = True
-    """Tell a group's members when one comes or goes (notifyConsumerIdsChangedEnable); else they find out in 20 s."""
+    notify: bool = plain(True, rocketmq="notifyConsumerIdsChangedEnable")
+    """Tell a group's members when one comes or goes; else they find out in 20 s."""
     max_groups: int = number(10_000, 1, 1_000_000)
     """Live producer groups, and as many consumer groups."""
     max_heartbeat_bytes: int = size("4 MiB", minimum="1 KiB", maximum="16 MiB")

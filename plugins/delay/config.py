@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from gantrymq.kernel.config.fields import duration
+from gantrymq.kernel.config.fields import duration, plain
+from gantrymq.kernel.config.rocketmq_keys import in_seconds
 from gantrymq.plugins.delay.levels.levels import Levels
 
 DELIVERIES = ("pipelined", "synchronous")
@@ -23,11 +24,13 @@ def _check_delivery(_instance: object, _attribute: attrs.Attribute[str], value: 
 class DelayConfig:
     """The delays, and how they are brought back."""
 
-    levels: str = attrs.field(
-        default="1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h", validator=_check_levels
+    levels: str = plain(
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        rocketmq="messageDelayLevel",
+        validator=_check_levels,
     )
-    """``messageDelayLevel`` of RocketMQ: the delay of level 1, of level 2 and so on, in s, m, h or d."""
+    """The delay of level 1, of level 2 and so on, in s, m, h or d."""
     delivery: str = attrs.field(default="pipelined", validator=_check_delivery)
     """``synchronous`` waits for the disk after each batch of a level, ``pipelined`` sends more meanwhile."""
-    max_delay: float = duration(default="3d", minimum="1s", maximum="365d")
-    """How long a message with a time of its own may wait (``timerMaxDelaySec``); a longer one is refused."""
+    max_delay: float = duration("3d", minimum="1s", maximum="365d", rocketmq=in_seconds("timerMaxDelaySec"))
+    """How long a message with a time of its own may wait; a longer one is refused."""

@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config.fields import plain
 from gantrymq.kernel.filters import compile_steps
 from gantrymq.kernel.registry import Service
 from gantrymq.plugins.filter import tags
@@ -44,7 +45,7 @@ LOOK_EVERY_S: Final = 60.0
 class FilterConfig:
     """``[plugin.filter]``."""
 
-    sql92: bool = True
+    sql92: bool = plain(True, rocketmq="enablePropertyFilter")
 
 
 class FilterPlugin:

@@ -31,9 +31,9 @@ log = structlog.get_logger("gantrymq.flowcontrol")
 
 @attrs.frozen
 class FlowControlConfig:
-    """``[plugin.flowcontrol]``; RocketMQ's ``osPageCacheBusyTimeOutMills`` is a second as well."""
+    """``[plugin.flowcontrol]``; RocketMQ's default is a second as well."""
 
-    busy_after: float = duration("1s", minimum="10ms", maximum="1h")
+    busy_after: float = duration("1s", minimum="10ms", maximum="1h", rocketmq="osPageCacheBusyTimeOutMills")
 
 
 class FlowControlPlugin:

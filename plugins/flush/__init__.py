@@ -13,13 +13,15 @@ Files: none. Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeServi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.config.fields import duration, size
+from gantrymq.kernel.config.fields import duration, plain, size
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
@@ -33,11 +35,30 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.flush")
 
 
+def _read_mode(value: str) -> str:
+    return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}.get(value.upper(), value)
+
+
+def _write_mode(mode: str) -> str:
+    return "SYNC_FLUSH" if mode == "sync" else "ASYNC_FLUSH"
+
+
+def _read_pool(properties: Mapping[str, str]) -> dict[Place, str]:
+    # as in RocketMQ the pool counts where the disk is flushed later, which is its default
+    is_late = _read_mode(properties.get("flushDiskType", "ASYNC_FLUSH")) == "async"
+    is_pooled = properties["transientStorePoolEnable"] == "true"
+    return {("plugin.flush", "mode"): "buffered"} if is_pooled and is_late else {}
+
+
 @attrs.frozen
 class FlushConfig:
     """``[plugin.flush]``."""
 
-    mode: Literal["sync", "async", "buffered"] = "sync"
+    broker_conf_groups: ClassVar = (KeyGroup(("transientStorePoolEnable",), _read_pool),)
+
+    mode: Literal["sync", "async", "buffered"] = plain(
+        "sync", rocketmq=RocketmqKey("flushDiskType", read=_read_mode, write=_write_mode)
+    )
     interval: float = duration(default="500ms")
     least_bytes: int = size(default="16 KiB")
     thorough_interval: float = duration(default="10s")

@@ -52,7 +52,8 @@ from gantrymq.remoting.peers import LOOPBACK, PeerRule
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
     from gantrymq.kernel.broker import Broker
-    from gantrymq.kernel.config.sections import BrokerConfig, Config
+    from gantrymq.kernel.config.declarations import BrokerConfig
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
 

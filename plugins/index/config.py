@@ -11,10 +11,10 @@ from gantrymq.kernel.config.fields import duration, number, size
 class IndexConfig:
     """The shape of the files, and how often they reach the disk."""
 
-    slots: int = number(5_000_000, 1, 500_000_000)
-    """Hash slots of a file (RocketMQ: ``maxHashSlotNum``). Files of another shape are built again."""
-    entries: int = number(20_000_000, 2, 500_000_000)
-    """Entries of a file, one of them unused (RocketMQ: ``maxIndexNum``)."""
+    slots: int = number(5_000_000, 1, 500_000_000, rocketmq="maxHashSlotNum")
+    """Hash slots of a file. Files of another shape are built again."""
+    entries: int = number(20_000_000, 2, 500_000_000, rocketmq="maxIndexNum")
+    """Entries of a file, one of them unused."""
     flush_interval: float = duration("500ms", minimum="10ms", maximum="1h")
     """How often new entries are handed to the operating system."""
     sync_interval: float = duration("10s", minimum="10ms", maximum="1h")

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import attrs
 
 from gantrymq.kernel.config.fields import address, duration, number
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place
+
+
+def _read_exporter(properties: Mapping[str, str]) -> dict[Place, str]:
+    """Where RocketMQ 5 tells its metrics; without a host on loopback here, and not at the broker's own address."""
+    kind = properties.get("metricsExporterType", "DISABLE")
+    if kind == "DISABLE":
+        return {}
+    if kind != "PROM":
+        raise NoCounterpart("metricsExporterType")
+    host = properties.get("metricsPromExporterHost") or "127.0.0.1"
+    return {("plugin.metrics", "listen"): f"{host}:{properties.get('metricsPromExporterPort', '5557')}"}
 
 
 @attrs.frozen(kw_only=True)
 class MetricsConfig:
     """Where numbers are told, and how much to how many."""
 
+    broker_conf_groups: ClassVar = (
+        KeyGroup(("metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort"), _read_exporter),
+    )
+
     listen: str = address("127.0.0.1:5557", any_port=True)
-    """RocketMQ's port (``metricsPromExporterPort``). Who can reach it reads the names of topics and groups."""
+    """RocketMQ's port. Who can reach it reads the names of topics and groups."""
     series_max: int = number(10_000, 100, 1_000_000)
     """Series in one answer; of what has most of them, the rest is left out (``gantrymq_metrics_dropped_series``)."""
     connections_max: int = number(16, 1, 1024)

@@ -17,6 +17,7 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.config.fields import plain
 from gantrymq.plugins.produce.rules import Rules
 from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
@@ -34,7 +35,7 @@ class ProduceConfig:
     """``[plugin.produce]``."""
 
     region: str = "DefaultRegion"
-    trace: bool = True
+    trace: bool = plain(True, rocketmq="traceOn")
 
 
 class ProducePlugin:

@@ -23,7 +23,8 @@ import attrs
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.config.fields import duration, number, size
+from gantrymq.kernel.config.fields import duration, number, plain, size
+from gantrymq.kernel.config.rocketmq_keys import in_hours
 from gantrymq.kernel.registry import Service
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.plugins.retention.policy import Rules
@@ -53,10 +54,10 @@ def _check_hours(_instance: object, _attribute: attrs.Attribute[str], value: str
 class RetentionConfig:
     """``[plugin.retention]``."""
 
-    keep: float = duration(default="72h")
-    at: str = attrs.field(default="04", validator=_check_hours)
+    keep: float = duration("72h", rocketmq=in_hours("fileReservedTime"))
+    at: str = plain("04", rocketmq="deleteWhen", validator=_check_hours)
     check_interval: float = duration(default="10s")
-    disk_reclaim: int = number(75, 1, 100)
+    disk_reclaim: int = number(75, 1, 100, rocketmq="diskMaxUsedSpaceRatio")
     disk_force: int = number(85, 1, 100)
     disk_full: int = number(90, 1, 100)
     enough_free: int = size(default="16 GiB")

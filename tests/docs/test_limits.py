@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 
+from gantrymq.kernel.config.declarations import KERNEL_SECTIONS
 from gantrymq.kernel.config.fields import parse_duration, parse_size
-from gantrymq.kernel.config.sections import KERNEL_SECTIONS
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServerConfig

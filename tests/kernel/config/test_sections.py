@@ -11,18 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.kernel import hookimpl, hookspecs
-from gantrymq.kernel.config.broker_conf import translate
-from gantrymq.kernel.config.fields import duration, number, parse_duration, parse_size, size
-from gantrymq.kernel.config.sections import BrokerConfig, Config, build_config
+from gantrymq.kernel.config.declarations import BrokerConfig
+from gantrymq.kernel.config.fields import duration, number, parse_duration, parse_size, plain, size
+from gantrymq.kernel.config.rocketmq_keys import RocketmqKey
+from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import ConfigError, read_settings, show
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
-from gantrymq.remoting.javaproperties import read_properties
+
+
+def read_mode(value: str) -> str:
+    return {"SYNC_FLUSH": "sync", "ASYNC_FLUSH": "async"}.get(value, value)
 
 
 @attrs.frozen
 class FlushSection:
-    mode: Literal["sync", "async"] = "sync"
+    mode: Literal["sync", "async"] = plain("sync", rocketmq=RocketmqKey("flushDiskType", read=read_mode))
     interval: float = duration("500ms", minimum="1ms", maximum="1h")
     least: int = size("16 KiB", maximum="1 MiB")
     workers: int = number(1, 1, 8)
@@ -301,21 +305,6 @@ def test_rocketmqs_properties_are_mapped_and_the_others_reported() -> None:
     assert (config.store.commit_log_file_bytes, config.store.queue_file_units) == (1 << 20, 300_001)
     assert config.section(FlushSection).mode == "async"
     assert config.notes == ("conf/broker.conf: useEpollNativeSelector has no counterpart here and is ignored",)
-
-
-@pytest.mark.parametrize(
-    ("lines", "mode"),
-    [
-        ("transientStorePoolEnable=true", "buffered"),
-        ("transientStorePoolEnable=true\nflushDiskType=ASYNC_FLUSH", "buffered"),
-        ("transientStorePoolEnable=true\nflushDiskType=SYNC_FLUSH", "sync"),
-        ("transientStorePoolEnable=false\nflushDiskType=ASYNC_FLUSH", "async"),
-    ],
-)
-def test_the_transient_pool_is_the_flush_mode_buffered_where_the_disk_may_be_late(lines: str, mode: str) -> None:
-    ours, unmapped = translate(read_properties(lines.encode()))
-    assert ours["plugin.flush", "mode"] == mode
-    assert unmapped == []
 
 
 def test_overrides_stand_between_the_file_and_the_environment() -> None:

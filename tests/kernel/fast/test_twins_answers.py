@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
-from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue

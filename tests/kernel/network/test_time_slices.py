@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gantrymq.kernel import hookimpl, hookspecs
-from gantrymq.kernel.config.sections import LimitsSection
+from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.time_slices import Pace

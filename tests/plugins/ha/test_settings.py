@@ -9,7 +9,7 @@ import pytest
 from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import ConfigError, read_settings
 from gantrymq.kernel.loading import load_plugins
-from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins import DEFAULT_PLUGINS, optional_plugins
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
@@ -18,7 +18,7 @@ from gantrymq.remoting.javaproperties import read_properties
 
 
 def build(text: str) -> Config:
-    read = read_settings("broker.conf", text.encode())
+    read = read_settings("broker.conf", text.encode(), optional=optional_plugins)
     return build_config(read, load_plugins(DEFAULT_PLUGINS, read.enable, read.disable))
 
 
@@ -57,7 +57,7 @@ def test_a_role_that_cannot_be_is_refused(text: str, told: str) -> None:
 
 
 def test_without_a_role_nothing_is_copied() -> None:
-    read = read_settings("broker.conf", b"brokerName=a")
+    read = read_settings("broker.conf", b"brokerName=a", optional=optional_plugins)
     assert "ha" not in read.enable
 
 

@@ -7,8 +7,16 @@ from collections.abc import Mapping
 import pytest
 
 from gantrymq.kernel.config.broker_conf import translate
+from gantrymq.kernel.config.declarations import plugin_sections
+from gantrymq.kernel.config.sources import Settings, read_settings
+from gantrymq.plugins import optional_plugins
+from gantrymq.remoting.javaproperties import write_properties
 
 PROM = {"metricsExporterType": "PROM"}
+
+
+def read(properties: Mapping[str, str]) -> Settings:
+    return read_settings("broker.conf", write_properties(dict(properties)), optional=optional_plugins)
 
 
 @pytest.mark.parametrize(
@@ -20,16 +28,23 @@ PROM = {"metricsExporterType": "PROM"}
     ],
 )
 def test_the_exporter_for_prometheus_is_the_plugin(properties: Mapping[str, str], address: str) -> None:
-    ours, unmapped = translate(properties)
-    assert ours["plugins", "enable"] == "metrics"
-    assert ours["plugin.metrics", "listen"] == address
-    assert not unmapped
+    values = read(properties).values
+    assert values["plugins", "enable"].value == "metrics"
+    assert values["plugin.metrics", "listen"].value == address
 
 
 def test_it_is_enabled_beside_the_one_for_copies() -> None:
-    assert translate(PROM | {"brokerRole": "ASYNC_MASTER"})[0]["plugins", "enable"] == "ha,metrics"
+    assert read(PROM | {"brokerRole": "ASYNC_MASTER"}).values["plugins", "enable"].value == "ha,metrics"
 
 
-@pytest.mark.parametrize(("kind", "unmapped"), [("DISABLE", []), ("OTLP_GRPC", ["metricsExporterType"])])
-def test_other_exporters_are_none(kind: str, unmapped: list[str]) -> None:
-    assert translate({"metricsExporterType": kind, "metricsPromExporterPort": "1"}) == ({}, unmapped)
+@pytest.mark.parametrize(("kind", "unmapped"), [("DISABLE", ()), ("OTLP_GRPC", ("metricsExporterType",))])
+def test_other_exporters_are_none(kind: str, unmapped: tuple[str, ...]) -> None:
+    properties = {"metricsExporterType": kind, "metricsPromExporterPort": "1"}
+    found = translate(properties, plugin_sections(optional_plugins()))
+    assert (found.settings, found.unmapped) == ({}, unmapped)
+    assert read(properties).values == {}
+
+
+def test_nothing_of_the_exporter_for_prometheus_is_unmapped() -> None:
+    found = translate(PROM | {"metricsPromExporterPort": "6000"}, plugin_sections(optional_plugins()))
+    assert found.unmapped == ()

@@ -1,0 +1,77 @@
+"""RocketMQ's names of settings stand on the fields alone, and reading and showing them follows from there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from gantrymq.kernel.config.broker_conf import declared_keys, translate
+from gantrymq.kernel.config.declarations import KERNEL_SECTIONS, plugin_sections
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup
+from gantrymq.kernel.loading import load_plugins
+from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN_SECTIONS = plugin_sections(load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS]))
+SECTIONS = {**KERNEL_SECTIONS, **PLUGIN_SECTIONS}
+
+
+def groups_of(sections: Mapping[str, type]) -> Iterator[KeyGroup]:
+    for kind in sections.values():
+        yield from getattr(kind, "broker_conf_groups", ())
+
+
+def names_of(sections: Mapping[str, type]) -> set[str]:
+    """Every key that the sections can read, older spellings included."""
+    names = {name for key in declared_keys(sections).values() for name in (key.name, *key.older)}
+    return names | {name for group in groups_of(sections) for name in group.keys}
+
+
+def places_of(names: set[str], folder: str) -> list[str]:
+    """Where the modules of the folder name one of them, in comments too."""
+    pattern = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(names)))})(?!\w)")
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_the_kernel_names_no_key_of_a_plugin() -> None:
+    assert len(names_of(PLUGIN_SECTIONS)) > 40
+    assert places_of(names_of(PLUGIN_SECTIONS), "kernel") == []
+
+
+def test_the_configuration_names_no_section_of_a_plugin() -> None:
+    assert "plugin.flush" in PLUGIN_SECTIONS
+    assert places_of(set(PLUGIN_SECTIONS), "kernel/config") == []
+
+
+def test_the_kernels_own_keys_stand_where_its_sections_are_declared() -> None:
+    found = {place.partition(":")[0] for place in places_of(names_of(KERNEL_SECTIONS), "kernel/config")}
+    assert found == {"kernel/config/declarations.py"}
+
+
+def test_a_name_is_one_setting_and_every_setting_is_read_by_it() -> None:
+    # two settings of one name are an error of declared_keys
+    keys = declared_keys(SECTIONS)
+    names = [name for key in keys.values() for name in (key.name, *key.older)]
+    assert len(names) == len(set(names))
+    in_groups = {name for group in groups_of(SECTIONS) for name in group.keys}
+    for place, key in keys.items():
+        for name in {key.name, *key.older} - in_groups:
+            assert list(translate({name: "1"}, SECTIONS).settings) == [place]
+
+
+def test_the_page_of_the_configuration_has_every_key_that_can_be_read_and_no_other() -> None:
+    page = (ROOT / "docs" / "howto" / "configure.md").read_text().partition("## RocketMQ's broker.conf")[2]
+    rows = re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)(?:=\w+)?`", row)}
+    older = {name for key in declared_keys(SECTIONS).values() for name in key.older}
+    assert told == names_of(SECTIONS) - older
