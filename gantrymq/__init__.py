@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         InvalidMessage,
         InvalidName,
         NoRoute,
+        NotANameserver,
         SendTimeout,
     )
     from gantrymq.client.producer import Producer
@@ -59,6 +60,7 @@ _HOMES = {
     "InvalidMessage": "gantrymq.client.errors",
     "InvalidName": "gantrymq.client.errors",
     "NoRoute": "gantrymq.client.errors",
+    "NotANameserver": "gantrymq.client.errors",
     "SendTimeout": "gantrymq.client.errors",
     "Message": "gantrymq.message",
     "MessageQueue": "gantrymq.message",
@@ -86,6 +88,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "NoRoute",
+    "NotANameserver",
     "Outcome",
     "Producer",
     "ReceivedMessage",

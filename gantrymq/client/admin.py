@@ -9,12 +9,14 @@ import anyio
 from gantrymq.client.checks import check_topic
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
-from gantrymq.client.errors import BrokerError, NoRoute
-from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, message_at
+from gantrymq.client.errors import BadAnswer, BrokerError, NoRoute
+from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
+from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import Header, read_header
@@ -26,12 +28,17 @@ from gantrymq.remoting.headers.offsets import (
     UpdateConsumerOffsetHeader,
 )
 from gantrymq.remoting.headers.topics import CreateTopicHeader
+from gantrymq.remoting.logs import LibraryLog
 
 TOPIC_QUEUES: Final = 8
 """Queues of a topic that is created without a number, as ``mqadmin updateTopic`` does."""
 
 ROUTE_WAIT_SECONDS: Final = 3.0
 _ROUTE_POLL_SECONDS: Final = 0.02
+KNOWS_MISSING_OFFSETS: Final = 412
+"""5.0.0: the first version whose brokers, when asked to, do not answer 0 for a group without an offset."""
+
+log = LibraryLog()
 
 
 class Admin:
@@ -106,15 +113,18 @@ class Admin:
         for address in masters:
             channel = await self._cluster.broker(address)
             await call(channel, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
-        await self._wait_for_route(topic, {data.broker_name for data in brokers if MASTER_ID in data.broker_addrs})
+        await self._wait_for_route(
+            topic, {(data.broker_name, queues) for data in brokers if MASTER_ID in data.broker_addrs}
+        )
         return masters
 
-    async def _wait_for_route(self, topic: str, brokers: set[str]) -> None:
+    async def _wait_for_route(self, topic: str, wanted: set[tuple[str, int]]) -> None:
         # Brokers tell the nameservers on their own time, a moment after they have answered.
         with anyio.move_on_after(ROUTE_WAIT_SECONDS):
             while True:
                 route = await self._cluster.nameservers.route(topic)
-                if route is not None and brokers <= {data.broker_name for data in route.queue_datas}:
+                datas = [] if route is None else route.queue_datas
+                if wanted <= {(data.broker_name, data.read_queue_nums) for data in datas}:
                     return
                 await anyio.sleep(_ROUTE_POLL_SECONDS)
 
@@ -130,19 +140,43 @@ class Admin:
         )
 
     async def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
-        """The queue offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970)."""
+        """The queue offset of the first message of ``queue`` stored at or after ``timestamp`` (ms since 1970).
+
+        The offset behind the last message when none is.
+        """
         header = SearchOffsetHeader(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp)
-        return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        nearest = await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return await first_stored_since(self._cluster, queue, timestamp, nearest, await self._reader(queue))
 
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
         """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
-        header = QueryConsumerOffsetHeader(consumer_group=group, topic=queue.topic, queue_id=queue.queue_id)
+        self._cluster.ensure_open()
+        header = QueryConsumerOffsetHeader(
+            consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
+        )
+        channel = await self._cluster.broker(await self._reader(queue))
         try:
-            return await self._ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header)
+            answer = await call(channel, Command(RequestCode.QUERY_CONSUMER_OFFSET, header.to_ext()))
         except BrokerError as error:
             if error.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
             raise
+        with reading(channel.address):
+            offset = read_header(OffsetResponse, answer.ext).offset
+        if offset == 0 and answer.version < KNOWS_MISSING_OFFSETS:
+            return await self._listed_offset(channel, group, queue)
+        return offset
+
+    async def _listed_offset(self, channel: Channel, group: str, queue: MessageQueue) -> int | None:
+        """The offset as the broker's table has it: 4.x brokers answer 0 also for a group without one."""
+        try:
+            answer = await call(channel, Command(RequestCode.GET_ALL_CONSUMER_OFFSET))
+            with reading(channel.address):
+                table = ConsumerOffsetSerializeWrapper.from_bytes(answer.body).offset_table
+        except (BrokerError, BadAnswer) as error:
+            log.warning("offset_table_unreadable", broker=channel.address, group=group, reason=str(error))
+            return 0
+        return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
 
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Let ``group`` go on at ``offset`` of ``queue``; its running members may overwrite that."""

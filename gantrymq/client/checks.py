@@ -108,6 +108,8 @@ def encode_message_properties(
 
 
 def _check_name(kind: str, name: str, limit: int) -> None:
+    if not isinstance(name, str):
+        raise InvalidName(f"a {kind}'s name is a str, not {type(name).__name__}: {name!r}"[:200])
     if not name or not name.strip():
         raise InvalidName(f"the {kind}'s name is blank")
     if len(name) > limit:

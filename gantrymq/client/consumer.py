@@ -5,6 +5,7 @@ Source of the intervals: RocketMQ 4.9.7 ``RebalanceService``, ``ClientConfig``.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from anyio.abc import TaskGroup
 from gantrymq.client.allocation import allocate
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call, reading
-from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute
+from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute, NotANameserver
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.puller import Puller
 from gantrymq.client.routes import queues_to_subscribe
@@ -58,6 +59,9 @@ class Consumer(Generic[R]):
         self._retries = options.of_retries()
         self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
+        self._joined_at = 0
+        self._old_queues: set[MessageQueue] = set()
+        """The topic's queues when this member joined: in all others, ``start`` means the time of joining."""
         self._ready: deque[list[R]] = deque()
         self._current: deque[R] = deque()
         self._arrived = anyio.Event()
@@ -121,8 +125,11 @@ class Consumer(Generic[R]):
         self._unbalanced.set()
 
     async def start(self, upkeep: TaskGroup) -> None:
-        """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``."""
-        settled = await self._settle()
+        """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``.
+
+        Raises :class:`NotANameserver`.
+        """
+        settled = await self._settle(joining=True)
         upkeep.start_soon(self._keep_balanced, settled)
         upkeep.start_soon(self._keep_committing)
 
@@ -167,10 +174,12 @@ class Consumer(Generic[R]):
             for puller in list(self._pullers.values()):
                 await self._commit_quietly(puller, confirmed=False)
 
-    async def _settle(self) -> bool:
+    async def _settle(self, *, joining: bool = False) -> bool:
         try:
             await self._rebalance()
         except GantryError as error:
+            if joining and isinstance(error, NotANameserver):
+                raise  # no later attempt will do better
             log.warning("rebalance_failed", topic=self.topic, group=self.group, reason=str(error))
             if isinstance(error, ConnectError):
                 await self._cluster.routes.renew(self.topic)  # a slave may be there to ask
@@ -182,7 +191,11 @@ class Consumer(Generic[R]):
         if not self._pullers:
             await self._cluster.heartbeat()
         members = await self._members(route)
-        mine = set(allocate(queues_to_subscribe(self.topic, route), members, self._cluster.client_id))
+        queues = queues_to_subscribe(self.topic, route)
+        if not self._joined_at:
+            self._joined_at = int(time.time() * 1000)
+            self._old_queues = set(queues)
+        mine = set(allocate(queues, members, self._cluster.client_id))
         mine |= await self._retry_queues(members)
         lost = [queue for queue in self._pullers if queue not in mine]
         gained = sorted(mine - self._pullers.keys())
@@ -220,7 +233,8 @@ class Consumer(Generic[R]):
 
     async def _start_pulling(self, queue: MessageQueue) -> None:
         options = self._retries if self._retries and queue.topic == self._retries.topic else self._options
-        puller = Puller(self._cluster, options, queue, self._take, self._returned)
+        appeared = None if queue in self._old_queues else self._joined_at
+        puller = Puller(self._cluster, options, queue, self._take, self._returned, appeared=appeared)
         self._pullers[queue] = puller
         await self._pulling.start(puller.run)
 

@@ -19,6 +19,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "NoRoute",
+    "NotANameserver",
     "SendTimeout",
 ]
 
@@ -54,6 +55,17 @@ class BadAnswer(GantryError):
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"{address} answered what cannot be read: {reason}")
+        self.address = address
+
+
+class NotANameserver(GantryError):
+    """The server at ``address`` answers, but does not know a nameserver's requests: it is probably a broker."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"{address} is no nameserver (is it a broker?): connect to the nameserver's address, "
+            "whose port is 9876 unless it was configured"
+        )
         self.address = address
 
 

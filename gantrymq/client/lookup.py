@@ -102,3 +102,33 @@ async def message_at(cluster: Cluster, queue: MessageQueue, offset: int, address
         if record.queue_offset == offset:
             return record
     return None
+
+
+async def first_stored_since(cluster: Cluster, queue: MessageQueue, timestamp: int, nearest: int, address: str) -> int:
+    """The offset of the first message stored at or after ``timestamp`` (ms since 1970).
+
+    ``nearest`` is the broker's answer to 29: brokers name the message stored nearest to a time, which may be the one
+    before it, or any of those stored in the same millisecond.
+    """
+
+    async def is_earlier(offset: int) -> bool:
+        message = await message_at(cluster, queue, offset, address)
+        return message is None or message.store_timestamp < timestamp
+
+    found = await message_at(cluster, queue, nearest, address)
+    if found is None:
+        return nearest
+    if found.store_timestamp < timestamp:
+        return nearest + 1
+    first, step = nearest, 1
+    while first > 0 and not await is_earlier(max(0, first - step)):
+        first = max(0, first - step)
+        step *= 2
+    earlier = max(0, first - step) if first else -1
+    while first - earlier > 1:
+        middle = (first + earlier) // 2
+        if await is_earlier(middle):
+            earlier = middle
+        else:
+            first = middle
+    return first

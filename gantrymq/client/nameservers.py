@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable
 from typing import TypeVar
 
 from gantrymq.client.connections import Connections, reading
-from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed
+from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed, NotANameserver
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
@@ -19,15 +20,36 @@ from gantrymq.remoting.headers.nameserver import RouteHeader
 B = TypeVar("B", bound=Body)
 
 
-def parse_nameservers(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses from ``host:port[;host:port...]`` or a sequence; ValueError names the one that is none."""
-    parts = text.split(";") if isinstance(text, str) else list(text)
-    addresses = tuple(part.strip() for part in parts if part.strip())
+def parse_nameservers(text: str | Iterable[str]) -> tuple[str, ...]:
+    """Addresses from ``host:port[;host:port...]`` or from several such texts; ValueError names the one that is none.
+
+    Commas separate as well, and ``http://`` in front of an address is left out, as RocketMQ's clients do.
+    """
+    if isinstance(text, str):
+        text = (text,)
+    given = [part for each in text for part in _split(each)]
+    addresses = tuple(dict.fromkeys(_without_scheme(part) for part in given))
     if not addresses:
         raise ValueError("no nameserver given: host:port is expected, as in 127.0.0.1:9876")
     for address in addresses:
         parse_address(address)
     return addresses
+
+
+def _split(text: str) -> list[str]:
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no address: host:port is expected, as in '127.0.0.1:9876'")
+    return [part for part in re.split(r"[;,\s]+", text) if part]
+
+
+def _without_scheme(text: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    rest = rest.removesuffix("/")
+    if scheme.lower() != "http" or "/" in rest:
+        raise ValueError(f"{text!r} is no nameserver: give its host:port, as in 127.0.0.1:9876, not a URL")
+    return rest
 
 
 class Nameservers:
@@ -84,6 +106,8 @@ class Nameservers:
 
     def _read(self, kind: type[B], answer: Command) -> B:
         address = self.addresses[self._current]
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise NotANameserver(address)
         if answer.code != ResponseCode.SUCCESS:
             raise BrokerError(answer.code, answer.remark, address)
         with reading(address):

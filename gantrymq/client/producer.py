@@ -116,6 +116,8 @@ def as_message(
     properties: Mapping[str, str] | None,
 ) -> Message:
     """The message that a send was given, whole or in parts; :class:`InvalidMessage` for neither or both."""
+    if not isinstance(message, str | Message):
+        raise InvalidMessage(f"a send takes a topic and a body, or a Message, not {type(message).__name__}")
     if isinstance(message, str):
         if body is None:
             raise InvalidMessage(f"a message to {message} needs a body")

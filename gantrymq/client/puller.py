@@ -58,14 +58,21 @@ class Puller(Generic[R]):
         queue: MessageQueue,
         take: Callable[[list[R]], None],
         returned: Callable[[], None],
+        *,
+        appeared: int | None = None,
     ) -> None:
-        """``returned`` is called after a message was given back."""
+        """``returned`` is called after a message was given back.
+
+        ``appeared`` (ms since 1970): the queue came into the topic's route while the group was already consuming; what
+        was stored in it from then on belongs to a group that starts with the last message, too.
+        """
         self.queue = queue
         self.dropped = False
         self._cluster = cluster
         self._options = options
         self._take = take
         self._returned = returned
+        self._appeared = appeared
         self._progress: Progress | None = None
         self._committed = -1
         self._room = anyio.Event()
@@ -173,9 +180,23 @@ class Puller(Generic[R]):
             return stored
         if self._options.start == "first":
             return await admin.min_offset(self.queue)
-        if self._options.start == "last":
-            return await admin.max_offset(self.queue)
-        return await admin.search_offset(self.queue, self._options.start_timestamp())
+        if self._options.start != "last":
+            offset = await admin.search_offset(self.queue, self._options.start_timestamp())
+        elif self._appeared is not None:
+            offset = await admin.search_offset(self.queue, self._appeared)
+        else:
+            offset = await admin.max_offset(self.queue)
+        await self._fix_start(admin, offset)
+        return offset
+
+    async def _fix_start(self, admin: Admin, offset: int) -> None:
+        # the next owner of the queue must not skip what comes until the first regular commit
+        try:
+            await admin.set_consumer_offset(self._options.group, self.queue, offset)
+        except (BrokerError, NoRoute) as error:
+            log.warning("commit_failed", topic=self.queue.topic, queue=self.queue.queue_id, reason=str(error))
+        else:
+            self._committed = offset
 
     async def _pull(self, progress: Progress) -> None:
         while progress.full:

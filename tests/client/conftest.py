@@ -19,6 +19,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from gantrymq.remoting.bodies.clients import ConsumerList, HeartbeatData
+from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData
 from gantrymq.remoting.bodies.routes import TopicRouteData as Route
 from gantrymq.remoting.bodies.topics import TopicList
@@ -37,6 +38,7 @@ from gantrymq.testing.harness import cluster_in_thread
 from gantrymq.testing.peer import PeerConnection, run_peer
 
 STORED_AT = 1_700_000_000_000
+MAY_SUSPEND = 2
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -104,8 +106,9 @@ class FakeBroker(Fake):
         """Append a record; its queue offset."""
         queue = self.queues[topic, queue_id]
         raw = properties.encode()
-        head = struct.pack(">iiiqqiq", zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, len(queue), 0, sys_flag, STORED_AT)
-        head += b"\x7f\0\0\x01\0\0\x13\x88" + struct.pack(">q", STORED_AT) + b"\x7f\0\0\x01\0\0\x2a\x9f"
+        at = STORED_AT + 10 * len(queue)
+        head = struct.pack(">iiiqqiq", zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, len(queue), 0, sys_flag, at)
+        head += b"\x7f\0\0\x01\0\0\x13\x88" + struct.pack(">q", at) + b"\x7f\0\0\x01\0\0\x2a\x9f"
         tail = struct.pack(">iqi", 0, 0, len(body)) + body + bytes([len(topic)]) + topic.encode()
         tail += struct.pack(">H", len(raw)) + raw
         queue.append(struct.pack(">iI", 8 + len(head) + len(tail), 0xDAA320A7) + head + tail)
@@ -136,7 +139,7 @@ class FakeBroker(Fake):
         ext = request.ext
         queue = self.queues[ext["topic"], int(ext["queueId"])]
         offset = int(ext["queueOffset"])
-        while offset == len(queue):
+        while offset == len(queue) and int(ext["sysFlag"]) & MAY_SUSPEND:
             await self.changed.wait()
         found = queue[offset : offset + int(ext["maxMsgNums"])] if 0 <= offset < len(queue) else []
         return self.pulled(request, 0 if found else 21, b"".join(found), offset + len(found) if found else len(queue))
@@ -161,6 +164,12 @@ class FakeBroker(Fake):
         self.offsets[ext["consumerGroup"], ext["topic"], int(ext["queueId"])] = int(ext["commitOffset"])
         self.stir()
         return request.answer(0)
+
+    def on_get_all_consumer_offset(self, request: Command) -> Command:
+        table: dict[str, dict[int, int]] = defaultdict(dict)
+        for (group, topic, queue_id), offset in self.offsets.items():
+            table[f"{topic}@{group}"][queue_id] = offset
+        return request.answer(0, body=ConsumerOffsetSerializeWrapper(offset_table=table).to_bytes())
 
     def on_get_min_offset(self, request: Command) -> Command:
         return request.answer(0, ext={"offset": "0"})

@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 import threading
 import uuid
+from collections import Counter
+from datetime import UTC, datetime
 
 import anyio
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue, Outcome, SendStatus
+from gantrymq.client.options import Start
 from gantrymq.message import DeliveredRecord
 
 pytestmark = pytest.mark.anyio
@@ -269,7 +272,7 @@ async def test_queues_can_be_asked_for_their_offsets(cluster: str, topic: str) -
         assert [await admin.min_offset(queue) for queue in queues] == [0, 0]
         assert [await admin.max_offset(queue) for queue in queues] == [0, 3]
         assert await admin.search_offset(queues[1], 0) == 0
-        assert await admin.search_offset(queues[1], 4102444800000) in (2, 3)  # in 2100: RocketMQ names the last one
+        assert await admin.search_offset(queues[1], 4102444800000) == 3  # in 2100
         await make_group(client, topic, f"g-{topic}")
         await admin.set_consumer_offset(f"g-{topic}", queues[1], 2)
         assert await admin.consumer_offset(f"g-{topic}", queues[1]) == 2
@@ -283,14 +286,109 @@ async def test_a_new_group_may_start_at_the_end(cluster: str, topic: str) -> Non
         await client.admin.create_topic(topic, 1)
         (queue,) = await client.admin.queues(topic)
         await producer.send(topic, b"old")
-        # RocketMQ gives a group without offset the start of a queue that is short enough to lie in memory
         await wait_dispatched(client, queue, 1)
-        await make_group(client, topic, f"g-{topic}")
-        await client.admin.set_consumer_offset(f"g-{topic}", queue, 1)
         async with client.consumer(topic, f"g-{topic}", start="last") as messages:
             await producer.send(topic, b"new")
             with anyio.fail_after(PATIENCE_SECONDS):
                 assert (await anext(messages)).body == b"new"
+
+
+START_OLD, START_NEW = 60, 12
+
+
+async def fill_around_a_start(client: gantrymq.Client, topic: str) -> datetime:
+    """Store old messages in two queues and note the time; the last old ones are stored in the same millisecond."""
+    await client.admin.create_topic(topic, 2)
+    queues = await client.admin.queues(topic)
+    async with client.producer() as producer:
+        for queue in queues:
+            for _ in range(3):
+                await producer.send_batch([Message(topic, b"old")] * (START_OLD // 6), queue=queue)
+    for queue in queues:
+        await wait_dispatched(client, queue, START_OLD // 2)
+    await anyio.sleep(0.02)
+    moment = datetime.now(UTC)
+    await anyio.sleep(0.02)
+    return moment
+
+
+async def send_new(client: gantrymq.Client, topic: str) -> None:
+    async with client.producer() as producer:
+        for queue in await client.admin.queues(topic):
+            await producer.send_batch([Message(topic, b"new")] * (START_NEW // 2), queue=queue)
+
+
+@pytest.mark.parametrize("start", ["last", "time", "earlier"])
+async def test_a_new_group_gets_what_its_start_says_while_all_lies_in_memory(
+    cluster: str, topic: str, start: str
+) -> None:
+    async with gantrymq.connect(cluster) as client:
+        before = datetime.now(UTC)
+        moment = await fill_around_a_start(client, topic)
+        if start != "last":
+            await send_new(client, topic)
+            await wait_dispatched(client, (await client.admin.queues(topic))[1], (START_OLD + START_NEW) // 2)
+        begin: Start = {"last": "last", "time": moment, "earlier": before}[start]
+        async with client.consumer(topic, f"g-{topic}", start=begin) as messages:
+            if start == "last":
+                await send_new(client, topic)
+            wanted = {b"new": START_NEW} if start != "earlier" else {b"old": START_OLD, b"new": START_NEW}
+            got = Counter[bytes]()
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while sum(got.values()) < sum(wanted.values()):
+                    got.update(message.body for message in await messages.next_batch())
+            with anyio.move_on_after(0.3):
+                got.update(message.body for message in await messages.next_batch())
+            assert got == wanted
+
+
+async def test_a_start_counts_from_the_first_member_on(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        (queue,) = await client.admin.queues(topic)
+        await producer.send(topic, b"old")
+        await wait_dispatched(client, queue, 1)
+        async with client.consumer(topic, f"g-{topic}"):
+            assert await client.admin.consumer_offset(f"g-{topic}", queue) == 1  # at once, not after five seconds
+        await producer.send(topic, b"new")
+        await wait_dispatched(client, queue, 2)
+        async with client.consumer(topic, f"g-{topic}") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"new"
+
+
+async def test_an_offset_of_zero_outranks_the_start(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        (queue,) = await client.admin.queues(topic)
+        assert await client.admin.consumer_offset(f"g-{topic}", queue) is None
+        async with client.consumer(topic, f"g-{topic}"):
+            assert await client.admin.consumer_offset(f"g-{topic}", queue) == 0
+        await producer.send(topic, b"while nobody was here")
+        await wait_dispatched(client, queue, 1)
+        async with client.consumer(topic, f"g-{topic}", start="last") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"while nobody was here"
+
+
+async def test_queues_added_to_a_topic_are_read_from_their_beginning(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 1)
+        async with client.consumer(topic, f"g-{topic}", start="last") as messages:
+            await anyio.sleep(0.01)
+            await client.admin.create_topic(topic, 2)
+            (queue,) = (queue for queue in await other_queues(cluster, topic) if queue.queue_id == 1)
+            await producer.send(topic, b"before the consumer knew of the queue", queue=queue)
+            await wait_dispatched(client, queue, 1)
+            await client._cluster.routes.refresh()
+            with anyio.fail_after(PATIENCE_SECONDS):
+                assert (await anext(messages)).body == b"before the consumer knew of the queue"
+
+
+async def other_queues(cluster: str, topic: str) -> list[MessageQueue]:
+    """The queues as a client sees them that has just connected."""
+    async with gantrymq.connect(cluster) as client:
+        return await client.admin.queues(topic)
 
 
 async def test_what_the_broker_refuses_is_an_error_with_code_and_address(cluster: str, topic: str) -> None:

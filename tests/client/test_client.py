@@ -57,6 +57,34 @@ async def test_a_nameserver_that_answers_with_an_error_is_named(fake_cluster: Cl
             await client.admin.topics()
 
 
+@pytest.mark.anyio
+async def test_a_broker_given_as_nameserver_is_told_as_such(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.nameserver.answers[105] = lambda request: request.answer(3, " request type 105 not supported")
+        cluster.nameserver.answers[206] = lambda request: request.answer(3, " request type 206 not supported")
+        async with client.producer() as producer:
+            with pytest.raises(gantrymq.NotANameserver, match=rf"{cluster.address} is no nameserver.*9876"):
+                await producer.send("T", b"x")
+        with pytest.raises(gantrymq.NotANameserver, match="9876"):
+            async with client.consumer("T", "g"):
+                pytest.fail("there is nothing to consume")
+        with pytest.raises(gantrymq.NotANameserver, match="9876"):
+            await client.admin.topics()
+
+
+@pytest.mark.anyio
+async def test_a_name_that_is_no_text_is_told(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.producer() as producer:
+            with pytest.raises(gantrymq.InvalidMessage, match="a topic and a body, or a Message, not list"):
+                await producer.send(["T"], b"x")  # type: ignore[arg-type]
+            with pytest.raises(gantrymq.InvalidName, match="a topic's name is a str, not list"):
+                await producer.send(gantrymq.Message(["T"], b"x"))  # type: ignore[arg-type]
+        with pytest.raises(gantrymq.InvalidName, match="a group's name is a str, not NoneType"):
+            async with client.consumer("T", None):  # type: ignore[arg-type]
+                pytest.fail("no group")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"brokerDatas":7}', b"\xff"])
 @pytest.mark.anyio
 async def test_a_route_that_cannot_be_read_is_told(fake_cluster: Cluster, body: bytes) -> None:

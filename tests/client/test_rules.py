@@ -239,9 +239,14 @@ def test_an_order_configuration_outranks_the_brokers_own_numbers() -> None:
 def test_nameservers_are_read_from_text_and_from_a_list() -> None:
     assert parse_nameservers("a:1; b:2;") == ("a:1", "b:2")
     assert parse_nameservers(["a:1", "[::1]:2"]) == ("a:1", "[::1]:2")
+    assert parse_nameservers("a:1,b:2, c:3\n") == ("a:1", "b:2", "c:3")
+    assert parse_nameservers(["a:1;b:2", "a:1"]) == ("a:1", "b:2")
+    assert parse_nameservers("http://a:1;HTTP://b:2/") == ("a:1", "b:2")
 
 
-@pytest.mark.parametrize("text", ["", ";", "a", "a:b", "a:1;b", "a:99999", []])
+@pytest.mark.parametrize(
+    "text", ["", ";", "a", "a:b", "a:1;b", "a:99999", [], [1], "https://a:1", "http://a:1/rocketmq/nsaddr", "http://a"]
+)
 def test_what_is_no_nameserver_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"address|nameserver"):
         parse_nameservers(text)
@@ -250,7 +255,7 @@ def test_what_is_no_nameserver_is_refused(text: str) -> None:
 def test_every_error_of_the_client_is_a_gantry_error_with_one_catch() -> None:
     names = [name for name in gantrymq.__all__ if isinstance(getattr(gantrymq, name), type)]
     errors = [getattr(gantrymq, name) for name in names if issubclass(getattr(gantrymq, name), Exception)]
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(issubclass(error, gantrymq.GantryError) for error in errors)
 
 
