@@ -11,6 +11,7 @@ from setuptools import Extension, setup
 
 MODULES = (
     "kernel/fast/_flusher",
+    "kernel/fast/_memory",
     "kernel/fast/_records",
     "kernel/fast/_requests",
     "plugins/index/_build",

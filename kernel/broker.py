@@ -72,9 +72,12 @@ class Broker:
         """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
         self.before_listening: list[Callable[[], Awaitable[None]]] = []
         """What plugins add in ``configure`` is awaited, one after the other, before the broker listens."""
+        self.on_failure: Callable[[], None] = lambda: None
+        """Called when a task has failed, or :meth:`run` was cancelled, before the others are waited for."""
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
+        self._drained_in_order = False
         self._unwritten: dict[str, bytes] = {}
 
     @property
@@ -211,6 +214,7 @@ class Broker:
 
     async def _serve_watched(self, task_status: trio.TaskStatus[Broker]) -> None:
         async with trio.open_nursery() as services:
+            services.start_soon(self._tell_failure)
             services.start_soon(self._strategy.run)
             services.start_soon(watch_deadlines, self, self.sweep, self._acks)
             services.start_soon(tend_disk, self)
@@ -218,6 +222,7 @@ class Broker:
             for service in self._services:
                 services.start_soon(partial(_run_service, service))
             async with trio.open_nursery() as handlers:
+                handlers.start_soon(self._tell_failure)
                 self._handlers = handlers
                 await self._make_ready()
                 if self._stop.is_set():
@@ -230,8 +235,16 @@ class Broker:
                 task_status.started(self)
                 await self._stop.wait()
                 await self._drain()
+                self._drained_in_order = True
                 handlers.cancel_scope.cancel()
             services.cancel_scope.cancel()
+
+    async def _tell_failure(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            if not self._drained_in_order:
+                self.on_failure()
 
     async def _make_ready(self) -> None:
         """Returns when nothing stands against serving, or when the broker is to stop."""

@@ -12,6 +12,11 @@ FAILED = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
 TRACEBACK_VARIABLE = "GANTRYMQ_TRACEBACK"
+NO_MEMORY = "no memory is left, so the process has ended; give it more, or lower the limits of [limits]"
+NO_THREAD = (
+    "no thread can be started, so the process has ended: memory is used up, or the number of threads that this user or"
+    " container may have (ulimit -u, pids.max)"
+)
 
 _ADVICE = {
     errno.EADDRINUSE: "another process listens there; stop it, or choose another address",
@@ -102,7 +107,9 @@ def explain(error: BaseException) -> tuple[str, int]:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{advice_for(error)}", FAILED
     if isinstance(error, MemoryError):
-        return "no memory is left, so the process has ended; give it more, or lower the limits of [limits]", FAILED
+        return NO_MEMORY, FAILED
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return NO_THREAD, FAILED
     if isinstance(error, ModuleNotFoundError):
         return f"the Python package {error.name!r} is not installed in this environment", FAILED
     text = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -8,6 +8,7 @@ from typing import Any
 
 import rich_click as click
 
+from gantrymq.cli.end_deadline import ending_in_time
 from gantrymq.cli.loading import ConfigFlags, config_options, load
 from gantrymq.cli.logs import configure_logs, log_level_option
 
@@ -45,7 +46,8 @@ def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, 
 
     from gantrymq.cli.servers import run_broker
 
-    trio.run(run_broker, loaded, again, nameserver_listen, _listed(nameserver_peers))
+    with ending_in_time() as deadline:
+        trio.run(run_broker, loaded, again, deadline, nameserver_listen, _listed(nameserver_peers))
 
 
 @click.command()
@@ -63,7 +65,8 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
 
     from gantrymq.cli.servers import run_broker
 
-    trio.run(run_broker, loaded, again)
+    with ending_in_time() as deadline:
+        trio.run(run_broker, loaded, again, deadline)
 
 
 @click.command()
@@ -92,7 +95,8 @@ def nameserver(
     from gantrymq.cli.servers import run_nameserver
 
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
-    trio.run(run_nameserver, listen, kv_path, settings, _listed(peers), insecure)
+    with ending_in_time() as deadline:
+        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

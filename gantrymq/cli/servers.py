@@ -17,6 +17,7 @@ import click
 import trio
 
 from gantrymq._version import __version__
+from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
 from gantrymq.cli.signals import ending_by_signal
@@ -38,6 +39,7 @@ WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not 
 
 
 async def run_nameserver(
+    deadline: EndDeadline,
     listen: str,
     kv_path: Path | None,
     settings: Sequence[str] = (),
@@ -49,6 +51,7 @@ async def run_nameserver(
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(deadline.arm_when_cancelled)
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
@@ -59,12 +62,14 @@ async def run_nameserver(
 async def run_broker(
     loaded: Loaded,
     load: Callable[[], Loaded],
+    deadline: EndDeadline,
     nameserver_listen: str | None = None,
     nameserver_peers: Sequence[str] = (),
 ) -> None:
     """A broker, and a nameserver in front of it when ``nameserver_listen`` is given, until a signal comes.
 
-    A broker that asks for it is started again, with the configuration as ``load`` finds it then.
+    A broker that asks for it is started again, with the configuration as ``load`` finds it then. ``deadline`` is armed
+    when a task has failed, and when the broker has not ended in time after a signal.
     """
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env.system import SystemEnv
@@ -74,9 +79,11 @@ async def run_broker(
             "the broker needs Linux (epoll, fallocate); the client and the nameserver run elsewhere too"
         )
     raise_descriptor_limit()
+    end_where_memory_ends()
     stop = trio.Event()
     with ending_by_signal(stop.set):
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(deadline.arm_when_cancelled)
             server = None
             if nameserver_listen is not None:
                 kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
@@ -88,7 +95,9 @@ async def run_broker(
                     config = config.with_section(
                         attrs.evolve(config.broker, nameservers=_nameservers(loaded, reachable(server.address)))
                     )
-                if not await _live(Broker(config, loaded.manager, SystemEnv()), server, nursery, stop):
+                broker = Broker(config, loaded.manager, SystemEnv())
+                broker.on_failure = deadline.arm
+                if not await _live(broker, server, nursery, stop):
                     break
                 loaded = load()
             nursery.cancel_scope.cancel()

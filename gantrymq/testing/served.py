@@ -23,15 +23,16 @@ BODY = bytes(range(256)) * 128
 class Served:
     """``gantrymq serve`` on the store ``data``, with log files of 1 MiB, as a child that is stopped at the end.
 
-    ``shell`` is a command of the shell that runs before it in the same process, for limits.
+    ``shell`` is a command of the shell that runs before it in the same process, for limits. ``program`` runs in place
+    of ``python -m gantrymq.cli``, and gets the arguments.
     """
 
-    def __init__(self, data: Path, log: Path, shell: str = ":") -> None:
+    def __init__(self, data: Path, log: Path, shell: str = ":", program: list[str] | None = None) -> None:
         serve = ["serve", "--data", str(data), "--listen", "127.0.0.1:0", "--nameserver-listen", "127.0.0.1:0"]
         for setting in (f"store.commit_log_file_bytes={FILE_BYTES}", "store.queue_file_units=1000"):
             serve += ["--set", setting]
         serve += ["--set", "broker.persist_interval=50ms"]
-        gantrymq = [sys.executable, "-m", "gantrymq.cli", *serve]
+        gantrymq = [*(program or [sys.executable, "-m", "gantrymq.cli"]), *serve]
         self.child = child = Child(["/bin/sh", "-c", f'{shell} && exec "$@"', "sh", *gantrymq], log)
         self.sent = 0
         """How many messages of topic T were acknowledged."""

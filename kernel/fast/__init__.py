@@ -23,6 +23,7 @@ STALE = (
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
     from gantrymq.kernel.fast import plain_flusher as flusher
+    from gantrymq.kernel.fast import plain_memory as memory
     from gantrymq.kernel.fast import plain_pulls as pulls
     from gantrymq.kernel.fast import plain_requests as requests
 else:
@@ -41,12 +42,17 @@ else:
         from gantrymq.kernel.fast import plain_requests as requests
     except AttributeError as error:
         raise ImportError(STALE.format(error)) from error
+    try:
+        from gantrymq.kernel.fast import _memory as memory
+    except ImportError:
+        from gantrymq.kernel.fast import plain_memory as memory
 
 try:
     KIND = records.KIND
     Flusher = flusher.Flusher
     dispatch_batch = requests.dispatch_batch
     encode_rows = requests.encode_rows
+    end_where_memory_ends = memory.end_where_memory_ends
     new_batch = requests.new_batch
     queue_entries = requests.queue_entries
     scan = requests.scan
@@ -66,6 +72,6 @@ except AttributeError as error:
 __all__ = [
     "KIND", "STALE", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullLimits", "PullTerms",
     "QueueEntries", "QueuePart", "Stop", "Suggest", "add_sends", "answer_rows", "answer_sends", "dispatch_batch",
-    "encode_rows", "gather", "new_batch", "pull_form", "queue_entries", "read_pull_header", "read_records",
-    "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
+    "encode_rows", "end_where_memory_ends", "gather", "new_batch", "pull_form", "queue_entries", "read_pull_header",
+    "read_records", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip
