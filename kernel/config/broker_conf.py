@@ -81,6 +81,16 @@ def translate(properties: Mapping[str, str], sections: Sections, absent: Section
     return Translation(settings, tuple(unmapped))
 
 
+def write_keys(sections: Mapping[str, Any]) -> dict[str, str]:
+    """What the typed sections say, by RocketMQ's names and in its form."""
+    keys = declared_keys({name: type(section) for name, section in sections.items()})
+    found = {key.name: key.write(getattr(sections[place[0]], place[1])) for place, key in keys.items()}
+    for section in sections.values():
+        for group in getattr(section, GROUPS, ()):
+            found |= group.write(section)
+    return found
+
+
 def _declarations(sections: Sections) -> Iterator[tuple[Place, tuple[str, ...], RocketmqKey | None]]:
     """Place, names and key of every field that has one, and of every group with the section alone and no key."""
     for section, kind in sections.items():

@@ -35,6 +35,12 @@ def _read_addresses(properties: Mapping[str, str]) -> dict[Place, str]:
     return ours
 
 
+def _write_addresses(section: BrokerConfig) -> dict[str, str]:
+    host, _, port = section.listen.rpartition(":")
+    advertised = section.advertise.rpartition(":")[0]
+    return {"bindAddress": host, "listenPort": port} | ({"brokerIP1": advertised} if advertised else {})
+
+
 def _read_units(value: str) -> str:
     # RocketMQ's file size is in bytes and rounded up to whole units
     return str(-(-int(value) // CONSUME_QUEUE_UNIT_BYTES)) if value.isascii() and value.isdigit() else value
@@ -48,7 +54,9 @@ def _write_units(units: int) -> str:
 class BrokerConfig:
     """Section ``[broker]``: who it is, where it listens, where it keeps its files."""
 
-    broker_conf_groups: ClassVar = (KeyGroup(("listenPort", "bindAddress", "brokerIP1"), _read_addresses),)
+    broker_conf_groups: ClassVar = (
+        KeyGroup(("listenPort", "bindAddress", "brokerIP1"), _read_addresses, _write_addresses),
+    )
 
     name: str = filled("broker-a", rocketmq="brokerName")
     cluster: str = filled("DefaultCluster", rocketmq="brokerClusterName")

@@ -6,7 +6,7 @@ how ``broker.conf`` is read, and by which names administrators see and change se
 
     @attrs.frozen(kw_only=True)
     class AuditConfig:
-        broker_conf_groups: ClassVar = (KeyGroup(("auditHost", "auditPort"), read_server),)
+        broker_conf_groups: ClassVar = (KeyGroup(("auditHost", "auditPort"), read_server, write_server),)
         interval: float = duration("5s", rocketmq="auditInterval")  # milliseconds in RocketMQ's file
         keep: float = duration("72h", rocketmq=in_hours("auditKeepHours"))
         loud: bool = plain(False, rocketmq="auditLoud")
@@ -42,6 +42,11 @@ def read_plain(text: str) -> str:
     return text
 
 
+def write_nothing(_section: object) -> dict[str, str]:
+    """For a group whose keys fields write, or that need not be seen."""
+    return {}
+
+
 @attrs.frozen
 class RocketmqKey:
     """RocketMQ's name of one setting. ``older``: spellings that are read as well, and never written.
@@ -63,11 +68,13 @@ class KeyGroup:
     ``read`` gets all properties of the file, stripped, when one of ``keys`` is among them, and returns our settings as
     text by section and key; they replace what the names of fields gave. The key ``""`` only says that the section is
     there. It raises :class:`NoCounterpart` for a value that is to be ignored, and ValueError for one that refuses the
-    start. A key that a field names as well is read by the group alone and written by the field.
+    start. A key that a field names as well is read by the group alone and written by the field. ``write`` gets the
+    section, an instance of the class, and returns keys and values as administrators are to see them.
     """
 
     keys: tuple[str, ...]
     read: Callable[[Mapping[str, str]], Mapping[Place, str]]
+    write: Callable[[Any], Mapping[str, str]]
 
 
 class NoCounterpart(Exception):

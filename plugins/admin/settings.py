@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 import attrs
 import structlog
 
+from gantrymq.kernel.config.broker_conf import write_keys
 from gantrymq.kernel.config.fields import coerce
 from gantrymq.kernel.config.rocketmq_keys import write_plain
 from gantrymq.plugins.admin.overrides import Overrides
@@ -64,15 +65,11 @@ class ChangeableSettings:
 
     def text(self) -> bytes:
         """All settings as properties: by RocketMQ's names and, with their section, by our own."""
-        table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER"}
-        sections = self._sections()
+        table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER", **write_keys(self._sections())}
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
             shown = getattr(live.current, row.key) if live is not None and row.key in live.keys else row.value
             table[f"{row.section}.{row.key}"] = write_plain(shown)
-            theirs = self._keys.get((row.section, row.key))
-            if theirs is not None:
-                table[theirs.name] = theirs.write(getattr(sections[row.section], row.key))
         if self._broker.broker_id:
             table["brokerRole"] = "SLAVE"
         return write_properties(table)

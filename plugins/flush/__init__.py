@@ -21,7 +21,7 @@ import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import duration, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_plain
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
@@ -50,11 +50,15 @@ def _read_pool(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.flush", "mode"): "buffered"} if is_pooled and is_late else {}
 
 
+def _write_pool(section: FlushConfig) -> dict[str, str]:
+    return {"transientStorePoolEnable": write_plain(section.mode == "buffered")}
+
+
 @attrs.frozen
 class FlushConfig:
     """``[plugin.flush]``."""
 
-    broker_conf_groups: ClassVar = (KeyGroup(("transientStorePoolEnable",), _read_pool),)
+    broker_conf_groups: ClassVar = (KeyGroup(("transientStorePoolEnable",), _read_pool, _write_pool),)
 
     mode: Literal["sync", "async", "buffered"] = plain(
         "sync", rocketmq=RocketmqKey("flushDiskType", read=_read_mode, write=_write_mode)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import attrs
 
 from gantrymq.kernel.config.fields import address, duration, number, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_nothing
 from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES
 from gantrymq.remoting.peers import PeerRule
 
@@ -36,11 +36,18 @@ def _read_listen(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.ha", "listen"): f"{properties.get('bindAddress', everywhere)}:{properties['haListenPort']}"}
 
 
+def _write_listen(section: HaConfig) -> dict[str, str]:
+    return {"haListenPort": section.listen.rpartition(":")[2]} if section.listen else {}
+
+
 @attrs.frozen(kw_only=True)
 class HaConfig:
     """How copies are kept. ``broker.id`` says who is who: 0 is the master, any other a slave."""
 
-    broker_conf_groups: ClassVar = (KeyGroup(("brokerRole",), _read_role), KeyGroup(("haListenPort",), _read_listen))
+    broker_conf_groups: ClassVar = (
+        KeyGroup(("brokerRole",), _read_role, write_nothing),
+        KeyGroup(("haListenPort",), _read_listen, _write_listen),
+    )
 
     role: Literal["async_master", "sync_master"] = plain(
         "async_master", rocketmq=RocketmqKey("brokerRole", write=str.upper)

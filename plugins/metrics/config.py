@@ -22,12 +22,21 @@ def _read_exporter(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.metrics", "listen"): f"{host}:{properties.get('metricsPromExporterPort', '5557')}"}
 
 
+def _write_exporter(section: MetricsConfig) -> dict[str, str]:
+    host, _, port = section.listen.rpartition(":")
+    return {"metricsExporterType": "PROM", "metricsPromExporterHost": host, "metricsPromExporterPort": port}
+
+
 @attrs.frozen(kw_only=True)
 class MetricsConfig:
     """Where numbers are told, and how much to how many."""
 
     broker_conf_groups: ClassVar = (
-        KeyGroup(("metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort"), _read_exporter),
+        KeyGroup(
+            ("metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort"),
+            _read_exporter,
+            _write_exporter,
+        ),
     )
 
     listen: str = address("127.0.0.1:5557", any_port=True)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import attrs
 import pytest
 
-from gantrymq.kernel.config.broker_conf import declared_keys, translate
+from gantrymq.kernel.config.broker_conf import declared_keys, translate, write_keys
 from gantrymq.kernel.config.declarations import KERNEL_SECTIONS, plugin_sections
 from gantrymq.kernel.config.rocketmq_keys import KeyGroup
 from gantrymq.kernel.loading import load_plugins
@@ -19,6 +20,9 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN_SECTIONS = plugin_sections(load_plugins([*DEFAULT_PLUGINS, *OPTIONAL_PLUGINS]))
 SECTIONS = {**KERNEL_SECTIONS, **PLUGIN_SECTIONS}
+
+OLDER = {name for key in declared_keys(SECTIONS).values() for name in key.older}
+"""Spellings that are read and never written."""
 
 
 def groups_of(sections: Mapping[str, type]) -> Iterator[KeyGroup]:
@@ -69,9 +73,21 @@ def test_a_name_is_one_setting_and_every_setting_is_read_by_it() -> None:
             assert list(translate({name: "1"}, SECTIONS).settings) == [place]
 
 
+def test_every_key_that_can_be_read_is_shown_and_no_other() -> None:
+    sections = {name: kind() for name, kind in SECTIONS.items()}
+    assert sections["plugin.ha"].listen == sections["broker"].advertise == "", "what is empty is not shown"
+    sections["plugin.ha"] = attrs.evolve(sections["plugin.ha"], listen="127.0.0.1:10912")
+    sections["broker"] = attrs.evolve(sections["broker"], advertise="10.0.0.7:10911")
+    shown = write_keys(sections)
+    assert set(shown) == names_of(SECTIONS) - OLDER
+    again = translate(shown, SECTIONS)
+    assert again.unmapped == ()
+    assert again.settings["plugin.ha", "listen"] == "127.0.0.1:10912"
+    assert again.settings["broker", "advertise"] == "10.0.0.7:10911"
+
+
 def test_the_page_of_the_configuration_has_every_key_that_can_be_read_and_no_other() -> None:
     page = (ROOT / "docs" / "howto" / "configure.md").read_text().partition("## RocketMQ's broker.conf")[2]
     rows = re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
     told = {name for row in rows for name in re.findall(r"`(\w+)(?:=\w+)?`", row)}
-    older = {name for key in declared_keys(SECTIONS).values() for name in key.older}
-    assert told == names_of(SECTIONS) - older
+    assert told == names_of(SECTIONS) - OLDER

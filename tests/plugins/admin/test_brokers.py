@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,11 @@ from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.plugins.services import Retention, TopicTable
 from gantrymq.remoting.bodies.tables import KVTable
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.javaproperties import read_properties, write_properties
+from gantrymq.testing.harness import make_broker, run_broker
 
 pytestmark = pytest.mark.trio
 
@@ -126,6 +131,16 @@ async def test_each_key_of_a_broker_conf_is_shown_by_its_name_as_it_would_be_wri
     now, then = typed(broker.config, broker.manager), typed(again, broker.manager)
     different = {(section, key) for section, key in names if getattr(now[section], key) != getattr(then[section], key)}
     assert different == set()
+
+
+async def test_keys_that_are_read_together_are_shown_too(tmp_path: Path) -> None:
+    given = {"plugin.flush.mode": "buffered", "broker.advertise": "10.0.0.7:10911", "plugin.ha.listen": "127.0.0.1:0"}
+    broker = make_broker(tmp_path, settings=given, enable=["ha"])
+    async with run_broker(broker), open_channel(broker.listening) as channel:
+        shown = read_properties((await channel.call(Command(RequestCode.GET_BROKER_CONFIG))).body)
+    assert (shown["bindAddress"], shown["listenPort"], shown["brokerIP1"]) == ("127.0.0.1", "0", "10.0.0.7")
+    assert (shown["flushDiskType"], shown["transientStorePoolEnable"]) == ("ASYNC_FLUSH", "true")
+    assert (shown["brokerRole"], shown["haListenPort"]) == ("ASYNC_MASTER", "0")
 
 
 async def test_nothing_to_change_is_no_change(bench: Any) -> None:
