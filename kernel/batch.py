@@ -167,7 +167,12 @@ class AppendBatch:
         self._followers[row] = len(self)
 
     def refuse(self, row: int, code: int, remark: str) -> None:
-        """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands."""
+        """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands.
+
+        :class:`ValueError` for a code that says that the message is stored (:data:`STORED`).
+        """
+        if code in STORED:
+            raise ValueError(f"a row cannot be refused with code {int(code)}, which says that the message is stored")
         if self.statuses[row] == ResponseCode.SUCCESS:
             self.statuses[row] = code
             self.remarks[row] = remark

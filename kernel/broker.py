@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import structlog
@@ -18,10 +17,10 @@ from gantrymq.kernel.acks import Acks, FlushStrategy
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.env import Env, Waker
-from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
-from gantrymq.kernel.manager import Observers, PluginManager
+from gantrymq.kernel.manager import Observers, PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
@@ -38,6 +37,8 @@ log = structlog.get_logger("gantrymq.broker")
 
 ACCESS_CONTROL_SLOT = "access_control"
 """Whoever holds it controls access: with it the broker may listen beyond the loopback address."""
+_EXPLAINED = (StartError, LogPoisoned, PluginError, OSError, MemoryError)
+"""What a background task raises that says by itself what is wrong."""
 DRAIN_S = 5.0
 """How long a stopping broker waits for its last acknowledgements."""
 
@@ -219,8 +220,8 @@ class Broker:
             services.start_soon(watch_deadlines, self, self.sweep, self._acks)
             services.start_soon(tend_disk, self)
             services.start_soon(mend_queues, self)
-            for service in self._services:
-                services.start_soon(partial(_run_service, service))
+            for info, service in self._services:
+                services.start_soon(self._run_service, info, service)
             async with trio.open_nursery() as handlers:
                 handlers.start_soon(self._tell_failure)
                 self._handlers = handlers
@@ -262,7 +263,7 @@ class Broker:
     def _register(self) -> None:
         self._strategy = self._make_strategy()
         gates = self._registered("register_ack_gates", lambda gate: hasattr(gate, "watermark"))
-        self._acks = Acks(gates)
+        self._acks = Acks([gate for _, gate in gates])
         for info, compilers in self.manager.by_plugin("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
@@ -273,7 +274,7 @@ class Broker:
         )
         self.sweep.has_waiting = self.requests.has_waiting
         services = self._registered("register_services", lambda service: isinstance(service, Service))
-        self._services = [service for service in services if service.runs_on(self.broker_id)]
+        self._services = [(info, service) for info, service in services if service.runs_on(self.broker_id)]
 
     def _make_strategy(self) -> FlushStrategy:
         for info, made in self.manager.by_plugin("make_flush_strategy", log=self.log, config=self.config):
@@ -284,13 +285,13 @@ class Broker:
                 return strategy
         raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
 
-    def _registered(self, hook_name: str, is_right: Callable[[Any], bool]) -> list[Any]:
+    def _registered(self, hook_name: str, is_right: Callable[[Any], bool]) -> list[tuple[PluginInfo, Any]]:
         found = []
         for info, made in self.manager.by_plugin(hook_name, list, broker=self):
             for item in made:
                 if not is_right(item):
                     raise StartError(f"plugin {info.name!r}: {hook_name} returned {item!r:.100} in its list")
-                found.append(item)
+                found.append((info, item))
         return found
 
     def _bind(self) -> None:
@@ -345,7 +346,21 @@ class Broker:
                 raise self._plugin_error("dispatch", error) from error
 
     def _plugin_error(self, hook_name: str, error: Exception) -> PluginError:
-        return PluginError(f"plugin {self.manager.culprit(hook_name, error)!r}: {hook_name} failed: {error!r}")
+        culprit = self.manager.culprit(hook_name, error)
+        log.error("plugin_failed", plugin="?" if culprit is None else culprit.name, hook=hook_name, exc_info=error)
+        return PluginError(self.manager.describe_failure(culprit, hook_name, error))
+
+    async def _run_service(self, info: PluginInfo, service: Service) -> None:
+        try:
+            await service.run()
+        except _EXPLAINED:
+            raise
+        except Exception as error:
+            if isinstance(error, ExceptionGroup) and error.subgroup(_EXPLAINED) is not None:
+                raise
+            log.exception("service_failed", plugin=info.name, service=service.name)
+            what = f"its background task {service.name!r}"
+            raise TaskFailed(self.manager.describe_failure(info, what, error)) from error
 
     def _is_full(self) -> bool:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes
@@ -396,17 +411,6 @@ def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
     if isinstance(error, BaseExceptionGroup):
         return next((found for inner in error.exceptions if (found := _fatal(inner)) is not None), None)
     return None
-
-
-async def _run_service(service: Service) -> None:
-    try:
-        await service.run()
-    except StartError:  # what the user can mend: its text is all there is to say
-        raise
-    except Exception as error:
-        if not isinstance(error, ExceptionGroup) or error.split(StartError)[1] is not None:
-            log.exception("service_failed", service=service.name)
-        raise
 
 
 def _reachable(host: str) -> str:

@@ -10,7 +10,11 @@ class StartError(Exception):
 
 
 class PluginError(Exception):
-    """A plugin raised where only a refusal is allowed: a bug that stops the broker, named by plugin and hook."""
+    """A plugin raised where only a refusal is allowed: a bug that stops the broker, named by plugin, hook and place."""
+
+
+class TaskFailed(Exception):
+    """A background task of a plugin raised: the broker stops in order. Named by plugin, task and place."""
 
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

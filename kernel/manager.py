@@ -8,6 +8,7 @@ a class (instantiated without arguments) or an object with ``name``; ``slot`` cl
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import metadata
@@ -22,6 +23,9 @@ import structlog
 from gantrymq.kernel.errors import StartError
 
 log = structlog.get_logger("gantrymq.plugins")
+
+SHIPPED = "gantrymq.plugins."
+"""Modules of the plugins that come with GantryMQ begin with this."""
 
 
 @attrs.frozen
@@ -48,7 +52,8 @@ class PluginManager:
         """
         self.disabled = tuple(disabled)
         self._project = hookspecs.PROJECT
-        self._known = {name for name, spec in vars(hookspecs).items() if hasattr(spec, f"{self._project}_spec")}
+        specs = vars(hookspecs)
+        self._hookspecs = {name: spec for name, spec in specs.items() if hasattr(spec, f"{self._project}_spec")}
         self._manager = pluggy.PluginManager(self._project)
         self._manager.add_hookspecs(hookspecs)
         self.hook = self._manager.hook
@@ -74,7 +79,8 @@ class PluginManager:
             except (StartError, OSError):
                 raise
             except Exception as error:
-                raise StartError(f"plugin {info.name!r}: {hook_name} failed: {error!r}") from error
+                log.exception("plugin_failed", plugin=info.name, hook=hook_name)
+                raise StartError(self.describe_failure(info, hook_name, error)) from error
             if kind is not None and not isinstance(answer, kind):
                 raise StartError(
                     f"plugin {info.name!r}: {hook_name} returned {type(answer).__name__}, it must be {kind.__name__}"
@@ -116,15 +122,33 @@ class PluginManager:
             for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
         ]
 
-    def culprit(self, hook_name: str, error: BaseException) -> str:
-        """The name of the plugin in whose implementation of the hook ``error`` was raised; ``?`` if none is found."""
+    def culprit(self, hook_name: str, error: BaseException) -> PluginInfo | None:
+        """The plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
         owners = {
-            implementation.function.__code__: implementation.plugin_name
-            for implementation in getattr(self.hook, hook_name).get_hookimpls()
+            implementation.function.__code__: info
+            for info, implementation in self.implementations(hook_name)
             if hasattr(implementation.function, "__code__")
         }
         codes = (frame.f_code for frame, _ in walk_tb(error.__traceback__))
-        return next((owners[code] for code in codes if code in owners), "?")
+        return next((owners[code] for code in codes if code in owners), None)
+
+    def describe_failure(self, info: PluginInfo | None, what: str, error: BaseException) -> str:
+        """What a user needs to know of ``error``, which a plugin raised in ``what``: plugin, place, and what to do."""
+        name = "?" if info is None else info.name
+        text = f"plugin {name!r}: {what} failed: {error!r}{self._place(name, error)}"
+        if info is None or info.essential:
+            return text
+        if type(info.plugin).__module__.startswith(SHIPPED):
+            text += "; this plugin is part of GantryMQ, please report it"
+        return f"{text}; --disable {name} starts the broker without it"
+
+    def _place(self, name: str, error: BaseException) -> str:
+        """`` at file:line``: the innermost line of the plugin's own code, or of any if none is its own."""
+        frames = list(walk_tb(error.__traceback__))
+        own = [frame for frame in frames if self.owner_of(frame[0]) == name]
+        for frame, line in (own or frames)[-1:]:
+            return f" at {frame.f_code.co_filename}:{line}"
+        return ""
 
     def owner_of(self, frame: FrameType) -> str | None:
         """The name of the plugin whose code runs in ``frame``; None for what is no plugin's."""
@@ -146,10 +170,10 @@ class PluginManager:
         for attribute in dir(type(plugin)):
             if not hasattr(getattr(type(plugin), attribute, None), f"{self._project}_impl"):
                 continue
-            if attribute not in self._known:
-                raise StartError(
-                    f"plugin {name!r} ({origin}): there is no hook {attribute!r}{did_you_mean(attribute, self._known)}"
-                )
+            if attribute not in self._hookspecs:
+                near = did_you_mean(attribute, self._hookspecs)
+                raise StartError(f"plugin {name!r} ({origin}): there is no hook {attribute!r}{near}")
+            self._check_arguments(f"plugin {name!r} ({origin})", plugin, attribute)
             hooks.append(attribute)
         return PluginInfo(
             name,
@@ -160,6 +184,17 @@ class PluginManager:
             tuple(sorted(hooks)),
             plugin,
         )
+
+    def _check_arguments(self, culprit: str, plugin: Any, hook_name: str) -> None:
+        """An implementation may leave out arguments of its hook; it cannot have others, unless they have a default."""
+        given = list(inspect.signature(self._hookspecs[hook_name]).parameters)
+        wanted = inspect.signature(getattr(plugin, hook_name)).parameters.values()
+        unknown = [each.name for each in wanted if each.name not in given and each.default is each.empty]
+        if unknown:
+            raise StartError(
+                f"{culprit}: the hook {hook_name} has no argument {unknown[0]!r}{did_you_mean(unknown[0], given)};"
+                f" write {hook_name}({', '.join(('self', *given))})"
+            )
 
     def _check_names_and_slots(self) -> None:
         names: dict[str, PluginInfo] = {}

@@ -92,15 +92,15 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 def explain(error: BaseException) -> tuple[str, int]:
     """Text and exit code of one error."""
     from gantrymq.kernel.config.sources import ConfigError
-    from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+    from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
     from gantrymq.remoting.errors import GantryError
 
     if isinstance(error, ConfigError):
         return str(error), WRONG_USAGE
     if isinstance(error, StartError | CommandFailed | GantryError):
         return str(error) or type(error).__name__, FAILED
-    if isinstance(error, PluginError):
-        return f"a plugin failed, so the broker has ended: {error}; {TRACEBACK_VARIABLE}=1 shows where", FAILED
+    if isinstance(error, PluginError | TaskFailed):
+        return f"a plugin failed, so the broker has ended: {error}", FAILED
     if isinstance(error, LogPoisoned):
         return f"{error}; the broker has ended so that nothing is acknowledged that is not stored", FAILED
     if isinstance(error, OSError):

@@ -20,7 +20,7 @@ from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 include "_bytes.pxi"
 
-from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, Trait
+from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, STORED, Trait
 from gantrymq.kernel.fast import _records as records
 from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain

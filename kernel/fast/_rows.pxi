@@ -402,6 +402,8 @@ cdef class AppendRows(Columns):
 
     def refuse(self, row, code, remark):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.refuse`."""
+        if code in STORED:
+            raise ValueError(f"a row cannot be refused with code {int(code)}, which says that the message is stored")
         cdef list statuses = self.column(STATUSES)
         if statuses[row] == SUCCESS:
             statuses[row] = code

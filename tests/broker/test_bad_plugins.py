@@ -15,10 +15,10 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.errors import PluginError, StartError, TaskFailed
 from gantrymq.kernel.registry import Service
 from gantrymq.remoting.channel import Channel, open_channel
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
@@ -52,6 +52,9 @@ def bad(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def fail(*arguments: Any) -> Any:
     raise Bug("a bug")
+
+
+PLACE = r"Bug\('a bug'\) at .*/test_bad_plugins\.py:\d+; --disable bad starts the broker without it"
 
 
 async def call(channel: Channel, command: Command) -> Command:
@@ -152,11 +155,65 @@ async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_by_name_a
             answers.append((await call(channel, send("T", b"poison"))).code)
 
     with pytest.RaisesGroup(
-        pytest.RaisesExc(PluginError, match=f"plugin 'bad': {hook_name} failed"), flatten_subgroups=True
+        pytest.RaisesExc(PluginError, match=f"plugin 'bad': {hook_name} failed: {PLACE}"), flatten_subgroups=True
     ):
-        await life()
+        with structlog.testing.capture_logs() as lines:
+            await life()
+    told = [(line["plugin"], line["hook"]) for line in lines if line["event"] == "plugin_failed"]
+    assert told[0] == ("bad", hook_name)
+    assert isinstance(next(line["exc_info"] for line in lines if line["event"] == "plugin_failed"), Bug)
     assert answers == [0], "what failed was not acknowledged"
     await store_works(tmp_path, [b"good"])
+
+
+@pytest.mark.trio
+async def test_a_start_that_fails_in_dispatch_says_how_to_start_without_the_plugin(
+    bad: Callable[..., str], tmp_path: Path
+) -> None:
+    """A bug that the log brings back at each start."""
+    enable = bad("dispatch", ("batch",), fail)
+    for _ in range(2):
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(PluginError, match=f"plugin 'bad': dispatch failed: {PLACE}"),
+            allow_unwrapped=True,
+            flatten_subgroups=True,
+        ):
+            async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
+                async with open_channel(broker.address) as channel:
+                    await call(channel, send("T", b"x"))
+    async with run_broker(make_broker(tmp_path, enable=[enable], disable=["bad"])) as broker:
+        async with open_channel(broker.address) as channel:
+            assert (await call(channel, send("T", b"y"))).code == 0
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT])
+async def test_a_refusal_that_says_the_message_is_stored_is_a_bug_of_the_plugin(
+    code: int, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad("before_append", ("batch",), lambda batch: batch.refuse(0, code, "have it already"))
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(PluginError, match=f"plugin 'bad': before_append failed: .*refused with code {int(code)}, "),
+        flatten_subgroups=True,
+    ):
+        async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
+            async with open_channel(broker.address) as channel:
+                await call(channel, send("T", b"x"))
+    await store_works(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("batch", "extra"), r"the hook before_append has no argument 'extra'; write before_append\(self, batch\)"),
+        (("bach",), r"the hook before_append has no argument 'bach'; did you mean 'batch'\?; write before_append"),
+    ],
+)
+def test_a_hook_with_a_wrong_argument_is_told_the_right_ones(
+    arguments: tuple[str, ...], told: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError, match=rf"plugin 'bad' \(gantrymq_bad_plugin:Bad\): {told}"):
+        make_broker(tmp_path, enable=[bad("before_append", arguments, fail)])
 
 
 @pytest.mark.trio
@@ -219,9 +276,16 @@ async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
             due.set()
             await trio.sleep_forever()
 
-    with structlog.testing.capture_logs() as lines, pytest.RaisesGroup(Bug, flatten_subgroups=True):
+    with (
+        structlog.testing.capture_logs() as lines,
+        pytest.RaisesGroup(
+            pytest.RaisesExc(TaskFailed, match=f"plugin 'bad': its background task 'bad.work' failed: {PLACE}"),
+            flatten_subgroups=True,
+        ),
+    ):
         await life()
-    assert [line["service"] for line in lines if line["event"] == "service_failed"] == ["bad.work"]
+    told = [(line["plugin"], line["service"]) for line in lines if line["event"] == "service_failed"]
+    assert told == [("bad", "bad.work")]
     assert not (tmp_path / "abort").exists()
     await store_works(tmp_path, [b"x"])
 
