@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,12 +132,12 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
             tried.set()
             await trio.sleep(rules.interval)
 
-    async def look(name: str, more: Mapping[str, int]) -> Sequence[dict[str, Any]]:
+    async def look(name: str, more: Mapping[str, int], without: Collection[str]) -> Sequence[dict[str, Any]]:
         await tried.wait()
         if client is None:
             raise GantryError(reason)
         with trio.fail_after(2 * rules.answer_timeout):
-            return await broker_rows(client, rules.answer_timeout, name, more)
+            return await broker_rows(client, rules.answer_timeout, name, more, without)
 
     async with trio.open_nursery() as nursery:
         with ending_by_signal(nursery.cancel_scope.cancel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -27,12 +27,17 @@ COLUMNS: Final = (
 
 
 async def broker_rows(
-    client: Client, answer_timeout: float = ANSWER_S, only: str | None = None, more: Mapping[str, int] | None = None
+    client: Client,
+    answer_timeout: float = ANSWER_S,
+    only: str | None = None,
+    more: Mapping[str, int] | None = None,
+    without: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """One row a broker by the names of :data:`COLUMNS`, masters before their slaves; None for what is not known.
 
     ``answer_timeout``: how many seconds each may take to answer; they are asked at the same time. ``only``: of this
     broker name. ``more``: the numbers, by their addresses, of brokers of this name that no nameserver may know.
+    ``without``: addresses that are not asked, as if they did not answer.
     """
     import trio
 
@@ -57,7 +62,10 @@ async def broker_rows(
                 "id": broker_id,
                 "address": address,
             }
-            nursery.start_soon(ask_broker, row, address, answer_timeout)
+            if address in without:
+                row["role"] = UNREACHABLE
+            else:
+                nursery.start_soon(ask_broker, row, address, answer_timeout)
     rows = [found[key] for key in sorted(found)]
     for row in rows:
         if not row["is_registered"] and row["role"] != UNREACHABLE:  # its number may be another one now

@@ -97,10 +97,7 @@ async def promote(
     known = [epoch_in(row, "epoch") or FIRST for row in rows]
     epoch = Epoch(max(max(each.number for each in known) + 1, epoch_at_least), secrets.token_hex(TOKEN_BYTES))
     report(f"epoch {epoch} begins: telling {', '.join(row['address'] for row in slaves)}")
-    ends: dict[str, int] = {}
-    for row in slaves:
-        check()
-        ends[row["address"]] = await _tell(row["address"], epoch, answer_timeout)
+    ends = await _tell_all([str(row["address"]) for row in slaves], epoch, answer_timeout, check)
     wanted = [row for row in slaves if number in (None, row["id"]) and not row["not_promotable"]]
     address = max((str(row["address"]) for row in wanted), key=lambda each: ends[each])
     if ends[address] < max(ends.values()) and not accept_loss:
@@ -131,6 +128,29 @@ def _check_promotable(wanted: Sequence[Row]) -> None:
     """Before anybody is fenced: somebody can be promoted."""
     if all(row["not_promotable"] for row in wanted):
         raise PromotionRefused(f"{wanted[0]['address']} refuses: {wanted[0]['not_promotable']}")
+
+
+async def _tell_all(
+    addresses: Sequence[str], epoch: Epoch, timeout: float, check: Callable[[], None]
+) -> dict[str, int]:
+    """Tell all of them of the epoch at the same time; where their logs end."""
+    ends: dict[str, int] = {}
+    refusals: dict[str, PromotionRefused] = {}
+
+    async def tell(address: str) -> None:
+        try:
+            ends[address] = await _tell(address, epoch, timeout)
+        except PromotionRefused as error:
+            refusals[address] = error
+
+    check()
+    async with trio.open_nursery() as nursery:
+        for address in addresses:
+            nursery.start_soon(tell, address)
+    for address in addresses:
+        if address in refusals:
+            raise refusals[address]
+    return ends
 
 
 async def _tell(address: str, epoch: Epoch, timeout: float, *, master: bool = False) -> int:

@@ -10,7 +10,7 @@ Without a nameserver or the store nothing is promoted: the first would not tell 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -30,8 +30,11 @@ ATTEMPTS_MIN: Final = 2
 READ_S: Final = 10.0
 """How often to look whether somebody has changed the members in the store, and what a deposed master does."""
 
-Look = Callable[[Mapping[str, int]], Awaitable[Sequence[Row]]]
-"""The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses."""
+Look = Callable[[Mapping[str, int], Collection[str]], Awaitable[Sequence[Row]]]
+"""The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses.
+
+The brokers at the addresses of the second argument are not asked, and count as not answering.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,8 +83,12 @@ class Watcher:
     async def run(self) -> None:
         """Until cancelled."""
         while True:
+            began = self._clock()
             await self._turn()
-            await trio.sleep(self._rules.interval)
+            rest = self._rules.interval
+            if self._silent_since is not None:  # a look that waited for a silent master was a rest
+                rest = max(rest - (self._clock() - began), 0)
+            await trio.sleep(rest)
 
     async def _turn(self) -> None:
         try:
@@ -90,7 +97,7 @@ class Watcher:
             self._not_kept(error)
         asked_at = self._clock()
         try:
-            rows = await self._look(self._asked_besides())
+            rows = await self._look(self._asked_besides(), ())
         except (GantryError, trio.TooSlowError, OSError) as error:
             reason = str(error) or "no answer in time"
             if self._is_news("nameserver", reason):
@@ -157,8 +164,19 @@ class Watcher:
             log.info("master_silent", broker=self._name, address=self._master)
         silent = self._clock() - self._silent_since
         is_over = self._attempts >= ATTEMPTS_MIN and silent >= self._rules.master_timeout
-        if is_over and self._clock() >= self._grace_until and not self._is_heard(rows, silent):
-            await self._replace(rows, silent)
+        if is_over and self._clock() >= self._grace_until:
+            if self._clock() - asked_at >= self._rules.interval:
+                rows = await self._slaves_now(rows)
+            if not self._is_heard(rows, silent):
+                await self._replace(rows, silent)
+
+    async def _slaves_now(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Without the master: while this watcher waited for it, the slaves' answers have become old."""
+        master = self._master or self._members.master
+        try:
+            return await self._look(self._asked_besides(), {master})
+        except (GantryError, trio.TooSlowError, OSError):
+            return rows  # the next look says why
 
     def _is_heard(self, rows: Sequence[Row], silent: float) -> bool:
         """Whether a slave has heard of the master lately: it was lost later than it seemed, or only to this watcher."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -72,9 +72,9 @@ class Watched:
                 with on(process):
                     keeper = LockKeeper(MemoryLock(self.store, process.host), trio.current_time, self.rules.interval)
 
-                    async def look(more: Mapping[str, int]) -> Sequence[dict[str, Any]]:
+                    async def look(more: Mapping[str, int], without: Collection[str]) -> Sequence[dict[str, Any]]:
                         with trio.fail_after(2 * self.rules.answer_timeout):
-                            return await broker_rows(client, self.rules.answer_timeout, "broker-a", more)
+                            return await broker_rows(client, self.rules.answer_timeout, "broker-a", more, without)
 
                     nursery.start_soon(keeper.run)
                     nursery.start_soon(Watcher("broker-a", look, keeper, trio.current_time, self.rules).run)
@@ -97,6 +97,9 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
             machine = cluster.machine(A)
             machine.kill() if how == "kill" else machine.pause()
             await pair.promoted(B, 8)
+            (line,) = pair.lines("slave_promoted")
+            limits = pair.rules.master_timeout + pair.rules.interval
+            assert pair.rules.master_timeout <= line["silent_seconds"] <= limits, "whether it is dead or hangs"
             epoch = pair.lines("epoch_began")[-1]["epoch"]
             assert int(epoch.partition("-")[0]) >= pair.store.revision
             await pair.load.more(3)
