@@ -8,7 +8,7 @@ Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sy
 a slave's: ``master``,
 ``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
 Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start;
-``config/ha-epoch.json``, the epochs.
+``config/ha-epoch.json``, the epochs, and of a slave its master's role.
 Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
@@ -22,6 +22,9 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import attrs
+import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
@@ -37,7 +40,7 @@ from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
 from gantrymq.plugins.ha.matches import MatchRequests
-from gantrymq.plugins.ha.role import change_number, fixed_number
+from gantrymq.plugins.ha.role import change_number, fixed_number, origin_of
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
@@ -56,6 +59,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor
+
+log = structlog.get_logger("gantrymq.ha")
 
 
 class HaPlugin:
@@ -142,13 +147,23 @@ class HaPlugin:
         if broker.broker_id:
             self._epochs.begin_as_slave()
         else:
-            self._epochs.begin_as_master()
+            origin, source = origin_of(broker, "broker", "id")
+            self._epochs.begin_as_master(source if origin == "override" else "")
+            self._config = section = self._with_role(broker, section)
         broker.services.provide(Replication, self)
         if broker.broker_id:
             cut_as_planned(broker)
             broker.before_listening.append(self._settle)
         if broker.broker_id == 0:
             self.master = Master(broker, section, self.copies, self._lease, self._epochs)
+
+    def _with_role(self, broker: Broker, section: HaConfig) -> HaConfig:
+        """A promoted broker promises what its master did, unless its configuration says something else."""
+        role = self._epochs.master_role
+        if not role or role == section.role or origin_of(broker, "plugin.ha", "role")[0] != "default":
+            return section
+        log.info("role_of_last_master", role=role)
+        return attrs.evolve(section, role=role)
 
     async def _settle(self) -> None:
         """Readers are served when the log is known to be the master's, or when there is no master to ask."""
@@ -185,6 +200,7 @@ class HaPlugin:
         live = broker.services.find(LiveSettings)
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
+            live.allow("plugin.ha", self._config, (), lambda _: None)  # shown as it is in force
         roles = Service("ha roles", self._roles.run)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)

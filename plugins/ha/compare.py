@@ -119,6 +119,7 @@ class Comparison:
             )
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
+        self._epochs.note_master_role(says.get("brokerRole", ""))
 
     async def _compare_epochs(self, channel: Channel) -> None:
         """Tell a master of a lower epoch that its epoch is over, and do not follow it; learn a higher epoch.

@@ -1,5 +1,7 @@
 """Of which epoch this broker is the master, and the highest that it knows of; kept in ``config/ha-epoch.json``.
 
+Beside them stands the role of the master that was followed last: a promoted broker promises what that one did.
+
 A promotion begins an epoch. A master that learns of a higher one, from whomever, is fenced: it takes no message and
 confirms none until its end, for another broker has its place and that one's log is the one that counts. A slave that
 knows a higher epoch than a master has does not follow it. Whatever is learned is on the disk before it is acted upon.
@@ -8,7 +10,7 @@ knows a higher epoch than a master has does not follow it. Whatever is learned i
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import structlog
 import trio
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 FILE: Final = "config/ha-epoch.json"
+Role = Literal["async_master", "sync_master"]
+_ROLES: Final[dict[str, Role]] = {"async_master": "async_master", "sync_master": "sync_master"}
 _TOKEN_BITS: Final = 32
 
 
@@ -34,6 +38,8 @@ class Epochs:
         self._path = f"{root}/{FILE}"
         self.known = FIRST
         self.own: Epoch | None = None
+        self.master_role: Role | None = None
+        """``sync_master`` or ``async_master``, as the master says that was followed last; None before one has."""
         self._is_new = not env.exists(self._path)
         self._raised = trio.lowlevel.ParkingLot()
         self.fenced = ""
@@ -41,10 +47,11 @@ class Epochs:
         if not self._is_new:
             self._read()
 
-    def begin_as_master(self) -> None:
+    def begin_as_master(self, number_from: str = "") -> None:
         """This broker starts as a master: one that was a slave begins an epoch, which is a promotion.
 
-        :class:`StartError` when another broker was promoted since it was one.
+        :class:`StartError` when another broker was promoted since it was one. ``number_from``: the file in which a
+        promotion has kept its number, if one has.
         """
         if self._is_new:
             self._write(FIRST, FIRST)
@@ -53,8 +60,9 @@ class Epochs:
         elif self.known.contradicts(self.own):
             raise StartError(
                 f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since: another one "
-                "has its place. Start it as a slave (broker.id above 0); to make it the master again use `gantrymq "
-                "cluster promote` then"
+                "has its place. Start it as a slave (broker.id above 0"
+                + (f"; a promotion has kept id = 0 in {number_from}: take that line out" if number_from else "")
+                + "); to make it the master again use `gantrymq cluster promote` then"
             )
 
     def begin_as_slave(self) -> None:
@@ -83,6 +91,13 @@ class Epochs:
         self._raised.unpark_all()
         return True
 
+    def note_master_role(self, role: str) -> None:
+        """The master that this slave follows has this role (``brokerRole``); what no master has is left out."""
+        found = _ROLES.get(role.lower())
+        if found is not None and found != self.master_role:
+            self.master_role = found
+            self._write(self.known, self.own)
+
     def _fence(self, mine: Epoch, epoch: Epoch, source: str) -> None:
         if not self.fenced:
             self.fenced = f"epoch {epoch} has begun, {source} says; this broker was the master of epoch {mine}"
@@ -102,6 +117,7 @@ class Epochs:
             said = json.loads(self._env.read_bytes(self._path))
             self.known = read_epoch(said["known"])
             self.own = None if said["own"] is None else read_epoch(said["own"])
+            self.master_role = _ROLES.get(str(said.get("masterRole")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It says of which epoch this broker is the master. "
@@ -109,6 +125,8 @@ class Epochs:
             ) from None
 
     def _write(self, known: Epoch, own: Epoch | None) -> None:
-        text = json.dumps({"known": str(known), "own": None if own is None else str(own)})
-        self._env.replace(self._path, text.encode())
+        said = {"known": str(known), "own": None if own is None else str(own)}
+        if self.master_role:
+            said["masterRole"] = self.master_role
+        self._env.replace(self._path, json.dumps(said).encode())
         self.known, self.own, self._is_new = known, own, False

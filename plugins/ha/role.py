@@ -40,13 +40,19 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
 
 def fixed_number(broker: Broker) -> str:
     """Why the broker's number cannot be changed while it runs; empty where it can."""
-    row = next(row for row in broker.config.explain() if (row.section, row.key) == ("broker", "id"))
-    if row.origin not in ("environment", "flag"):
+    origin, source = origin_of(broker, "broker", "id")
+    if origin not in ("environment", "flag"):
         return ""
     return (
-        f"broker.id is set by {row.origin} {row.source}, which stands over what is changed here: change it there "
+        f"broker.id is set by {origin} {source}, which stands over what is changed here: change it there "
         "and start the broker again"
     )
+
+
+def origin_of(broker: Broker, section: str, key: str) -> tuple[str, str]:
+    """Where a setting's value comes from: its origin, and the file, flag or variable by name."""
+    row = next(row for row in broker.config.explain() if (row.section, row.key) == (section, key))
+    return row.origin, row.source
 
 
 def _refused(reason: str) -> RemoteFault:

@@ -184,7 +184,7 @@ def _broker(
     ]
     if spec.slaves:
         settings.append("plugins.enable=ha")
-        if spec.sync and number == 0:
+        if spec.sync:  # of slaves as well: they may be promoted
             settings.append("plugin.ha.role=sync_master")
     data = str(folder / label)
     arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]

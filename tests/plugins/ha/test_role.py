@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.ha import HaPlugin
+from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.remoting.channel import open_channel
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.epoch import read_epoch
+from gantrymq.remoting.javaproperties import read_properties
+from gantrymq.testing.harness import make_broker, run_broker
 
 pytestmark = pytest.mark.trio
 
@@ -22,3 +30,64 @@ async def test_a_number_that_a_flag_has_set_is_not_changed_over_it(pair: Any) ->
         answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=1"))
         assert answer.code == 0, "it is so already"
         assert not slave.restarting
+
+
+def ha_of(broker: Broker) -> HaPlugin:
+    return next(info.plugin for info in broker.manager.plugins if isinstance(info.plugin, HaPlugin))
+
+
+async def role_told(broker: Broker) -> str:
+    """As administrators and slaves see it."""
+    async with open_channel(broker.address) as channel:
+        answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
+        return read_properties(bytes(answer.body or b""))["brokerRole"]
+
+
+@pytest.mark.parametrize("of_master", ["sync_master", "async_master"])
+async def test_a_promoted_slave_promises_what_its_master_did(pair: Any, of_master: str) -> None:
+    """A SEND_OK that no slave has could be lost with the next master."""
+    code = ResponseCode.SLAVE_NOT_AVAILABLE if of_master == "sync_master" else ResponseCode.SUCCESS
+    async with pair.master(role=of_master) as master, pair.slave(master):
+        await pair.connected(master)
+        assert await pair.send(master, b"a") == [0]
+    async with pair.slave("127.0.0.1:1"):  # what it was told stays when it starts again
+        pass
+    for _ in range(2):
+        async with pair.master(home="slave") as promoted:
+            assert await pair.send(promoted, b"b") == [code]
+            assert await role_told(promoted) == of_master.upper()
+            async with pair.slave(promoted, home="next") as slave:
+                await pair.connected(promoted)
+                assert await pair.send(promoted, b"c") == [0]
+                assert ha_of(slave)._epochs.master_role == of_master
+
+
+async def test_what_the_configuration_says_of_the_role_counts_more(pair: Any) -> None:
+    async with pair.master(role="sync_master") as master, pair.slave(master):
+        await pair.connected(master)
+    async with pair.master(home="slave", role="async_master") as promoted:
+        assert await pair.send(promoted, b"b") == [0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        (b"[broker]\nid = 0\n", r"; a promotion has kept id = 0 in overrides\.toml: take that line out\)"),
+        (b"", r"0\);"),
+    ],
+)
+async def test_a_deposed_broker_says_where_a_promotion_has_kept_its_number(
+    tmp_path: Path, overrides: bytes, hint: str
+) -> None:
+    settings = {"plugin.ha.listen": "127.0.0.1:0"}
+    broker = make_broker(tmp_path, settings=settings, enable=["ha"])
+    async with run_broker(broker):
+        pass
+    Epochs(broker.env, broker.root).learn(read_epoch("7-00000001"), "a test", is_master=False)
+    number = b"" if overrides else b"[broker]\nid = 0\n"
+    with pytest.raises(ExceptionGroup) as failure:
+        async with run_broker(
+            make_broker(tmp_path, settings=settings, enable=["ha"], file=number, overrides=overrides)
+        ):
+            pass
+    assert failure.group_contains(StartError, match=hint)
