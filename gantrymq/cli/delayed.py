@@ -116,11 +116,13 @@ async def waiting_messages(client: Client, topic: str | None) -> list[Waiting]:
 async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
     import time
 
+    from gantrymq.remoting.properties import TIMER_DEL_UNIQKEY
+
     now = time.time_ns() // 1_000_000
     found: dict[str, Waiting] = {}
     recalled: set[str] = set()
     async for record in _timer_records(channel, now - STORED_MS):
-        target = record.properties.get("TIMER_DEL_UNIQKEY")
+        target = record.properties.get(TIMER_DEL_UNIQKEY)
         if target is not None:
             recalled.add(target)
             continue
@@ -134,13 +136,13 @@ async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
 def _waiting(record: Record, broker: str) -> Waiting | None:
     from gantrymq.plugins.delay.handles import encode_handle
     from gantrymq.plugins.delay.timer.times import exact
-    from gantrymq.remoting.properties import find_property
+    from gantrymq.remoting.properties import REAL_QID, REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, find_property
 
     properties = record.properties
-    out, queue_id, topic = (properties.get(name, "") for name in ("TIMER_OUT_MS", "REAL_QID", "REAL_TOPIC"))
+    out, queue_id, topic = (properties.get(name, "") for name in (TIMER_OUT_MS, REAL_QID, REAL_TOPIC))
     if not out.isdecimal() or not queue_id.isdecimal() or not topic:
         return None
-    unique = properties.get("UNIQ_KEY", "")
+    unique = properties.get(UNIQ_KEY, "")
     handle = encode_handle(topic, broker, int(out) + 1, unique) if unique else ""
     due = exact(partial(find_property, record.raw_properties), record.store_timestamp, int(out))
     return Waiting(due, topic, broker, int(queue_id), unique, handle, len(record.stored_body))

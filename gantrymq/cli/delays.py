@@ -8,6 +8,7 @@ import attrs
 import rich_click as click
 
 from gantrymq.kernel.config.fields import DURATION_ALLOWED, parse_duration
+from gantrymq.remoting.properties import TIMER_DELAY_MS, TIMER_DELIVER_MS
 
 _ZONES = "such as Z or +01:00"
 
@@ -33,9 +34,9 @@ def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
     if [after, level, at].count(None) < 2:
         raise click.UsageError("give one of --delay, --delay-level and --deliver-at")
     if after is not None:
-        return Delay(properties={"TIMER_DELAY_MS": str(_milliseconds(after))})
+        return Delay(properties={TIMER_DELAY_MS: str(_milliseconds(after))})
     if at is not None:
-        return Delay(properties={"TIMER_DELIVER_MS": str(_moment(at))})
+        return Delay(properties={TIMER_DELIVER_MS: str(_moment(at))})
     return Delay(level or 0)
 
 

@@ -30,17 +30,6 @@ NOT_SENDABLE: Final = frozenset(
 )
 """Topics of the broker's own that nobody may send to."""
 
-RESERVED_PROPERTIES: Final = frozenset(
-    {
-        "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET",
-        "MAX_OFFSET", "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG",
-        "RECONSUME_TIME", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "EXTEND_UNIQ_INFO", "MAX_RECONSUME_TIMES",
-        "CONSUME_START_TIME", "INSTANCE_ID", "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME",
-        "PUSH_REPLY_TIME", "CLUSTER", "MSG_TYPE", "INNER_NUM", "INNER_BASE", "DUP_INFO",
-    }
-)  # fmt: skip
-"""Property names with a meaning to RocketMQ (``MessageConst.STRING_HASH_SET``)."""
-
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -72,7 +61,7 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
     if message.delay_level < 0:
         raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 is no delay")
     for name in message.properties:
-        if name in RESERVED_PROPERTIES:
+        if name in properties.RESERVED:
             raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
 
 

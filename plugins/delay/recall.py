@@ -16,12 +16,12 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
-from gantrymq.plugins.delay.timer.times import DELETE_KEY, DELIVER_MS, UNIQUE_KEY
 from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
+from gantrymq.remoting.property_bytes import BORN_TIMESTAMP, PGROUP, TAGS, TIMER_DEL_UNIQKEY, TIMER_DELIVER_MS, UNIQ_KEY
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -57,14 +57,14 @@ class Recalls:
         handle = self._checked(header)
         born = self.now()
         properties = {
-            b"TAGS": RECALL_TAG,
-            DELETE_KEY: f"{handle.topic}+{handle.unique_key}".encode(),
-            UNIQUE_KEY: handle.unique_key.encode(),
-            DELIVER_MS: b"%d" % handle.time,
-            b"BORN_TIMESTAMP": b"%d" % born,
+            TAGS: RECALL_TAG,
+            TIMER_DEL_UNIQKEY: f"{handle.topic}+{handle.unique_key}".encode(),
+            UNIQ_KEY: handle.unique_key.encode(),
+            TIMER_DELIVER_MS: b"%d" % handle.time,
+            BORN_TIMESTAMP: b"%d" % born,
         }
         if header.producer_group:
-            properties[b"PGROUP"] = header.producer_group.encode()
+            properties[PGROUP] = header.producer_group.encode()
         host = request.connection.host
         batch.add(
             handle.topic,

@@ -15,25 +15,26 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.store.log.record import PREPARED_BIT
 from gantrymq.plugins.delay.handles import encode_handle
 from gantrymq.plugins.delay.levels.levels import Levels, read_level
-from gantrymq.plugins.delay.timer.times import (
-    DELAY_MS,
-    DELAY_SEC,
-    DELETE_KEY,
-    DELIVER_MS,
-    OUT_MS,
-    REAL_QID,
-    REAL_TOPIC,
-    UNIQUE_KEY,
-    slot_of,
-    wanted,
-)  # fmt: skip
+from gantrymq.plugins.delay.timer.times import slot_of, wanted
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property, replace_properties
+from gantrymq.remoting.property_bytes import (
+    DELAY,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    TIMER_PREFIX,
+    UNIQ_KEY,
+    WAIT,
+)
 
-_DELAY = b"DELAY"
-_NO_TIMES: dict[bytes, bytes | None] = {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: None}
-_ORDINARY: dict[bytes, bytes | None] = {b"WAIT": None}
+_NO_TIMES: dict[bytes, bytes | None] = {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: None}
+_ORDINARY: dict[bytes, bytes | None] = {WAIT: None}
 """What goes straight to its topic is stored without WAIT, what waits with it, as in RocketMQ."""
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
@@ -67,7 +68,7 @@ def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
             continue
         elif level > 0:
             _move_to_level(batch, row, level, levels)
-        elif b"TIMER_DEL" in properties:
+        elif TIMER_PREFIX in properties:
             _move_to_timer(batch, row, timer)
     batch.traits &= ~Trait.DELAY
 
@@ -80,8 +81,8 @@ def _move_to_level(batch: AppendBatch, row: int, level: int, levels: Levels) -> 
     }
     if level > len(levels):
         level = len(levels)
-        changes[_DELAY] = b"%d" % level
-    if b"TIMER_DEL" in properties:
+        changes[DELAY] = b"%d" % level
+    if TIMER_PREFIX in properties:
         changes |= _NO_TIMES
     batch.properties[row] = replace_properties(properties, changes)
     batch.topics[row] = SCHEDULE_TOPIC
@@ -92,11 +93,11 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
     properties, topic = batch.properties[row], batch.topics[row]
     if topic in (TIMER_TOPIC, TRANS_HALF_TOPIC):
         return
-    if find_property(properties, OUT_MS) is not None:
+    if find_property(properties, TIMER_OUT_MS) is not None:
         batch.properties[row] = replace_properties(properties, _ORDINARY)
         return  # RocketMQ, too, takes a message that waited once for an ordinary one
     now = timer.now()
-    recalls = find_property(properties, DELETE_KEY)
+    recalls = find_property(properties, TIMER_DEL_UNIQKEY)
     try:
         # a recall names a slot of the store's clock, by the handle that the sender was given
         due = wanted(partial(find_property, properties), now, None if recalls is not None else timer.at_wall)
@@ -121,12 +122,12 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return
     out = slot_of(due)
     batch.properties[row] = replace_properties(
-        properties, {OUT_MS: b"%d" % out, REAL_TOPIC: topic.encode(), REAL_QID: b"%d" % batch.queue_ids[row]}
+        properties, {TIMER_OUT_MS: b"%d" % out, REAL_TOPIC: topic.encode(), REAL_QID: b"%d" % batch.queue_ids[row]}
     )
     batch.topics[row] = TIMER_TOPIC
     batch.queue_ids[row] = 0
     timer.moved(out, recalls)
-    unique = find_property(properties, UNIQUE_KEY)
+    unique = find_property(properties, UNIQ_KEY)
     if unique is not None and not topic.startswith(RETRY_PREFIX):
         handle = encode_handle(topic, timer.broker, out + 1, unique.decode("utf-8", "replace"))
         batch.answers[row] = {"recallHandle": handle}

@@ -15,6 +15,7 @@ from gantrymq.kernel.filters import EXTENSION_ADDRESSES_END, CodeFilter
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.property_bytes import TAGS
 from gantrymq.remoting.steps import run_steps
 
 EXPRESSION_MAX = 65_536
@@ -79,4 +80,4 @@ def _code_of(tag: str) -> int:
         encoded = tag.encode()
     except UnicodeEncodeError:
         return java_hash(tag)  # half of a surrogate pair, which no message's properties can have
-    return java_hash(tag) if b"\x02" in encoded else tag_code(b"TAGS\x01" + encoded)
+    return java_hash(tag) if b"\x02" in encoded else tag_code(TAGS + b"\x01" + encoded)

@@ -13,6 +13,7 @@ from typing import Final
 from gantrymq.kernel.batch import DispatchBatch
 from gantrymq.plugins.index.layout import ENTRY, SLOT_BYTES, Header
 from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.property_bytes import KEYS, UNIQ_KEY
 
 KIND: Final = "plain"
 
@@ -20,8 +21,8 @@ KEYS_MAX: Final = 128
 """Entries of one message. RocketMQ puts them all in: 32 KiB of KEYS are 16,000, ten times as many bytes."""
 _ROLLED_BACK: Final = 0xC
 """``MessageSysFlag.TRANSACTION_ROLLBACK_TYPE``: both bits; such a record has no place in the index."""
-_UNIQUE: Final = b"\x02UNIQ_KEY\x01"
-_KEYS: Final = b"\x02KEYS\x01"
+_UNIQUE: Final = b"\x02" + UNIQ_KEY + b"\x01"
+_KEYS: Final = b"\x02" + KEYS + b"\x01"
 _INT_MAX: Final = 0x7FFFFFFF
 _SLOT = struct.Struct(">i")
 _POWERS: Final = tuple(pow(31, power, 1 << 32) for power in range(1024))[::-1]

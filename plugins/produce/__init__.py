@@ -23,6 +23,7 @@ from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
 from gantrymq.plugins.services import GroupTable, SendRules, TopicTable
 from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.properties import MSG_REGION, TRACE_ON
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -53,7 +54,7 @@ class ProducePlugin:
         self._config = config.section(ProduceConfig)
         self._slave_id = broker.broker_id
         trace = "true" if self._config.trace else "false"
-        self._rules = Rules(broker, {"MSG_REGION": self._config.region, "TRACE_ON": trace})
+        self._rules = Rules(broker, {MSG_REGION: self._config.region, TRACE_ON: trace})
         broker.services.provide(SendRules, self._rules)
 
     @hookimpl

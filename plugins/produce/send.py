@@ -16,6 +16,7 @@ from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
 from gantrymq.remoting.names import RETRY_PREFIX
+from gantrymq.remoting.property_bytes import CLUSTER, WAIT
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 LIMITS_SINCE = 121
 """From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
 
+_WAIT, _CLUSTER = WAIT + b"\x01", CLUSTER + b"\x01"
+_NO_WAIT = _WAIT + b"false"
 _BORN_HOST_V6 = 0x10
 _MULTI_TAGS = 0x2
 
@@ -46,7 +49,7 @@ class SendProcessor:
         self._topics = topics
         self._groups = groups
         self._reply_fields = reply_fields
-        self._cluster = b"CLUSTER\x01" + broker.cluster.encode()
+        self._cluster = _CLUSTER + broker.cluster.encode()
         self._max_bytes = broker.config.store.max_message_bytes
         self._id_prefix = broker.store.config.store_host.hex().upper()
         self._form = reply_form(reply_fields, self._id_prefix)
@@ -125,7 +128,7 @@ class SendProcessor:
             messages.append((flag, body, properties))
         if not messages:
             raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
-        wait = b"WAIT\x01false" not in given
+        wait = _NO_WAIT not in given
         origin = Origin(request, len(batch), len(messages))
         batch.traits |= Trait.BATCH
         for flag, body, properties in messages:
@@ -165,15 +168,15 @@ class SendProcessor:
     def _stored(self, given: bytes, *, keep_wait: bool) -> tuple[bytes, bool]:
         """The properties as stored (with CLUSTER, mostly without WAIT), and whether the sender waits for guarantees."""
         wait = True
-        if b"WAIT\x01" in given:
+        if _WAIT in given:
             pieces = given.split(b"\x02")
-            wait = b"WAIT\x01false" not in pieces
+            wait = _NO_WAIT not in pieces
             if not keep_wait:
-                given = b"\x02".join(piece for piece in pieces if not piece.startswith(b"WAIT\x01"))
+                given = b"\x02".join(piece for piece in pieces if not piece.startswith(_WAIT))
         if given.endswith(b"\x02"):
             given = given.rstrip(b"\x02")
-        if b"CLUSTER\x01" in given:
-            given = b"\x02".join(piece for piece in given.split(b"\x02") if not piece.startswith(b"CLUSTER\x01"))
+        if _CLUSTER in given:
+            given = b"\x02".join(piece for piece in given.split(b"\x02") if not piece.startswith(_CLUSTER))
         return (given + b"\x02" + self._cluster if given else self._cluster), wait
 
     def _reply(self, batch: AppendBatch) -> None:

@@ -13,9 +13,17 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader
 from gantrymq.remoting.names import RETRY_PREFIX, validate_topic
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
+from gantrymq.remoting.property_bytes import (
+    DELAY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_PREFIX,
+    TRAN_MSG,
+)
 from gantrymq.remoting.records import BATCH_ROW
 
-_TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
+_TIMES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
 def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable, broker: str) -> TopicConfig:
@@ -106,11 +114,11 @@ class StoredSize:
 def traits_of(properties: bytes) -> int:
     """What the properties ask for beyond storing."""
     traits = 0
-    if b"DELAY\x01" in properties and find_property(properties, b"DELAY") not in (None, b"0"):
+    if DELAY in properties and find_property(properties, DELAY) not in (None, b"0"):
         traits |= Trait.DELAY
-    if b"TIMER_DEL" in properties and any(find_property(properties, name) is not None for name in _TIMES):
+    if TIMER_PREFIX in properties and any(find_property(properties, name) is not None for name in _TIMES):
         traits |= Trait.DELAY
-    if b"TRAN_MSG\x01" in properties and (find_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
+    if TRAN_MSG in properties and (find_property(properties, TRAN_MSG) or b"").lower() == b"true":
         traits |= Trait.PREPARED
     return traits
 

@@ -28,6 +28,7 @@ from gantrymq.remoting.properties import (
     decode_properties,
     encode_properties,
 )
+from gantrymq.remoting.property_bytes import WAIT
 from gantrymq.remoting.records import COMPRESSED, COMPRESSION_MASK
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 NOT_STORED: Final = "0"
 """The message id in the answer for a reply that was pushed and is not stored: clients read one in any case."""
 _BORN_HOST_V6 = 0x10
+_NO_WAIT = WAIT + b"\x01false"
 
 log = structlog.get_logger("gantrymq.reply")
 
@@ -131,7 +133,7 @@ class ReplyProcessor:
             born_timestamp=header.born_timestamp,
             born_host=host,
             reconsume_times=header.reconsume_times or 0,
-            wait=b"WAIT\x01false" not in properties.split(b"\x02"),
+            wait=_NO_WAIT not in properties.split(b"\x02"),
             origin=reply,
         )
 

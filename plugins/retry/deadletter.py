@@ -12,6 +12,7 @@ from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import RETRY_PREFIX, dlq_topic
 from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.property_bytes import DELAY
 
 QUEUES = 1
 
@@ -53,4 +54,4 @@ class DeadLetters:
                 batch.refuse(row, fault.code, fault.remark)
                 continue
             batch.topics[row], batch.queue_ids[row] = target.topic_name, 0
-            batch.properties[row] = replace_properties(batch.properties[row], {b"DELAY": b"0"})
+            batch.properties[row] = replace_properties(batch.properties[row], {DELAY: b"0"})

@@ -24,6 +24,7 @@ from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.send import SendBackHeader
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, retry_topic
 from gantrymq.remoting.properties import find_property, replace_properties
+from gantrymq.remoting.property_bytes import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -142,15 +143,15 @@ class SendBackProcessor:
     def _count(self, request: Request, properties: bytes) -> None:
         if self._statistics is not None:
             group = read_header(SendBackHeader, request.command.ext).group
-            topic = (find_property(properties, b"RETRY_TOPIC") or b"").decode("utf-8", "replace")
+            topic = (find_property(properties, RETRY_TOPIC) or b"").decode("utf-8", "replace")
             self._statistics.add("SNDBCK_PUT_NUMS", f"{topic}@{group}", 1)
 
 
 def _properties(record: Record, level: int) -> bytes:
     """The message's own properties, and those that tell of its return."""
-    changes: dict[bytes, bytes | None] = {b"WAIT": b"false", b"DELAY": b"%d" % level}
-    if find_property(record.properties, b"RETRY_TOPIC") is None:
-        changes[b"RETRY_TOPIC"] = record.topic.encode()
-    if not (find_property(record.properties, b"ORIGIN_MESSAGE_ID") or b"").strip():
-        changes[b"ORIGIN_MESSAGE_ID"] = record.message_id.encode()
+    changes: dict[bytes, bytes | None] = {WAIT: b"false", DELAY: b"%d" % level}
+    if find_property(record.properties, RETRY_TOPIC) is None:
+        changes[RETRY_TOPIC] = record.topic.encode()
+    if not (find_property(record.properties, ORIGIN_MESSAGE_ID) or b"").strip():
+        changes[ORIGIN_MESSAGE_ID] = record.message_id.encode()
     return replace_properties(record.properties, changes)

@@ -17,7 +17,8 @@ from gantrymq.kernel.fast._requests cimport (
 
 from gantrymq.plugins.transaction.half import table as halftable
 from gantrymq.plugins.transaction import plain
-from gantrymq.plugins.transaction.half.rows import END_PROPERTIES, FIRST_OFFSET, STATE_BITS
+from gantrymq.plugins.transaction.half.rows import END_PROPERTIES, STATE_BITS
+from gantrymq.remoting import property_bytes
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 
@@ -34,7 +35,12 @@ cdef int OPEN = halftable.OPEN
 cdef int COMMITTED = halftable.COMMITTED
 cdef int ROLLED_BACK = halftable.ROLLED_BACK
 cdef int STATES = STATE_BITS
-cdef bytes BEGAN = FIRST_OFFSET
+cdef bytes BEGAN = property_bytes.TRAN_PREPARED_QUEUE_OFFSET
+cdef bytes DELAY = property_bytes.DELAY
+cdef bytes PGROUP = property_bytes.PGROUP
+cdef bytes REAL_QID = property_bytes.REAL_QID
+cdef bytes REAL_TOPIC = property_bytes.REAL_TOPIC
+cdef bytes TRAN_MSG = property_bytes.TRAN_MSG
 cdef bytes NOTE = END_PROPERTIES
 cdef str HALVES = TRANS_HALF_TOPIC
 cdef str ENDS = TRANS_OP_HALF_TOPIC
@@ -168,7 +174,7 @@ def match_records(list endings, list records, is_prepared, refuse):
         if type(one) is Ending and type(found) is StoredRecord and is_prepared(found):
             ending, record = <Ending>one, <StoredRecord>found
             if (
-                find_value(record.at(record.properties_at), record.properties_size, b"PGROUP", &value)
+                find_value(record.at(record.properties_at), record.properties_size, PGROUP, &value)
                 and value.size and value.size == ending.group_size
                 and memcmp(value.at, ending.group_at, value.size) == 0
                 and record.in_queue() == ending.table_offset
@@ -197,13 +203,13 @@ def half_rows(batch):
         return plain.half_rows(batch)
     for number in range(some.count):
         row = &some.rows[number]
-        if not some.find_in(row, b"TRAN_MSG", &value) or value.size != 4:
+        if not some.find_in(row, TRAN_MSG, &value) or value.size != 4:
             continue
         if memcmp(value.at, b"true", 4) != 0:
             return plain.half_rows(batch)
-        if some.find_in(row, b"DELAY", &value) and value.size and (value.size != 1 or value.at[0] != c"0"):
+        if some.find_in(row, DELAY, &value) and value.size and (value.size != 1 or value.at[0] != c"0"):
             return plain.half_rows(batch)
-        if not some.find_in(row, b"PGROUP", &value) or not value.size:
+        if not some.find_in(row, PGROUP, &value) or not value.size:
             return plain.half_rows(batch)
         rows.append(number)
     return rows
@@ -278,8 +284,8 @@ cdef class EndRows:
         cdef Part name, queue_id
         cdef int64_t number
         if not (
-            find_value(at, record.properties_size, b"REAL_TOPIC", &name)
-            and find_value(at, record.properties_size, b"REAL_QID", &queue_id) and name.size
+            find_value(at, record.properties_size, REAL_TOPIC, &name)
+            and find_value(at, record.properties_size, REAL_QID, &queue_id) and name.size
             and read_number(queue_id.at, queue_id.size, &number) and 0 <= number <= 0x7FFFFFFFLL
         ):
             return -1

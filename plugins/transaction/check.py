@@ -19,6 +19,7 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.property_bytes import UNIQ_KEY
 
 SLICE_S = 0.05
 """A walk works in slices, and this long in between it sleeps."""
@@ -53,7 +54,7 @@ class Questions:
 
         The record has its real topic and queue already; its queue offset and its offset are what an answer must name.
         """
-        unique = find_property(record.properties, b"UNIQ_KEY")
+        unique = find_property(record.properties, UNIQ_KEY)
         name = None if unique is None else unique.decode("utf-8", "replace")
         header = CheckTransactionHeader(
             tran_state_table_offset=record.queue_offset,

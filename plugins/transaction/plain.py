@@ -17,6 +17,7 @@ from gantrymq.plugins.transaction.half.table import COMMITTED, OPEN, ROLLED_BACK
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
+from gantrymq.remoting.property_bytes import DELAY, PGROUP, TRAN_MSG
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch
@@ -105,7 +106,7 @@ def match_records(
     for ending, record in zip(endings, records, strict=True):
         if record is None or not is_prepared(record):
             remark = "Find prepared transaction message failed"
-        elif record.property_of(b"PGROUP") != ending.group:
+        elif record.property_of(PGROUP) != ending.group:
             remark = "The producer group wrong"
         elif record.queue_offset != ending.table_offset:
             remark = "The transaction state table offset wrong"
@@ -127,15 +128,15 @@ def half_rows(batch: AppendBatch) -> list[int]:
     rows = []
     property_of = batch.property_of
     for row in batch.live:
-        if (property_of(row, b"TRAN_MSG") or b"").lower() != b"true":
+        if (property_of(row, TRAN_MSG) or b"").lower() != b"true":
             continue
-        is_delayed = property_of(row, b"DELAY") not in _NO_DELAYS
+        is_delayed = property_of(row, DELAY) not in _NO_DELAYS
         if is_delayed and batch.reconsume_times[row] > 0:
             batch.sys_flags[row] &= ~_STATE_BITS
             continue
         if is_delayed:
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message cannot have a delay level")
-        elif not property_of(row, b"PGROUP"):
+        elif not property_of(row, PGROUP):
             batch.refuse(row, ResponseCode.MESSAGE_ILLEGAL, "a half message must name its producer group (PGROUP)")
         else:
             rows.append(row)

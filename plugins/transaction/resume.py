@@ -17,12 +17,13 @@ from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record, parse_offset_message_id
 from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.transaction.endings import TURN_BYTES
-from gantrymq.plugins.transaction.half.rows import CHECK_TIMES, FIRST_OFFSET, real_place
+from gantrymq.plugins.transaction.half.rows import real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import ResumeCheckHeader
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.property_bytes import REAL_QID, REAL_TOPIC, TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,12 @@ NOT_PUT = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."
 REQUEST_BYTES: Final = 4096
 """What the time for a request without a message counts for."""
 
-_OWN: dict[bytes, bytes | None] = {b"REAL_TOPIC": None, b"REAL_QID": None, CHECK_TIMES: None, FIRST_OFFSET: None}
+_OWN: dict[bytes, bytes | None] = {
+    REAL_TOPIC: None,
+    REAL_QID: None,
+    TRANSACTION_CHECK_TIMES: None,
+    TRAN_PREPARED_QUEUE_OFFSET: None,
+}
 
 log = structlog.get_logger("gantrymq.transaction")
 

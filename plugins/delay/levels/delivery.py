@@ -23,6 +23,7 @@ from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from gantrymq.remoting.property_bytes import REAL_QID, REAL_TOPIC
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
@@ -44,7 +45,6 @@ IDLE_MS = 1000
 
 log = structlog.get_logger("gantrymq.delay")
 
-_REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
 _NOWHERE = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
 """Topics to which nothing delayed can belong."""
 _Entry = tuple[int, int, int, int]
@@ -212,8 +212,8 @@ class Delivery:
     @staticmethod
     def _add(batch: AppendBatch, record: Record) -> bool:
         """Add the message as it was meant; its properties stay whole, as RocketMQ leaves them."""
-        topic = (record.property_of(_REAL_TOPIC) or b"").decode("utf-8", "replace")
-        queue_id = record.property_of(_REAL_QID) or b""
+        topic = (record.property_of(REAL_TOPIC) or b"").decode("utf-8", "replace")
+        queue_id = record.property_of(REAL_QID) or b""
         if not topic or topic in _NOWHERE or not queue_id.isdigit() or len(queue_id) > 10:
             log.error("delayed_message_lost", at=record.offset, reason=f"it belongs to queue {queue_id!r} of {topic!r}")
             return False

@@ -10,13 +10,13 @@ import re
 from typing import Self
 
 from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.property_bytes import DELAY
 
 LEVELS_MAX = 1024
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DAY_MS = _UNITS_MS["d"]
 _LEVEL = re.compile(r"([1-9][0-9]{0,8})([smhd])")
 _NUMBER = re.compile(rb"[+-]?[0-9]{1,10}")
-_DELAY = b"DELAY"
 
 
 class Levels:
@@ -65,7 +65,7 @@ class Levels:
 
 def read_level(properties: bytes) -> int | None:
     """The delay level in encoded properties; 0 when there is none, None when it is no 32-bit number."""
-    value = find_property(properties, _DELAY)
+    value = find_property(properties, DELAY)
     if value is None:
         return 0
     if not _NUMBER.fullmatch(value):

@@ -27,23 +27,22 @@ from gantrymq.plugins.delay.levels.delivery import (
 )
 from gantrymq.plugins.delay.timer.log import DELETE, NOWHERE, ROLL, DamagedUnit, Unit
 from gantrymq.plugins.delay.timer.slots import OpenSlot
-from gantrymq.plugins.delay.timer.times import (
-    DELAY_MS,
-    DELAY_SEC,
-    DELETE_KEY,
-    DELIVER_MS,
-    DEQUEUE_MS,
-    ENQUEUE_MS,
-    PRECISION_MS,
-    REAL_QID,
-    REAL_TOPIC,
-    ROLL_TIMES,
-    UNIQUE_KEY,
-    floor,
-)  # fmt: skip
+from gantrymq.plugins.delay.timer.times import PRECISION_MS, floor
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.property_bytes import (
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_DEQUEUE_MS,
+    TIMER_ENQUEUE_MS,
+    TIMER_ROLL_TIMES,
+    UNIQ_KEY,
+)
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
@@ -183,7 +182,7 @@ class Departures:
     def _take_in(self, slot: OpenSlot, position: int, unit: Unit) -> None:
         if unit.magic & DELETE and not unit.magic & ROLL:
             (record,) = self._read([unit])
-            key = None if record is None else record.property_of(DELETE_KEY)
+            key = None if record is None else record.property_of(TIMER_DEL_UNIQKEY)
             if key is not None:
                 slot.recalled.add(key)
         else:
@@ -209,7 +208,7 @@ class Departures:
             units.append(unit)
             size += unit.size
         added: list[int] = []
-        dequeued = b"\x02" + DEQUEUE_MS + b"\x01%d" % now
+        dequeued = b"\x02" + TIMER_DEQUEUE_MS + b"\x01%d" % now
         for key, unit, record in zip(keys, units, self._read(units), strict=False):
             if record is None or (slot.recalled and self._is_recalled(slot, record)):
                 continue
@@ -222,7 +221,7 @@ class Departures:
 
     @staticmethod
     def _is_recalled(slot: OpenSlot, record: Record) -> bool:
-        unique = record.property_of(UNIQUE_KEY) or b""
+        unique = record.property_of(UNIQ_KEY) or b""
         return (record.property_of(REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
 
     def _read(self, units: Sequence[Unit]) -> Sequence[Record | None]:
@@ -239,14 +238,14 @@ class Departures:
         enqueued = b"%d" % unit.written
         if unit.magic & ROLL:
             topic, queue_id = record.topic, record.queue_id
-            rolls = record.property_of(ROLL_TIMES) or b"0"
+            rolls = record.property_of(TIMER_ROLL_TIMES) or b"0"
             changes: dict[bytes, bytes | None] = {
-                ENQUEUE_MS: enqueued,
-                DEQUEUE_MS: None,
-                ROLL_TIMES: b"%d" % (int(rolls) + 1 if rolls.isdigit() else 1),
+                TIMER_ENQUEUE_MS: enqueued,
+                TIMER_DEQUEUE_MS: None,
+                TIMER_ROLL_TIMES: b"%d" % (int(rolls) + 1 if rolls.isdigit() else 1),
             }
             if unit.due:  # to count from when it is stored would be wrong from now on
-                changes |= {DELAY_SEC: None, DELAY_MS: None, DELIVER_MS: b"%d" % unit.due}
+                changes |= {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: b"%d" % unit.due}
             properties = replace_properties(properties, changes)
         else:
             topic = (record.property_of(REAL_TOPIC) or b"").decode("utf-8", "replace")
@@ -255,10 +254,10 @@ class Departures:
                 log.error("delayed_message_lost", at=record.offset, reason=f"belongs to queue {number!r} of {topic!r}")
                 return False
             queue_id = int(number)
-            if ENQUEUE_MS in properties:
-                properties = replace_properties(properties, {ENQUEUE_MS: enqueued, DEQUEUE_MS: None})
+            if TIMER_ENQUEUE_MS in properties:
+                properties = replace_properties(properties, {TIMER_ENQUEUE_MS: enqueued, TIMER_DEQUEUE_MS: None})
             else:
-                properties = properties.rstrip(b"\x02") + b"\x02" + ENQUEUE_MS + b"\x01" + enqueued
+                properties = properties.rstrip(b"\x02") + b"\x02" + TIMER_ENQUEUE_MS + b"\x01" + enqueued
         batch.add_stored(record, topic, queue_id, properties=properties + dequeued, wait=False)
         return True
 

@@ -16,9 +16,10 @@ from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
 from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
-from gantrymq.plugins.delay.timer.times import DELETE_KEY, OUT_MS, REAL_TOPIC, exact, floor, read_number
+from gantrymq.plugins.delay.timer.times import exact, floor, read_number
 from gantrymq.remoting.names import TIMER_TOPIC
 from gantrymq.remoting.properties import java_hash
+from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIMER_OUT_MS
 
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record
@@ -83,7 +84,7 @@ class Arrivals:
             if record is None or int.from_bytes(self._store.log.view(offset, 4), "big") != size:
                 raise ValueError(NO_RECORD)  # RocketMQ, which goes on with the unit, reads so many bytes
             find = record.property_of
-            out = read_number(find(OUT_MS) or b"")
+            out = read_number(find(TIMER_OUT_MS) or b"")
         except ValueError as error:
             log.error("delayed_message_lost", queue_offset=queue_offset, at=offset, reason=str(error))
             return None
@@ -92,7 +93,7 @@ class Arrivals:
         rebuild = self._files.rebuild
         if rebuild is not None and queue_offset < rebuild.queue_offset and time < rebuild.read_ms:
             return None
-        if find(DELETE_KEY) is not None:
+        if find(TIMER_DEL_UNIQKEY) is not None:
             magic |= DELETE
         place = self._departures.place(time)
         due = exact(find, stored, out, self._store.log.clock.at_wall) if place == time or magic & ROLL else place

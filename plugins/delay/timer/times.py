@@ -12,13 +12,11 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from gantrymq.remoting.property_bytes import TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
+
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs`` of RocketMQ: the width of a slot. Both brokers must mean the same by the files."""
 
-DELAY_SEC, DELAY_MS, DELIVER_MS = b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS"
-OUT_MS, ENQUEUE_MS, DEQUEUE_MS = b"TIMER_OUT_MS", b"TIMER_ENQUEUE_MS", b"TIMER_DEQUEUE_MS"
-ROLL_TIMES, DELETE_KEY, UNIQUE_KEY = b"TIMER_ROLL_TIMES", b"TIMER_DEL_UNIQKEY", b"UNIQ_KEY"
-REAL_TOPIC, REAL_QID = b"REAL_TOPIC", b"REAL_QID"
 
 Find = Callable[[bytes], bytes | None]
 """Tells a property of a message by its name."""
@@ -40,13 +38,13 @@ def wanted(find: Find, now: int, at_wall: Callable[[int], int] | None = None) ->
     machine's clock. Without it the moment is one of the store's already. TIMER_DELAY_SEC counts before TIMER_DELAY_MS
     before TIMER_DELIVER_MS. :class:`ValueError` when that is no number.
     """
-    value = find(DELAY_SEC)
+    value = find(TIMER_DELAY_SEC)
     if value is not None:
         return now + read_number(value) * 1000
-    value = find(DELAY_MS)
+    value = find(TIMER_DELAY_MS)
     if value is not None:
         return now + read_number(value)
-    value = find(DELIVER_MS)
+    value = find(TIMER_DELIVER_MS)
     if value is None:
         return None
     moment = read_number(value)

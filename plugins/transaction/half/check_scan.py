@@ -20,9 +20,6 @@ from gantrymq.plugins.services import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.half.load import read_half
 from gantrymq.plugins.transaction.half.rows import (
-    CHECK_TIMES,
-    FIRST_OFFSET,
-    IMMUNITY,
     QUEUE_ID,
     add_aside,
     add_copy,
@@ -38,6 +35,13 @@ from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property, replace_properties
+from gantrymq.remoting.property_bytes import (
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    PGROUP,
+    TRAN_PREPARED_QUEUE_OFFSET,
+    TRANSACTION_CHECK_TIMES,
+    WAIT,
+)
 
 SLICE_ROWS = 256
 """So many half messages are looked at before others get their turn."""
@@ -122,37 +126,37 @@ class HalfWalk:
             self._put_aside(part, record, "too old")
         elif age <= self._patience(record):
             self._leave(part, record)
-        elif (number_in(record, CHECK_TIMES) or 0) >= config.check_max:
+        elif (number_in(record, TRANSACTION_CHECK_TIMES) or 0) >= config.check_max:
             self._put_aside(part, record, "asked too often")
         else:
             real_place(record)
             check_size(record.topic, record.body_size, record.properties_size, self._store.config)
-            group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+            group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
             connection = self._questions.find(group)
             if connection is None:
                 self._leave(part, record)
             else:
-                add_copy(part.batch, record, (number_in(record, CHECK_TIMES) or 0) + 1, wait=True)
+                add_copy(part.batch, record, (number_in(record, TRANSACTION_CHECK_TIMES) or 0) + 1, wait=True)
                 self._add_step(part, _Step(offset, record, connection, is_copy=True))
         return True
 
     @staticmethod
     def _began(record: Record) -> int:
         """When the transaction began, ms: by our clock, but for a copy, of which only the producer's clock is left."""
-        if number_in(record, FIRST_OFFSET) is None:
+        if number_in(record, TRAN_PREPARED_QUEUE_OFFSET) is None:
             return record.store_timestamp
         return min(record.born_timestamp, record.store_timestamp)
 
     def _patience(self, record: Record) -> float:
         """How long, in ms, the producer is not asked: what it asked for, else the configured time."""
-        asked_for = number_in(record, IMMUNITY)
+        asked_for = number_in(record, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return self._means.config.timeout * 1000 if asked_for is None else asked_for * 1000
 
     def _leave(self, part: _Slice, record: Record) -> None:
         """Leave it where it is, unless it keeps too much behind it from being forgotten."""
         if self._table.end - record.queue_offset > FAR_HALVES:
             check_size(record.topic, record.body_size, record.properties_size, self._store.config)
-            add_copy(part.batch, record, number_in(record, CHECK_TIMES) or 0, wait=False)
+            add_copy(part.batch, record, number_in(record, TRANSACTION_CHECK_TIMES) or 0, wait=False)
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
     def _put_aside(self, part: _Slice, record: Record, reason: str) -> None:
@@ -222,7 +226,7 @@ class HalfWalk:
                     log.error("transaction_check_failed", queue_offset=batch.queue_offsets[row], reason=repr(error))
 
     def _ask_one(self, record: Record, connection: Connection) -> None:
-        group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+        group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
         if connection.closed:
             found = self._questions.find(group)
             if found is None:
@@ -230,6 +234,6 @@ class HalfWalk:
             connection = found
         topic, queue_id = real_place(record)
         # As RocketMQ's questions have it, whose brokers write the copy without waiting.
-        properties = replace_properties(record.properties, {b"WAIT": b"false"})
+        properties = replace_properties(record.properties, {WAIT: b"false"})
         self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

@@ -11,19 +11,11 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.services import ConsumerOffsets
-from gantrymq.plugins.transaction.half.rows import (
-    CHECK_TIMES,
-    END_CODE,
-    FIRST_OFFSET,
-    GROUP,
-    QUEUE_ID,
-    copy_key,
-    ended_in,
-    number_in,
-)
+from gantrymq.plugins.transaction.half.rows import END_CODE, GROUP, QUEUE_ID, copy_key, ended_in, number_in
 from gantrymq.plugins.transaction.half.table import GONE, HalfTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from gantrymq.remoting.property_bytes import TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
 
 ENTRIES = 1024
 """So many entries of a queue are read at once."""
@@ -110,11 +102,11 @@ def _join_copies(store: Store, table: HalfTable) -> None:
         if record is None:
             table.close(found, GONE)
             continue
-        first = number_in(record, FIRST_OFFSET)
+        first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
         if first is not None:
             table.close(table.current(first), GONE)
             table.moved[first] = found
-        elif number_in(record, CHECK_TIMES) and (key := copy_key(record)):
+        elif number_in(record, TRANSACTION_CHECK_TIMES) and (key := copy_key(record)):
             table.copies[key] = found
     if table.copies:
         _close_originals(store, table)

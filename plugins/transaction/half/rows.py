@@ -16,6 +16,16 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import java_hash, replace_properties
+from gantrymq.remoting.property_bytes import (
+    PGROUP,
+    REAL_QID,
+    REAL_TOPIC,
+    TAGS,
+    TRAN_PREPARED_QUEUE_OFFSET,
+    TRANSACTION_CHECK_TIMES,
+    UNIQ_KEY,
+    WAIT,
+)
 from gantrymq.remoting.records import HEADS
 
 QUEUE_ID = 0
@@ -27,12 +37,7 @@ END_CODE = java_hash(END_TAG)
 
 STATE_BITS = int(TransactionState.ROLLBACK)
 _COMMIT_BIT = int(TransactionState.COMMIT)
-CHECK_TIMES = b"TRANSACTION_CHECK_TIMES"
-FIRST_OFFSET = b"TRAN_PREPARED_QUEUE_OFFSET"
-UNIQUE_KEY = b"UNIQ_KEY"
-IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
-_REAL_TOPIC, _REAL_QID = b"REAL_TOPIC", b"REAL_QID"
-END_PROPERTIES = b"WAIT\x01true\x02TAGS\x01" + END_TAG.encode()
+END_PROPERTIES = WAIT + b"\x01true\x02" + TAGS + b"\x01" + END_TAG.encode()
 """WAIT means nothing here; RocketMQ's note has it, in this order."""
 _OPS_SEPARATOR = b","
 
@@ -73,12 +78,17 @@ def hiding(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
 
     They keep the queue; what only the broker says of a half message is taken out of what the producer sent.
     """
-    return {FIRST_OFFSET: None, CHECK_TIMES: None, _REAL_TOPIC: topic.encode(), _REAL_QID: b"%d" % queue_id}
+    return {
+        TRAN_PREPARED_QUEUE_OFFSET: None,
+        TRANSACTION_CHECK_TIMES: None,
+        REAL_TOPIC: topic.encode(),
+        REAL_QID: b"%d" % queue_id,
+    }
 
 
 def real_place(record: Record) -> tuple[str, int]:
     """The topic and the queue that the message is meant for; :class:`RemoteFault` (code 1) when it does not say."""
-    return _place(record.property_of(_REAL_TOPIC) or b"", record.property_of(_REAL_QID) or b"")
+    return _place(record.property_of(REAL_TOPIC) or b"", record.property_of(REAL_QID) or b"")
 
 
 @lru_cache(KEPT_PLACES)
@@ -99,9 +109,9 @@ def number_in(record: Record, name: bytes) -> int | None:
 
 def first_offset(record: Record) -> int:
     """The queue offset with which the transaction began."""
-    if record.property_of(FIRST_OFFSET) is None:  # it is not a copy
+    if record.property_of(TRAN_PREPARED_QUEUE_OFFSET) is None:  # it is not a copy
         return record.queue_offset
-    first = number_in(record, FIRST_OFFSET)
+    first = number_in(record, TRAN_PREPARED_QUEUE_OFFSET)
     return record.queue_offset if first is None else first
 
 
@@ -110,8 +120,8 @@ def copy_key(record: Record) -> bytes | None:
 
     That is the unique key with the group: producers choose their keys, and one group must not end another's.
     """
-    key = record.property_of(UNIQUE_KEY)
-    return None if not key else (record.property_of(b"PGROUP") or b"") + b"\x01" + key
+    key = record.property_of(UNIQ_KEY)
+    return None if not key else (record.property_of(PGROUP) or b"") + b"\x01" + key
 
 
 def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: bool, origin: object) -> None:
@@ -149,9 +159,9 @@ def add_end(
 
 def add_copy(batch: AppendBatch, record: Record, checks: int, *, wait: bool) -> None:
     """Add the half message again, checked ``checks`` times; it knows the offset with which it began."""
-    changes: dict[bytes, bytes | None] = {FIRST_OFFSET: b"%d" % first_offset(record)}
+    changes: dict[bytes, bytes | None] = {TRAN_PREPARED_QUEUE_OFFSET: b"%d" % first_offset(record)}
     if checks:
-        changes[CHECK_TIMES] = b"%d" % checks
+        changes[TRANSACTION_CHECK_TIMES] = b"%d" % checks
     properties = replace_properties(record.properties, changes)
     batch.add_stored(record, TRANS_HALF_TOPIC, QUEUE_ID, properties=properties, wait=wait)
 

@@ -21,13 +21,13 @@ from gantrymq.plugins.transaction.state_table.rows import read_prepared
 from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow, StateTable
 from gantrymq.plugins.transaction.strategy import Means
 from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.property_bytes import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
 SLICE_ROWS = 256
 """So many open rows are looked at before others get their turn."""
-_IMMUNITY = b"CHECK_IMMUNITY_TIME_IN_SECONDS"
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -94,7 +94,7 @@ class StateWalk:
             return False
         if self._asked.get(number, 0) >= config.check_max:
             return self._put_aside(record, "asked too often")
-        group = (find_property(record.properties, b"PGROUP") or b"").decode("utf-8", "replace")
+        group = (find_property(record.properties, PGROUP) or b"").decode("utf-8", "replace")
         connection = self._questions.find(group)
         if connection is None:
             return False
@@ -104,7 +104,7 @@ class StateWalk:
     @staticmethod
     def _patience(record: Record) -> int:
         """How long, in ms, the producer wants not to be asked."""
-        value = find_property(record.properties, _IMMUNITY)
+        value = find_property(record.properties, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return int(value) * 1000 if value is not None and value.isdigit() and len(value) <= 18 else 0
 
     def _ask(self, number: int, group: str, record: Record, connection: Connection) -> None:

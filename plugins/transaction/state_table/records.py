@@ -11,6 +11,7 @@ from gantrymq.plugins.transaction.state_table.rows import STATE_BITS
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
+from gantrymq.remoting.property_bytes import REAL_QID, REAL_TOPIC
 
 
 def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, origin: object = None) -> None:
@@ -37,8 +38,8 @@ def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, 
 def add_aside(batch: AppendBatch, record: Record) -> None:
     """Add the message to the topic of those that nobody ended; its properties say where it belongs."""
     place: dict[bytes, bytes | None] = {
-        b"REAL_TOPIC": record.topic.encode(),
-        b"REAL_QID": b"%d" % record.queue_id,
+        REAL_TOPIC: record.topic.encode(),
+        REAL_QID: b"%d" % record.queue_id,
     }
     properties = replace_properties(record.properties, place)
     sys_flag = record.sys_flag & ~STATE_BITS

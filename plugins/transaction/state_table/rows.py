@@ -20,6 +20,7 @@ from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK
 from gantrymq.plugins.transaction.state_table.table import PREPARED, StateRow
 from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.properties import find_property, java_hash
+from gantrymq.remoting.property_bytes import PGROUP, TRAN_MSG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,9 +61,9 @@ def group_hash(group: bytes) -> int:
 
 def group_of(properties: bytes) -> bytes | None:
     """The producer group of a transaction; None where the properties are not those of one."""
-    if (find_property(properties, b"TRAN_MSG") or b"").lower() != b"true":
+    if (find_property(properties, TRAN_MSG) or b"").lower() != b"true":
         return None
-    return find_property(properties, b"PGROUP")
+    return find_property(properties, PGROUP)
 
 
 def is_prepared(record: Record) -> bool:
