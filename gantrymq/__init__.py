@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SendTimeout,
     )
     from gantrymq.client.producer import Producer
+    from gantrymq.client.statistics import ConsumerStatistics, QueueStatistics
     from gantrymq.client.transactions import TransactionalProducer
     from gantrymq.message import (
         Message,
@@ -47,6 +48,8 @@ _HOMES = {
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
     "Producer": "gantrymq.client.producer",
+    "ConsumerStatistics": "gantrymq.client.statistics",
+    "QueueStatistics": "gantrymq.client.statistics",
     "TransactionalProducer": "gantrymq.client.transactions",
     "BadAnswer": "gantrymq.client.errors",
     "BodyError": "gantrymq.client.errors",
@@ -82,6 +85,7 @@ __all__ = [
     "ConnectError",
     "ConnectFailed",
     "Consumer",
+    "ConsumerStatistics",
     "GantryError",
     "InvalidMessage",
     "InvalidName",
@@ -91,6 +95,7 @@ __all__ = [
     "NotANameserver",
     "Outcome",
     "Producer",
+    "QueueStatistics",
     "ReceivedMessage",
     "SendResult",
     "SendStatus",

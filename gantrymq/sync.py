@@ -24,6 +24,7 @@ from gantrymq.client.loop import Loop
 from gantrymq.client.options import Start
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.sender import QueueChoice
+from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.transactions import CHECKS_AT_ONCE
 from gantrymq.message import (
     DeliveredRecord,
@@ -214,6 +215,10 @@ class Consumer:
         """The queues that are this member's now."""
         return self._inner.queues
 
+    def statistics(self) -> ConsumerStatistics:
+        """As :meth:`gantrymq.Consumer.statistics`."""
+        return self._loop.call(self._statistics)
+
     def commit(self) -> None:
         """As :meth:`gantrymq.Consumer.commit`."""
         self._loop.call(self._commit)
@@ -225,6 +230,10 @@ class Consumer:
 
     async def _settle(self) -> None:
         self._hand_over()
+
+    async def _statistics(self) -> ConsumerStatistics:
+        self._hand_over()
+        return self._inner.statistics()
 
     async def _fetch(self, max: int, timeout: float | None) -> list[ReceivedMessage]:
         self._hand_over()

@@ -5,6 +5,10 @@ Source of the intervals: RocketMQ 4.9.7 ``MQClientInstance``, ``ClientConfig``.
 
 from __future__ import annotations
 
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Mapping
 from typing import Final, Protocol
 
 import anyio
@@ -14,15 +18,26 @@ from gantrymq.client.connections import Connections, call
 from gantrymq.client.errors import ClientClosed, ConnectError, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
+from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.client.routes import MASTER_ID, Routes
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.remoting.bodies.offsets import ClientOffsets, OrderedOffsets
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.running import ConsumerRunningInfo, DirectlyConsumed
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
-from gantrymq.remoting.headers.groups import ConsumerGroupHeader, UnregisterClientHeader
+from gantrymq.remoting.headers.groups import (
+    ConsumeDirectlyHeader,
+    ConsumerGroupHeader,
+    ConsumerStatusHeader,
+    RunningInfoHeader,
+    UnregisterClientHeader,
+)
 from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.offsets import ResetOffsetHeader
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.properties import PGROUP
@@ -30,6 +45,8 @@ from gantrymq.remoting.records import decode_records
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
+STACKS_MAX_CHARACTERS: Final = 1_000_000
+"""What an administrator is told of the stacks of a client's threads."""
 LEAVE_SECONDS: Final = 3.0
 """How long a closing producer or consumer waits for brokers to take its farewell."""
 
@@ -45,6 +62,18 @@ class Member(Protocol):
     def rebalance_soon(self) -> None:
         """The group or the routes changed: share out the queues again."""
 
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """An administrator wants the group to go on at these offsets."""
+
+    def offsets(self, topic: str) -> dict[MessageQueue, int]:
+        """How far it is in its queues of ``topic``."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """Its state, for an administrator."""
+
+    async def consume_directly(self, body: bytes, broker: str) -> DirectlyConsumed:
+        """Consume the stored message ``body`` of ``broker`` now."""
+
 
 class Transactional(Protocol):
     """A transactional producer, as the cluster sees it."""
@@ -57,10 +86,11 @@ class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
     def __init__(self, nameservers: tuple[str, ...], tasks: TaskGroup) -> None:
+        self.rare = RareWarnings()
         self._tasks = tasks
         self.connections = Connections(tasks, self._take_request)
         self.nameservers = Nameservers(nameservers, self.connections)
-        self.routes = Routes(self.nameservers, self._route_changed)
+        self.routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.client_id = ""
         self.unique_keys = UniqueKeys("127.0.0.1")
         self.closed = False
@@ -147,7 +177,9 @@ class Cluster:
             else:
                 await self._greet(channel)
         except ConnectError as error:
-            log.warning("broker_unreachable", broker=address, reason=error.reason)
+            repeated = self.rare.due("broker_unreachable", address)
+            if repeated is not None:
+                log.warning("broker_unreachable", broker=address, reason=error.reason, repeated=repeated)
 
     async def _greet(self, channel: Channel) -> None:
         if not self._producers and not self._consumers:
@@ -160,7 +192,9 @@ class Cluster:
         try:
             await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
         except GantryError as error:
-            log.warning("heartbeat_failed", broker=channel.address, reason=str(error))
+            repeated = self.rare.due("heartbeat_failed", channel.address)
+            if repeated is not None:
+                log.warning("heartbeat_failed", broker=channel.address, reason=str(error), repeated=repeated)
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
         for data in self.routes.brokers().values():
@@ -187,18 +221,48 @@ class Cluster:
         for member in self._consumers.values():
             member.rebalance_soon()
 
-    def _take_request(self, address: str, request: Command) -> Command | None:
-        if request.code == RequestCode.CHECK_TRANSACTION_STATE:
-            self._take_check(address, request)
-            return None
-        if request.code != RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            return request.answer(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
-            )
-        member = self._consumers.get(read_header(ConsumerGroupHeader, request.ext).consumer_group)
-        if member is not None:
-            member.rebalance_soon()
-        return request.answer(ResponseCode.SUCCESS)
+    def _take_request(self, address: str, request: Command) -> Command | Awaitable[Command | None] | None:
+        match request.code:
+            case RequestCode.CHECK_TRANSACTION_STATE:
+                self._take_check(address, request)
+                return None
+            case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+                member = self._consumers.get(read_header(ConsumerGroupHeader, request.ext).consumer_group)
+                if member is not None:
+                    member.rebalance_soon()
+                return request.answer(ResponseCode.SUCCESS)
+            case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+                reset = read_header(ResetOffsetHeader, request.ext)
+                member = self._consumers.get(reset.group)
+                if member is not None:
+                    offsets = OrderedOffsets.from_bytes(request.body).offsets if request.body else {}
+                    log.info("offset_reset_ordered", group=reset.group, topic=reset.topic, queues=len(offsets))
+                    member.reset_offsets(offsets)
+                return request.answer(ResponseCode.SUCCESS)
+            case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                status = read_header(ConsumerStatusHeader, request.ext)
+                table = self._member(status.group).offsets(status.topic)
+                return request.answer(ResponseCode.SUCCESS, body=ClientOffsets(table).to_bytes())
+            case RequestCode.GET_CONSUMER_RUNNING_INFO:
+                asked = read_header(RunningInfoHeader, request.ext)
+                info = self._member(asked.consumer_group).running_info()
+                if asked.jstack_enable:
+                    info.jstack = _stacks()
+                return request.answer(ResponseCode.SUCCESS, body=info.to_bytes())
+            case RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                directly = read_header(ConsumeDirectlyHeader, request.ext)
+                return self._consume_directly(request, self._member(directly.consumer_group), directly.broker_name)
+        return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+    def _member(self, group: str) -> Member:
+        member = self._consumers.get(group)
+        if member is None:
+            raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"client {self.client_id} does not consume as group {group}")
+        return member
+
+    async def _consume_directly(self, request: Command, member: Member, broker: str | None) -> Command:
+        result = await member.consume_directly(request.body, broker or "")
+        return request.answer(ResponseCode.SUCCESS, body=result.to_bytes())
 
     def _take_check(self, address: str, request: Command) -> None:
         try:
@@ -215,3 +279,12 @@ class Cluster:
                 log.warning("transaction_check_unknown_group", broker=address, group=group)
             else:
                 producer.take_check(address, header, record)
+
+
+def _stacks() -> str:
+    """Where each thread is, as text."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for number, frame in sys._current_frames().items():
+        parts.append(f"{names.get(number, number)}\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)[:STACKS_MAX_CHARACTERS]

@@ -18,7 +18,7 @@ from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
 Greeting = Callable[[Channel], Awaitable[None]]
 """Called with each new connection before anybody else uses it."""
 
-RequestTaker = Callable[[str, Command], Command | None]
+RequestTaker = Callable[[str, Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer at an address, if it wants an answer."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, Generic, Self, TypeVar
 
@@ -15,27 +15,37 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from gantrymq._version import __version__
 from gantrymq.client.allocation import allocate
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call, reading
+from gantrymq.client.direct import DirectDelivery
 from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute, NotANameserver
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.puller import Puller
 from gantrymq.client.routes import queues_to_subscribe
+from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import TopicRouteData
+from gantrymq.remoting.bodies.running import ConsumerRunningInfo, ConsumeStatus, DirectlyConsumed, ProcessQueueInfo
 from gantrymq.remoting.codes import RequestCode
-from gantrymq.remoting.command import Command
+from gantrymq.remoting.command import VERSION, Command
 from gantrymq.remoting.headers.groups import ConsumerGroupHeader
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.names import is_retry_topic
+from gantrymq.remoting.properties import RETRY_TOPIC
+from gantrymq.remoting.records import decode_records
 from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.versions import version_name
 
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
 REBALANCE_RETRY_SECONDS: Final = 1.0
 COMMIT_INTERVAL_SECONDS: Final = 5.0
 BATCH_MESSAGES: Final = 32
+SAMPLES: Final = 13
+"""Counters kept for rates, one each ``COMMIT_INTERVAL_SECONDS``: a minute of them."""
 
 _FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FROM_LAST_OFFSET"}
 
@@ -48,7 +58,8 @@ class Consumer(Generic[R]):
     """An iterator over the messages that fall to this member of the group.
 
     A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue nothing more of
-    that queue comes. What is not acknowledged comes again when the group starts anew from its offset.
+    that queue comes, and after half a minute of that the log has a warning. What is not acknowledged comes again when
+    the group starts anew from its offset.
     """
 
     def __init__(self, cluster: Cluster, options: ConsumerOptions[R], pulling: TaskGroup) -> None:
@@ -59,6 +70,10 @@ class Consumer(Generic[R]):
         self._retries = options.of_retries()
         self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
+        self._resets: dict[MessageQueue, int] = {}
+        self._fetched = self._acknowledged = self._returned = 0
+        self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=SAMPLES)
+        self._last_error: tuple[str | None, int] = (None, 0)
         self._joined_at = 0
         self._old_queues: set[MessageQueue] = set()
         """The topic's queues when this member joined: in all others, ``start`` means the time of joining."""
@@ -112,6 +127,77 @@ class Consumer(Generic[R]):
         for puller in list(self._pullers.values()):
             await puller.commit(confirmed=True)
 
+    def statistics(self) -> ConsumerStatistics:
+        """How this member is doing: lag, outstanding messages, rates, and what failed last."""
+        now = anyio.current_time()
+        at, fetched, acknowledged, returned = self._samples[0] if self._samples else (now, 0, 0, 0)
+        seconds = max(now - at, 0.001)
+        return ConsumerStatistics(
+            queues={queue: self._pullers[queue].statistics() for queue in sorted(self._pullers)},
+            fetched=self._fetched, acknowledged=self._acknowledged, returned=self._returned,
+            fetched_per_second=(self._fetched - fetched) / seconds,
+            acknowledged_per_second=(self._acknowledged - acknowledged) / seconds,
+            returned_per_second=(self._returned - returned) / seconds,
+            last_error=self._last_error[0], last_error_at=self._last_error[1],
+        )  # fmt: skip
+
+    def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Go on at these offsets in the queues that are this member's; messages fetched from them do not count."""
+        self._resets.update(offsets)
+        self._unbalanced.set()
+
+    def offsets(self, topic: str) -> dict[MessageQueue, int]:
+        """The offsets up to which all is acknowledged."""
+        found = {queue: puller.committable for queue, puller in self._pullers.items() if queue.topic == topic}
+        return {queue: offset for queue, offset in found.items() if offset is not None}
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What administrators are told of this member (307)."""
+        now = self.statistics()
+        subscriptions = self.describe().subscription_data_set
+        rates = ConsumeStatus(
+            pull_tps=now.fetched_per_second, consume_ok_tps=now.acknowledged_per_second,
+            consume_failed_tps=now.returned_per_second, consume_failed_msgs=now.returned,
+        )  # fmt: skip
+        return ConsumerRunningInfo(
+            properties={
+                "consumerGroup": self.group,
+                "messageModel": "CLUSTERING",
+                "consumeFromWhere": self.describe().consume_from_where,
+                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "PROP_CONSUMEORDERLY": "false",
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._joined_at),
+                "PROP_NAMESERVER_ADDR": ";".join(self._cluster.nameservers.addresses),
+                "PROP_CLIENT_VERSION": version_name(VERSION),
+                "clientLibrary": f"gantrymq {__version__}",
+                "lastError": now.last_error or "",
+            },
+            subscription_set=subscriptions,
+            mq_table={
+                queue: ProcessQueueInfo(
+                    commit_offset=each.committable,
+                    cached_msg_min_offset=each.committable if each.outstanding else 0,
+                    cached_msg_max_offset=each.position - 1 if each.outstanding else 0,
+                    cached_msg_count=each.outstanding,
+                    last_pull_timestamp=each.last_pull,
+                    last_consume_timestamp=each.last_acknowledged,
+                )
+                for queue, each in now.queues.items()
+            },
+            status_table={subscription.topic: rates for subscription in subscriptions},
+        )
+
+    async def consume_directly(self, body: bytes, broker: str) -> DirectlyConsumed:
+        """Hand the stored message ``body`` to the application; what it does with it is the result."""
+        record = decode_records(body, self._options.make, check_crc=False)[0]
+        record.broker_name = broker
+        if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
+            record.retry_topic, record.topic = record.topic, origin
+        record.delivery = delivery = DirectDelivery()
+        self._ready.append([record])
+        self._arrived.set()
+        return await delivery.verdict()
+
     def describe(self) -> ConsumerData:
         """This member's part of the heartbeat."""
         return ConsumerData(
@@ -157,22 +243,47 @@ class Consumer(Generic[R]):
             self._ensure_open()
         self._current.extend(self._ready.popleft())
 
-    def _take(self, messages: list[R]) -> None:
+    def take(self, messages: list[R]) -> None:
+        """As :class:`Owner` has it, like the three that follow."""
+        self._fetched += len(messages)
         self._ready.append(messages)
         self._arrived.set()
+
+    def acknowledged(self) -> None:
+        self._acknowledged += 1
+
+    def returned(self) -> None:
+        self._returned += 1
+        if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
+            self.rebalance_soon()  # whoever has them now will get the message
+
+    def failed(self, error: GantryError) -> None:
+        self._last_error = (str(error), int(time.time() * 1000))
 
     async def _keep_balanced(self, settled: bool) -> None:
         while True:
             with anyio.move_on_after(REBALANCE_INTERVAL_SECONDS if settled else REBALANCE_RETRY_SECONDS):
                 await self._unbalanced.wait()
             self._unbalanced = anyio.Event()
+            await self._reset()
             settled = await self._settle()
 
     async def _keep_committing(self) -> None:
         while True:
+            self._samples.append((anyio.current_time(), self._fetched, self._acknowledged, self._returned))
             await anyio.sleep(COMMIT_INTERVAL_SECONDS)
             for puller in list(self._pullers.values()):
                 await self._commit_quietly(puller, confirmed=False)
+
+    async def _reset(self) -> None:
+        resets, self._resets = self._resets, {}
+        async with anyio.create_task_group() as starting:
+            for queue, offset in resets.items():
+                puller = self._pullers.get(queue)
+                if puller is not None:
+                    puller.replace()
+                    log.info("queue_offset_reset", topic=queue.topic, queue=queue.queue_id, offset=offset)
+                    starting.start_soon(self._start_pulling, queue, offset)
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:
@@ -180,7 +291,12 @@ class Consumer(Generic[R]):
         except GantryError as error:
             if joining and isinstance(error, NotANameserver):
                 raise  # no later attempt will do better
-            log.warning("rebalance_failed", topic=self.topic, group=self.group, reason=str(error))
+            self.failed(error)
+            repeated = self._cluster.rare.due("rebalance_failed", self.group)
+            if repeated is not None:
+                log.warning(
+                    "rebalance_failed", topic=self.topic, group=self.group, reason=str(error), repeated=repeated
+                )
             if isinstance(error, ConnectError):
                 await self._cluster.routes.renew(self.topic)  # a slave may be there to ask
             return False
@@ -227,14 +343,10 @@ class Consumer(Generic[R]):
         queues = queues_to_subscribe(self._retries.topic, route)
         return set(allocate(queues, members, self._cluster.client_id))
 
-    def _returned(self) -> None:
-        if self._retries is not None and not any(queue.topic == self._retries.topic for queue in self._pullers):
-            self.rebalance_soon()  # whoever has them now will get the message
-
-    async def _start_pulling(self, queue: MessageQueue) -> None:
+    async def _start_pulling(self, queue: MessageQueue, begin: int | None = None) -> None:
         options = self._retries if self._retries and queue.topic == self._retries.topic else self._options
         appeared = None if queue in self._old_queues else self._joined_at
-        puller = Puller(self._cluster, options, queue, self._take, self._returned, appeared=appeared)
+        puller = Puller(self._cluster, options, queue, self, begin=begin, appeared=appeared)
         self._pullers[queue] = puller
         await self._pulling.start(puller.run)
 
@@ -259,7 +371,12 @@ class Consumer(Generic[R]):
         try:
             await puller.commit(confirmed=confirmed)
         except GantryError as error:
-            log.warning("commit_failed", topic=self.topic, queue=puller.queue.queue_id, reason=str(error))
+            self.failed(error)
+            repeated = self._cluster.rare.due("commit_failed", puller.queue.broker_name, self.group)
+            if repeated is not None:
+                log.warning(
+                    "commit_failed", topic=self.topic, queue=puller.queue.queue_id, reason=str(error), repeated=repeated
+                )
 
 
 class Batches(Generic[R]):

@@ -24,6 +24,21 @@ class Progress:
         self._order: deque[int] = deque()
         self._sizes: dict[int, int] = {}
         self._bytes = 0
+        self._pulls: deque[tuple[int, float]] = deque()
+
+    @property
+    def bytes(self) -> int:
+        """The size of what is outstanding."""
+        return self._bytes
+
+    def oldest_since(self) -> float | None:
+        """When the oldest outstanding message was pulled, as :meth:`batch_pulled` had it; None without one."""
+        oldest = self.committable
+        if not self._sizes:
+            return None
+        while len(self._pulls) > 1 and self._pulls[0][0] < oldest:
+            self._pulls.popleft()
+        return self._pulls[0][1] if self._pulls else None
 
     @property
     def outstanding(self) -> int:
@@ -53,6 +68,15 @@ class Progress:
         self._sizes[offset] = size
         self._bytes += size
 
+    def batch_pulled(self, at: float) -> None:
+        """The messages counted last came at the time ``at``."""
+        pulls = self._pulls
+        oldest = self.committable
+        while pulls and pulls[0][0] < oldest:
+            pulls.popleft()
+        if self._order:
+            pulls.append((self._order[-1], at))
+
     def done(self, offset: int) -> bool:
         """Count a message as done; False when it was not outstanding."""
         size = self._sizes.pop(offset, None)
@@ -65,5 +89,6 @@ class Progress:
         """Go on at ``position``, where the broker says the queue is; what is outstanding does not count any more."""
         self._order.clear()
         self._sizes.clear()
+        self._pulls.clear()
         self._bytes = 0
         self.position = position

@@ -5,8 +5,8 @@ Source: RocketMQ 4.9.7 ``DefaultMQPushConsumerImpl.pullMessage``, ``PullAPIWrapp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+import time
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 from anyio.abc import TaskStatus
@@ -18,6 +18,7 @@ from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, Gant
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import MASTER_ID
+from gantrymq.client.statistics import QueueStatistics
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -40,6 +41,9 @@ PAUSE_AFTER_ERROR_SECONDS: Final = 1.0
 IDLE_INTERVAL_SECONDS: Final = 0.1
 """The shortest time between two pulls that bring a queue no further."""
 
+STALL_SECONDS: Final = 30.0
+"""So long no acknowledgment has moved a full queue's offset when the client warns."""
+
 _COMMITS_OFFSET: Final = 1
 _MAY_SUSPEND: Final = 2
 
@@ -48,30 +52,48 @@ R = TypeVar("R", bound=DeliveredRecord)
 log = LibraryLog()
 
 
+class Owner(Protocol[R]):
+    """The consumer that a queue is pulled for."""
+
+    def take(self, messages: list[R]) -> None:
+        """Messages of a queue came, in order."""
+
+    def acknowledged(self) -> None:
+        """A message is done."""
+
+    def returned(self) -> None:
+        """A message was given back."""
+
+    def failed(self, error: GantryError) -> None:
+        """Something failed that is tried again."""
+
+
 class Puller(Generic[R]):
-    """Pulls ``queue`` while :meth:`run` runs, and hands what it gets to ``take``, in order."""
+    """Pulls ``queue`` for ``owner`` while :meth:`run` runs."""
 
     def __init__(
         self,
         cluster: Cluster,
         options: ConsumerOptions[R],
         queue: MessageQueue,
-        take: Callable[[list[R]], None],
-        returned: Callable[[], None],
+        owner: Owner[R],
         *,
+        begin: int | None = None,
         appeared: int | None = None,
     ) -> None:
-        """``returned`` is called after a message was given back.
+        """``begin``: the offset to begin at, whatever the group's is.
 
         ``appeared`` (ms since 1970): the queue came into the topic's route while the group was already consuming; what
         was stored in it from then on belongs to a group that starts with the last message, too.
         """
         self.queue = queue
         self.dropped = False
+        self.replaced = False
+        """Whether the offset of the queue is another puller's to commit."""
         self._cluster = cluster
         self._options = options
-        self._take = take
-        self._returned = returned
+        self._owner = owner
+        self._begin = begin
         self._appeared = appeared
         self._progress: Progress | None = None
         self._committed = -1
@@ -79,6 +101,32 @@ class Puller(Generic[R]):
         self._read_from = MASTER_ID
         self._scope = anyio.CancelScope()
         self._closed = False
+        self._end = 0
+        self._pulled_at = 0
+        self._acknowledged_at = 0
+        self._blocked_by = -1
+        self._blocked_since = 0.0
+        self._told_blocked = -1
+
+    def statistics(self) -> QueueStatistics:
+        """How the queue is doing."""
+        progress = self._progress
+        if progress is None:
+            return QueueStatistics(-1, -1, 0, 0, 0, None, False, 0, 0)
+        since = progress.oldest_since()
+        committable = progress.committable
+        return QueueStatistics(
+            position=progress.position, committable=committable, end=max(self._end, progress.position),
+            outstanding=progress.outstanding, outstanding_bytes=progress.bytes,
+            oldest_age=None if since is None else anyio.current_time() - since,
+            stalled=progress.full and self._told_blocked == committable,
+            last_pull=self._pulled_at, last_acknowledged=self._acknowledged_at,
+        )  # fmt: skip
+
+    @property
+    def committable(self) -> int | None:
+        """The offset that the group would go on from; None before the first pull."""
+        return None if self._progress is None else self._progress.committable
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Pull until :meth:`drop`. Errors are logged and tried again after a second.
@@ -106,15 +154,23 @@ class Puller(Generic[R]):
             task_status.started()  # dropped before it began: nothing is wrong
 
     def _log_failure(self, error: GantryError) -> None:
-        log.warning(
-            "pull_failed", topic=self.queue.topic, queue=self.queue.queue_id, group=self._options.group,
-            reason=str(error),
-        )  # fmt: skip
+        self._owner.failed(error)
+        repeated = self._cluster.rare.due("pull_failed", self.queue.broker_name, self._options.group)
+        if repeated is not None:
+            log.warning(
+                "pull_failed", topic=self.queue.topic, queue=self.queue.queue_id, group=self._options.group,
+                reason=str(error), repeated=repeated,
+            )  # fmt: skip
 
     def drop(self) -> None:
         """The queue is another member's now: stop, and ignore acknowledgments from now on."""
         self.dropped = True
         self._scope.cancel()
+
+    def replace(self) -> None:
+        """As :meth:`drop`, and commit nothing: the queue begins again somewhere else."""
+        self.replaced = True
+        self.drop()
 
     def close(self) -> None:
         """The consumer's block has ended: an acknowledgment is an error from now on."""
@@ -127,7 +183,9 @@ class Puller(Generic[R]):
             raise ClientClosed(f"the consumer of group {self._options.group} is closed: acknowledge inside its block")
         if self.dropped or self._progress is None:
             return
-        self._progress.done(queue_offset)
+        if self._progress.done(queue_offset):
+            self._acknowledged_at = int(time.time() * 1000)
+            self._owner.acknowledged()
         self._room.set()
 
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
@@ -146,7 +204,7 @@ class Puller(Generic[R]):
         )
         channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
         await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))
-        self._returned()
+        self._owner.returned()
         if not self._closed:
             self.acknowledge(record.queue_offset)
 
@@ -166,6 +224,8 @@ class Puller(Generic[R]):
             commit_offset=offset,
         )
         channel = await self._cluster.broker(self._cluster.routes.reader(self.queue))
+        if self.replaced:
+            return
         command = Command(RequestCode.UPDATE_CONSUMER_OFFSET, header.to_ext())
         if confirmed:
             await channel.call(command)
@@ -175,6 +235,9 @@ class Puller(Generic[R]):
 
     async def _start_offset(self) -> int:
         admin = Admin(self._cluster)
+        if self._begin is not None:
+            await self._fix_start(admin, self._begin)
+            return self._begin
         stored = await admin.consumer_offset(self._options.group, self.queue)
         if stored is not None:
             return stored
@@ -201,7 +264,7 @@ class Puller(Generic[R]):
     async def _pull(self, progress: Progress) -> None:
         while progress.full:
             self._room = anyio.Event()
-            await self._room.wait()
+            await self._wait_for_room(progress)
         address, is_master = self._address()
         commit = progress.committable
         header = PullMessageHeader(
@@ -220,10 +283,30 @@ class Puller(Generic[R]):
         channel = await self._cluster.broker(address)
         asked_at = anyio.current_time()
         answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
+        self._pulled_at = int(time.time() * 1000)
         await self._take_answer(progress, answer, address)
         if progress.position == header.queue_offset:
             # a broker that holds no pulls, or repeats itself, must not be asked in a busy loop
             await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
+
+    async def _wait_for_room(self, progress: Progress) -> None:
+        now = anyio.current_time()
+        oldest = progress.committable
+        if oldest != self._blocked_by:
+            self._blocked_by, self._blocked_since = oldest, now
+        if self._told_blocked == oldest:
+            await self._room.wait()
+            return
+        with anyio.move_on_after(self._blocked_since + STALL_SECONDS - now):
+            await self._room.wait()
+            return
+        self._told_blocked = oldest
+        since = progress.oldest_since()
+        log.warning(
+            "consumer_stalled", topic=self.queue.topic, queue=self.queue.queue_id, broker=self.queue.broker_name,
+            group=self._options.group, offset=oldest, age_s=0 if since is None else round(now - since),
+            outstanding=progress.outstanding,
+        )  # fmt: skip
 
     async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
         if answer.code not in _PULL_CODES:
@@ -234,6 +317,7 @@ class Puller(Generic[R]):
         with reading(address):
             header = read_header(PullMessageResponse, answer.ext)
             records = decode_records(answer.body, self._options.make) if answer.code == ResponseCode.SUCCESS else []
+        self._end = header.max_offset
         self._read_from = header.suggest_which_broker_id
         moved_back = header.next_begin_offset < progress.position
         if answer.code == ResponseCode.PULL_OFFSET_MOVED or moved_back:
@@ -253,7 +337,8 @@ class Puller(Generic[R]):
                 record.retry_topic, record.topic = record.topic, origin
             progress.pulled(record.queue_offset, record.stored_size)
         if taken:
-            self._take(taken)
+            progress.batch_pulled(anyio.current_time())
+            self._owner.take(taken)
 
     def _address(self) -> tuple[str, bool]:
         data = self._cluster.routes.broker(self.queue.broker_name)

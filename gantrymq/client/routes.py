@@ -12,6 +12,7 @@ import anyio
 
 from gantrymq.client.errors import GantryError, NoRoute
 from gantrymq.client.nameservers import Nameservers
+from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
@@ -66,9 +67,10 @@ def _ordered_queues(topic: str, conf: str) -> list[MessageQueue]:
 class Routes:
     """The routes of the topics in use. ``changed`` is called with a topic whose route is another than before."""
 
-    def __init__(self, nameservers: Nameservers, changed: Callable[[str], None]) -> None:
+    def __init__(self, nameservers: Nameservers, changed: Callable[[str], None], rare: RareWarnings) -> None:
         self._nameservers = nameservers
         self._changed = changed
+        self._rare = rare
         self._routes: dict[str, TopicRouteData] = {}
         self._brokers: dict[str, BrokerData] = {}
         self._publish_queues: dict[str, list[MessageQueue]] = {}
@@ -160,7 +162,9 @@ class Routes:
         try:
             await self._ask(topic, again=True)
         except GantryError as error:
-            log.warning("route_refresh_failed", topic=topic, reason=str(error))
+            repeated = self._rare.due("route_refresh_failed", *self._nameservers.addresses)
+            if repeated is not None:
+                log.warning("route_refresh_failed", topic=topic, reason=str(error), repeated=repeated)
 
     async def wait_asked(self, topic: str) -> None:
         """Returns when nobody is asking for the route of ``topic``."""

@@ -92,7 +92,15 @@ class Sender:
                     f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
                     f"it may be stored all the same ({failure or 'no connection came about'})"
                 ) from failure
-            log.warning("send_failed", topic=outgoing.topic, broker=target.broker_name, reason=str(failure))
+            repeated = self._cluster.rare.due("send_failed", target.broker_name)
+            if repeated is not None:
+                log.warning(
+                    "send_failed",
+                    topic=outgoing.topic,
+                    broker=target.broker_name,
+                    reason=str(failure),
+                    repeated=repeated,
+                )
         assert failure is not None  # each turn of the loop returns, raises or fails
         raise failure
 

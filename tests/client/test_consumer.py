@@ -591,3 +591,67 @@ async def test_a_message_that_came_from_no_consumer_cannot_be_acknowledged() -> 
     message = gantrymq.ReceivedMessage("T", 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", b"", 100)
     with pytest.raises(gantrymq.GantryError, match="did not come from a consumer"):
         await message.ack()
+
+
+async def test_a_consumer_that_stops_acknowledging_is_told_once_a_queue(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gantrymq.client.puller.STALL_SECONDS", 0.2)
+    monkeypatch.setattr("gantrymq.client.progress.OUTSTANDING_MAX_MESSAGES", 10)
+
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "consumer_stalled" in record.getMessage()]
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(40):
+            cluster.broker.store("T", number % 2, b"%d" % number)
+        async with client.consumer("T", "g", start="first") as messages:
+            taken = await take(messages, 40)
+            with anyio.fail_after(20):
+                while len(told()) < 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            first = next(message for message in taken if message.queue.queue_id == 0)
+            for message in taken:
+                if message.queue.queue_id == 0 and message is not first:
+                    await message.ack()  # wakes the puller; the oldest is still missing
+            await anyio.sleep(0.5)
+            assert len(told()) == 2
+            assert all("offset=0" in line and "age_s=" in line and "group='g'" in line for line in told())
+            now = messages.statistics()
+            assert [(each.outstanding, each.stalled) for each in now.queues.values()] == [(1, False), (20, True)]
+            assert now.outstanding == 21
+            assert now.lag == 40
+            assert (now.fetched, now.acknowledged) == (40, 19)
+            assert all(each.oldest_age is not None and each.oldest_age > 0.2 for each in now.queues.values())
+            for message in taken:
+                await message.ack()
+            now = messages.statistics()
+            assert [(each.outstanding, each.oldest_age, each.stalled) for each in now.queues.values()] == [
+                (0, None, False)
+            ] * 2
+            assert now.lag == 0
+
+
+async def test_a_broker_that_is_down_is_told_of_twice_a_minute(
+    fake_cluster: Cluster, no_pause: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_cluster(T=8) as cluster, gantrymq.connect(cluster.address) as client:
+        broker = cluster.broker
+        failed = 0
+
+        def refuse(request: Any) -> Any:
+            nonlocal failed
+            failed += 1
+            return request.answer(1, f"failure {failed}")
+
+        async with client.consumer("T", "g", start="first") as messages:
+            broker.answers[11] = refuse
+            broker.store("T", 0, b"wakes the pulls that wait")
+            with anyio.fail_after(20):
+                while failed < 100:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+            assert len(lines) == 1, lines
+            error = messages.statistics().last_error
+            assert error is not None
+            assert "failure" in error

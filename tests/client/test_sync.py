@@ -32,6 +32,7 @@ def test_sending_and_consuming_without_async(fake_in_thread: Any, backend: Any) 
                 message.ack()
             messages.commit()
             assert sum(broker.offsets.values()) == 6
+            assert (messages.statistics().acknowledged, messages.statistics().outstanding) == (6, 0)
             assert messages.next_batch(timeout=0) == []
 
 

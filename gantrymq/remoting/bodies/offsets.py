@@ -85,6 +85,17 @@ class ResetOffsets(Body):
     offset_table: dict[MessageQueue, Int64] = {}
 
 
+class OrderedOffsets(Body):
+    """The body of 220 as a client reads it. An empty map comes as a dict."""
+
+    offset_table: list[tuple[MessageQueue, Int64]] | dict[str, Any] = []
+
+    @property
+    def offsets(self) -> dict[MessageQueue, int]:
+        """The table; what has texts for keys is none."""
+        return dict(self.offset_table) if isinstance(self.offset_table, list) else {}
+
+
 class QueueOffset(Body):
     """A queue and where to go on, for clients in C++ (``MessageQueueForC``)."""
 
@@ -109,6 +120,12 @@ class ClientStatus(Body):
     def queues(self) -> list[tuple[MessageQueue, int]]:
         """The table; what has texts for keys is none."""
         return self.message_queue_table if isinstance(self.message_queue_table, list) else []
+
+
+class ClientOffsets(Body):
+    """What a client answers to 221 (``GetConsumerStatusBody``)."""
+
+    message_queue_table: dict[MessageQueue, Int64] = {}
 
 
 class ConsumerStatus(Body):

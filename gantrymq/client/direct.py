@@ -1,0 +1,47 @@
+"""Consume one message because an administrator wants it now (``mqadmin consumeMessageDirectly``, code 309)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies.running import DirectlyConsumed
+
+ANSWER_SECONDS: Final = 9.0
+"""How long the application may take; brokers wait ten seconds."""
+
+
+class DirectDelivery:
+    """Takes the place of the queue: what the application does with the message is the administrator's answer."""
+
+    def __init__(self) -> None:
+        self.dropped = False
+        self._settled = anyio.Event()
+        self._result = "CR_LATER"
+        self._remark: str | None = None
+
+    def acknowledge(self, queue_offset: int) -> None:
+        """The message is done."""
+        self._settle("CR_SUCCESS", None)
+
+    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        """The message would come again later; here it does not, since its queue has it as it had before."""
+        self._settle("CR_LATER", "given back with retry()")
+
+    async def verdict(self) -> DirectlyConsumed:
+        """Wait for the application, ``ANSWER_SECONDS`` at most."""
+        began = anyio.current_time()
+        with anyio.move_on_after(ANSWER_SECONDS):
+            await self._settled.wait()
+        if not self._settled.is_set():
+            self._remark = f"not acknowledged within {ANSWER_SECONDS:g} s"
+        self.dropped = True
+        spent = int((anyio.current_time() - began) * 1000)
+        return DirectlyConsumed(consume_result=self._result, remark=self._remark, spent_time_mills=spent)
+
+    def _settle(self, result: str, remark: str | None) -> None:
+        if not self._settled.is_set():
+            self._result, self._remark = result, remark
+            self._settled.set()
