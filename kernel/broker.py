@@ -15,9 +15,10 @@ import trio
 
 from gantrymq.kernel.acks import Acks, FlushStrategy
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.config.declarations import PluginsSection
 from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.env import Env, Waker
-from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
 from gantrymq.kernel.manager import Observers, PluginInfo, PluginManager
@@ -25,6 +26,7 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
+from gantrymq.kernel.plugin_faults import PluginFaults
 from gantrymq.kernel.registry import Service, Services
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.queues.table import ConsumeQueues
@@ -37,8 +39,6 @@ log = structlog.get_logger("gantrymq.broker")
 
 ACCESS_CONTROL_SLOT = "access_control"
 """Whoever holds it controls access: with it the broker may listen beyond the loopback address."""
-_EXPLAINED = (StartError, LogPoisoned, PluginError, OSError, MemoryError)
-"""What a background task raises that says by itself what is wrong."""
 DRAIN_S = 5.0
 """How long a stopping broker waits for its last acknowledgements."""
 
@@ -67,8 +67,10 @@ class Broker:
         self.filters: dict[str, FilterCompiler] = {}
         observe_connections = Observers(manager, "connections_changed")
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
-        self._before_append = manager.on_batches("before_append")
-        self._on_dispatch = manager.on_batches("dispatch")
+        section = config.section(PluginsSection)
+        self._faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
+        self._before_append = self._faults.on_batches("before_append")
+        self._on_dispatch = self._faults.on_batches("dispatch")
         self.restarting = False
         """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
         self.before_listening: list[Callable[[], Awaitable[None]]] = []
@@ -101,10 +103,7 @@ class Broker:
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
         if self._before_append is not None:
-            try:
-                self._before_append(batch)
-            except Exception as error:
-                raise self._plugin_error("before_append", error) from error
+            self._before_append(batch)
         if batch.refused < len(batch):
             self.store.append(batch)
             if batch.refused < len(batch):
@@ -340,27 +339,13 @@ class Broker:
 
     def _dispatch(self, batch: DispatchBatch) -> None:
         if self._on_dispatch is not None:
-            try:
-                self._on_dispatch(batch)
-            except Exception as error:
-                raise self._plugin_error("dispatch", error) from error
-
-    def _plugin_error(self, hook_name: str, error: Exception) -> PluginError:
-        culprit = self.manager.culprit(hook_name, error)
-        log.error("plugin_failed", plugin="?" if culprit is None else culprit.name, hook=hook_name, exc_info=error)
-        return PluginError(self.manager.describe_failure(culprit, hook_name, error))
+            self._on_dispatch(batch)
 
     async def _run_service(self, info: PluginInfo, service: Service) -> None:
         try:
             await service.run()
-        except _EXPLAINED:
-            raise
         except Exception as error:
-            if isinstance(error, ExceptionGroup) and error.subgroup(_EXPLAINED) is not None:
-                raise
-            log.exception("service_failed", plugin=info.name, service=service.name)
-            what = f"its background task {service.name!r}"
-            raise TaskFailed(self.manager.describe_failure(info, what, error)) from error
+            self._faults.task_failed(info, service.name, error)
 
     def _is_full(self) -> bool:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes

@@ -41,6 +41,10 @@ class PluginInfo:
     plugin: Any
 
 
+Guard = Callable[[PluginInfo, str, Callable[[Any], object]], Callable[[Any], object]]
+"""Of a plugin, a hook and its implementation makes what is called instead."""
+
+
 class PluginManager:
     """The loaded plugins and ``hook``, the callable page. Frozen once built: no plugin joins later."""
 
@@ -95,18 +99,27 @@ class PluginManager:
             for info, implementation in self.implementations(hook_name)
         ]
 
-    def on_batches(self, hook_name: str) -> Callable[[Any], object] | None:
+    def on_batches(self, hook_name: str, guard: Guard | None = None) -> Callable[[Any], object] | None:
         """A hook of the argument ``batch``, which nobody answers, as a plain function; None when nobody implements it.
 
-        For the hot path: pluggy's own way there costs more than what most plugins do with an ordinary batch.
+        For the hot path: pluggy's own way there costs more than what most plugins do with an ordinary batch. ``guard``
+        puts a function in the place of each plugin's; :class:`StartError` where a plugin wraps the hook as well.
         """
         hook = getattr(self.hook, hook_name)
-        found = [implementation for _, implementation in self.implementations(hook_name)]
+        found = self.implementations(hook_name)
         if not found:
             return None
-        if any(each.wrapper or each.hookwrapper or each.argnames != ("batch",) for each in found):
+        odd = [info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",)]
+        if odd and guard is not None:
+            raise StartError(
+                f"plugin {odd[0].name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
+                f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd[0].name}"
+            )
+        if odd:
             return lambda batch: hook(batch=batch)
-        functions: list[Callable[[Any], object]] = [each.function for each in found]
+        functions: list[Callable[[Any], object]] = [each.function for _, each in found]
+        if guard is not None:
+            functions = [guard(info, hook_name, each.function) for info, each in found]
 
         def call(batch: Any) -> None:
             for function in functions:

@@ -138,6 +138,13 @@ class PluginsSection:
 
     enable: list[str] = attrs.field(factory=list)
     disable: list[str] = attrs.field(factory=list)
+    skip_errors: list[str] = attrs.field(factory=list)
+    """Plugins whose errors in ``before_append``, ``dispatch`` and background tasks are logged, and the broker goes on.
+
+    What such a plugin had changed of a batch stays.
+    """
+    disable_on_error: list[str] = attrs.field(factory=list)
+    """Plugins that are not called again in these hooks once they raised there or in a background task."""
 
 
 KERNEL_SECTIONS: Mapping[str, type[Any]] = {

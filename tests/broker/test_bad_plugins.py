@@ -202,6 +202,89 @@ async def test_a_refusal_that_says_the_message_is_stored_is_a_bug_of_the_plugin(
     await store_works(tmp_path, [])
 
 
+@pytest.mark.trio
+@pytest.mark.parametrize("hook_name", ["before_append", "dispatch"])
+@pytest.mark.parametrize(("key", "calls"), [("skip_errors", 3), ("disable_on_error", 1)])
+async def test_a_plugin_whose_errors_are_not_to_stop_the_broker_is_skipped_or_not_called_again(
+    key: str, calls: int, hook_name: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    called = []
+
+    def count(batch: Any) -> None:
+        called.append(len(batch))
+        raise Bug("a bug")
+
+    enable = bad(hook_name, ("batch",), count)
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            run_broker(make_broker(tmp_path, enable=[enable], settings={f"plugins.{key}": "bad"})) as broker,
+            open_channel(broker.address) as channel,
+        ):
+            for number in range(3):
+                assert (await call(channel, send("T", b"%d" % number))).code == 0
+            assert await bodies(broker) == [b"0", b"1", b"2"]
+    assert len(called) == calls
+    told = [(line["plugin"], line["hook"], line["disabled"]) for line in lines if line["event"] == "plugin_failed"]
+    assert told == [("bad", hook_name, calls == 1)] * calls
+
+
+@pytest.mark.trio
+async def test_a_background_task_of_such_a_plugin_ends_alone(bad: Callable[..., str], tmp_path: Path) -> None:
+    async def run() -> None:
+        raise Bug("a bug")
+
+    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+    with structlog.testing.capture_logs() as lines:
+        async with (
+            run_broker(make_broker(tmp_path, enable=[enable], settings={"plugins.skip_errors": "bad"})) as broker,
+            open_channel(broker.address) as channel,
+        ):
+            assert (await call(channel, send("T", b"x"))).code == 0
+    assert [(line["plugin"], line["task"]) for line in lines if line["event"] == "plugin_failed"] == [
+        ("bad", "bad.work")
+    ]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("own", "setting", "goes_on"), [("skip", None, True), ("stop", "bad", True), (None, None, False)]
+)
+async def test_a_plugin_may_say_itself_what_its_errors_lead_to_and_the_user_has_the_last_word(
+    own: str | None, setting: str | None, goes_on: bool, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad("before_append", ("batch",), fail)
+    if own is not None:
+        sys.modules["gantrymq_bad_plugin"].Bad.on_error = own
+    settings = {} if setting is None else {"plugins.skip_errors": setting}
+    stopped = False
+    try:
+        async with run_broker(make_broker(tmp_path, enable=[enable], settings=settings)) as broker:
+            async with open_channel(broker.address) as channel:
+                await call(channel, send("T", b"x"))
+    except* PluginError:
+        stopped = True
+    assert stopped is not goes_on
+    await store_works(tmp_path, [b"x"] if goes_on else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "own", "told"),
+    [
+        ({"plugins.skip_errors": "produce"}, None, "plugins.skip_errors: 'produce' is essential"),
+        ({"plugins.disable_on_error": "bda"}, None, "no plugin 'bda' is loaded; did you mean 'bad'"),
+        ({}, "ignore", "on_error = 'ignore' must be 'stop', 'skip' or 'disable'"),
+    ],
+)
+def test_a_policy_that_cannot_be_stops_the_start(
+    settings: dict[str, str], own: str | None, told: str, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    enable = bad("before_append", ("batch",), fail)
+    if own is not None:
+        sys.modules["gantrymq_bad_plugin"].Bad.on_error = own
+    with pytest.raises(StartError, match=told):
+        make_broker(tmp_path, enable=[enable], settings=settings)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -1,0 +1,112 @@
+"""What happens when a plugin raises in the write path or in a background task, and who is named for it.
+
+The policy of a plugin is the user's (``plugins.skip_errors``, ``plugins.disable_on_error``), else its own attribute
+``on_error``, else ``stop``. An essential plugin always stops the broker: what goes on without it is no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import structlog
+
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
+from gantrymq.kernel.manager import PluginInfo, PluginManager, did_you_mean
+
+log = structlog.get_logger("gantrymq.plugins")
+
+STOP: Final = "stop"
+SKIP: Final = "skip"
+DISABLE: Final = "disable"
+EXPLAINED: Final = (StartError, LogPoisoned, PluginError, OSError, MemoryError)
+"""What a background task raises that says by itself what is wrong: it ends the broker whatever the policy is."""
+
+
+class PluginFaults:
+    """The policies of the loaded plugins, and what they lead to."""
+
+    def __init__(self, manager: PluginManager, skip: Sequence[str] = (), disable: Sequence[str] = ()) -> None:
+        """``skip``, ``disable``: names of plugins. :class:`StartError` for one that cannot have the policy."""
+        self._manager = manager
+        self._policies = {info.name: _own_policy(info) for info in manager.plugins}
+        for key, names, policy in (("skip_errors", skip, SKIP), ("disable_on_error", disable, DISABLE)):
+            for name in names:
+                self._choose(key, name, policy)
+        self._disabled: set[str] = set()
+
+    def _choose(self, key: str, name: str, policy: str) -> None:
+        info = next((info for info in self._manager.plugins if info.name == name), None)
+        if info is None:
+            raise StartError(f"plugins.{key}: no plugin {name!r} is loaded{did_you_mean(name, self._policies)}")
+        if info.essential:
+            raise StartError(f"plugins.{key}: {name!r} is essential, so its errors always stop the broker")
+        self._policies[name] = policy
+
+    def on_batches(self, hook_name: str) -> Callable[[Any], object] | None:
+        """As :meth:`PluginManager.on_batches`; an error is followed by what the policy of its plugin says.
+
+        Raises :class:`PluginError` where that is ``stop``.
+        """
+        guarded = {info.name for info, _ in self._manager.implementations(hook_name)}
+        guarded = {name for name in guarded if self._policies[name] != STOP}
+        function = self._manager.on_batches(hook_name, self._guard if guarded else None)
+        if function is None:
+            return None
+        call = function
+
+        def call_all(batch: Any) -> None:
+            try:
+                call(batch)
+            except (LogPoisoned, PluginError):
+                raise
+            except Exception as error:
+                culprit = self._manager.culprit(hook_name, error)
+                log.error(
+                    "plugin_failed", plugin="?" if culprit is None else culprit.name, hook=hook_name, exc_info=error
+                )
+                raise PluginError(self._manager.describe_failure(culprit, hook_name, error)) from error
+
+        return call_all
+
+    def _guard(self, info: PluginInfo, hook_name: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
+        if self._policies[info.name] == STOP:
+            return function
+
+        def call(batch: Any) -> None:
+            if info.name in self._disabled:
+                return
+            try:
+                function(batch)
+            except (LogPoisoned, PluginError):
+                raise
+            except Exception as error:
+                self._note(info, error, hook=hook_name)
+
+        return call
+
+    def task_failed(self, info: PluginInfo, task: str, error: Exception) -> None:
+        """Follow the policy after the background task ``task`` raised ``error``: returns when the broker goes on.
+
+        Raises ``error`` where that says by itself what is wrong, else :class:`TaskFailed`.
+        """
+        if isinstance(error, EXPLAINED) or (isinstance(error, ExceptionGroup) and error.subgroup(EXPLAINED)):
+            raise error
+        if self._policies[info.name] != STOP:
+            self._note(info, error, task=task)
+            return
+        log.error("service_failed", plugin=info.name, service=task, exc_info=error)
+        raise TaskFailed(self._manager.describe_failure(info, f"its background task {task!r}", error)) from error
+
+    def _note(self, info: PluginInfo, error: Exception, **where: str) -> None:
+        disabled = self._policies[info.name] == DISABLE
+        if disabled:
+            self._disabled.add(info.name)
+        log.error("plugin_failed", plugin=info.name, disabled=disabled, exc_info=error, **where)
+
+
+def _own_policy(info: PluginInfo) -> str:
+    policy = getattr(info.plugin, "on_error", STOP)
+    if policy not in (STOP, SKIP, DISABLE):
+        raise StartError(f"plugin {info.name!r}: on_error = {policy!r} must be 'stop', 'skip' or 'disable'")
+    return STOP if info.essential else policy
