@@ -151,7 +151,8 @@ def test_other_variables_of_the_environment_are_not_settings() -> None:
         ("[broker]\nnane = 'x'", "broker.nane (file gantrymq.toml): there is no such key; did you mean 'name'?"),
         (
             "[plugins]\nzzz = 1",
-            "plugins.zzz (file gantrymq.toml): there is no such key; there are: enable, disable, skip_errors, disable_on_error",
+            "plugins.zzz (file gantrymq.toml): there is no such key;"
+            " there are: enable, disable, skip_errors, disable_on_error",
         ),
         ("[broker]\nid = 'one'", 'broker.id = "one" (file gantrymq.toml): allowed: a whole number'),
         ("[broker]\nid = true", "broker.id = true (file gantrymq.toml): allowed: a whole number"),
