@@ -55,7 +55,11 @@ class Connections:
             self._started.append(channel)
             await self._tasks.start(partial(channel.run, shield=True))
             if greet is not None:
-                await greet(channel)
+                try:
+                    await greet(channel)
+                except BaseException:
+                    channel.abandon("who wanted the connection waits no longer")
+                    raise
             self._channels[address] = channel
             return channel
 

@@ -6,6 +6,7 @@ Source of the rules: RocketMQ 4.9.7 ``DefaultMQProducerImpl.sendDefaultImpl``.
 from __future__ import annotations
 
 import itertools
+import random
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,7 +15,9 @@ import anyio
 
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.errors import BrokerError, CallTimeout, ConnectError, ConnectFailed, NoRoute, SendTimeout
+from gantrymq.client.faults import Faults
 from gantrymq.client.outgoing import Outgoing
+from gantrymq.client.window import Window
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import ResponseCode
@@ -30,6 +33,14 @@ QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
 RENEW_S = 0.5
 """So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
 
+FIRST_PAUSE_SECONDS: Final = 0.05
+LONGEST_PAUSE_SECONDS: Final = 0.5
+"""Between attempts, once all brokers of the topic have failed."""
+
+IN_FLIGHT_MAX_MESSAGES: Final = 1024
+"""Sends of one producer that are under way; more wait."""
+IN_FLIGHT_MAX_BYTES: Final = 8 * 1024 * 1024
+
 log = LibraryLog()
 
 
@@ -41,6 +52,8 @@ class Sender:
         self._cluster = cluster
         self._timeout = timeout
         self._attempts = 1 + retries
+        self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
+        self._faults = Faults()
         self._turns: dict[str, itertools.count[int]] = {}
         self._renewed: dict[str, float] = {}
         self._unanswered: set[str] = set()
@@ -50,10 +63,17 @@ class Sender:
     async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> list[SendResult]:
         """Send ``outgoing`` to the chosen queue, or to the next one with retries; a result for each message.
 
-        Raises :class:`NoRoute`, :class:`SendTimeout`, and after the last attempt its :class:`BrokerError` or
-        :class:`ConnectError`.
+        Waits while too much is under way; the timeout counts from then on. Raises :class:`NoRoute`,
+        :class:`SendTimeout`, and after the last attempt its :class:`BrokerError` or :class:`ConnectError`.
         """
-        limit = self._timeout if timeout is None else timeout
+        size = len(outgoing.body)
+        await self._window.enter(size)
+        try:
+            return await self._deliver(outgoing, choice, self._timeout if timeout is None else timeout)
+        finally:
+            self._window.leave(size)
+
+    async def _deliver(self, outgoing: Outgoing, choice: QueueChoice | None, limit: float) -> list[SendResult]:
         deadline = anyio.current_time() + limit
         queues = self._cluster.routes.known_publish_queues(outgoing.topic)
         if queues is None:
@@ -64,50 +84,71 @@ class Sender:
                 raise SendTimeout(f"no nameserver returned a route of '{outgoing.topic}' within {limit:g} s") from None
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
-        failure: Exception | None = None
-        target: MessageQueue | None = None
-        for _ in range(self._attempts if choice is None else 1):
-            target = self._next_queue(outgoing.topic, queues, target) if choice is None else _pick(choice, queues)
+        attempts = self._attempts if choice is None else 1
+        tried: set[str] = set()
+        pauses = 0
+        maybe_stored = False
+        while True:
+            target = self._next_queue(outgoing.topic, queues, tried) if choice is None else _pick(choice, queues)
+            until = deadline
+            if choice is None and attempts > 1 and _has_other(queues, tried, target):
+                now = anyio.current_time()
+                until = now + (deadline - now) / attempts  # a broker that hangs must leave time for another one
+            sent = False
             try:
-                channel = await self._channel(target, deadline)
-                answer = await channel.call(outgoing.command(self.group, target), deadline - anyio.current_time())
+                channel = await self._channel(target, until)
+                sent = True
+                answer = await channel.call(outgoing.command(self.group, target), until - anyio.current_time())
                 results = outgoing.results(target, answer, channel.address)
+                self._faults.worked(target.broker_name)
                 if self._unanswered:
                     self._unanswered.discard(outgoing.topic)
                 return results
             except BrokerError as error:
-                failure = error
+                failure: Exception = error
                 if error.code not in RETRIED_CODES:
                     raise
                 if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
+                    self._faults.failed(target.broker_name)
                     queues = await self._renew(outgoing.topic, queues, deadline)
             except (ConnectError, NoRoute, TimeoutError) as error:
                 failure = error
+                maybe_stored |= sent
+                self._faults.failed(target.broker_name)
                 if isinstance(error, ConnectFailed | NoRoute):
                     queues = await self._renew(outgoing.topic, queues, deadline)
                 elif isinstance(error, CallTimeout | TimeoutError):
                     self._unanswered.add(outgoing.topic)
-            if anyio.current_time() >= deadline:
-                raise SendTimeout(
-                    f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
-                    f"it may be stored all the same ({failure or 'no connection came about'})"
-                ) from failure
-            repeated = self._cluster.rare.due("send_failed", target.broker_name)
-            if repeated is not None:
-                log.warning(
-                    "send_failed",
-                    topic=outgoing.topic,
-                    broker=target.broker_name,
-                    reason=str(failure),
-                    repeated=repeated,
-                )
-        assert failure is not None  # each turn of the loop returns, raises or fails
-        raise failure
+            self._log_failure(outgoing.topic, target.broker_name, failure)
+            attempts -= sent  # what reached no broker may be tried until the deadline
+            if anyio.current_time() < deadline and attempts:
+                tried.add(target.broker_name)
+                if choice is not None or all(queue.broker_name in tried for queue in queues):
+                    pause = min(FIRST_PAUSE_SECONDS * 2**pauses, LONGEST_PAUSE_SECONDS)
+                    pause *= random.uniform(0.75, 1.25)  # noqa: S311 - so that not all senders come at once
+                    pauses += 1
+                    await anyio.sleep(min(pause, max(0.0, deadline - anyio.current_time())))
+                    tried = {target.broker_name}
+                if anyio.current_time() < deadline:
+                    continue
+            if anyio.current_time() < deadline or (
+                not maybe_stored and isinstance(failure, ConnectFailed | NoRoute | BrokerError)
+            ):
+                raise failure
+            raise SendTimeout(
+                f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
+                f"it may be stored all the same ({failure or 'no connection came about'})"
+            ) from failure
+
+    def _log_failure(self, topic: str, broker: str, failure: Exception) -> None:
+        repeated = self._cluster.rare.due("send_failed", broker)
+        if repeated is not None:
+            log.warning("send_failed", topic=topic, broker=broker, reason=str(failure), repeated=repeated)
 
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""
         queues = await self.queues(outgoing.topic)
-        target = self._next_queue(outgoing.topic, queues, None) if choice is None else _pick(choice, queues)
+        target = self._next_queue(outgoing.topic, queues, set()) if choice is None else _pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))
         await channel.send_oneway(outgoing.command(self.group, target))
 
@@ -138,18 +179,27 @@ class Sender:
             raise NoRoute(f"topic {topic} has no writable queue: no master that has it is up, or it is read-only")
         return queues
 
-    def _next_queue(self, topic: str, queues: Sequence[MessageQueue], last: MessageQueue | None) -> MessageQueue:
+    def _next_queue(self, topic: str, queues: Sequence[MessageQueue], tried: set[str]) -> MessageQueue:
         turns = self._turns.get(topic)
         if turns is None:
             # not all producers begin with the same queue
             turns = self._turns[topic] = itertools.count(secrets.randbelow(len(queues)))
-        queue = queues[next(turns) % len(queues)]
-        if last is not None:
-            for _ in queues:
-                if queue.broker_name != last.broker_name:
-                    break
-                queue = queues[next(turns) % len(queues)]
-        return queue
+        avoided: MessageQueue | None = None
+        for _ in queues:
+            queue = queues[next(turns) % len(queues)]
+            if queue.broker_name in tried:
+                continue
+            if self._faults.is_usable(queue.broker_name):
+                return queue
+            avoided = avoided or queue
+        return avoided or queues[next(turns) % len(queues)]
+
+
+def _has_other(queues: Sequence[MessageQueue], tried: set[str], target: MessageQueue) -> bool:
+    # queues come in order of broker: where the first and the last have one name, all have it
+    if queues[0].broker_name == queues[-1].broker_name:
+        return False
+    return any(queue.broker_name != target.broker_name and queue.broker_name not in tried for queue in queues)
 
 
 def _pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:

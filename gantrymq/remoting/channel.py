@@ -36,6 +36,8 @@ PEER_REQUESTS_MAX: Final = 256
 """Requests of the peer that may be in work at once; more are answered SYSTEM_BUSY."""
 _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 0.1
+"""A timeout that is noticed so much later extends by as much: nothing was written or read in that time."""
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
 log = LibraryLog()
@@ -108,9 +110,18 @@ class Channel:
         call = _Call()
         self._calls[opaque] = call
         try:
-            with anyio.move_on_after(timeout):
-                await self._put(encode(command))
-                await call.done.wait()
+            frame: bytes | None = encode(command)
+            wait = timeout
+            while True:
+                with anyio.move_on_after(wait) as scope:
+                    if frame is not None:
+                        await self._put(frame)
+                        frame = None
+                    await call.done.wait()
+                wait = anyio.current_time() - scope.deadline
+                if call.done.is_set() or wait < _LATE_SECONDS:
+                    break
+                # something has blocked the event loop: the answer may be here, unread
         finally:
             self._calls.pop(opaque, None)
         if call.answer is not None:
@@ -134,6 +145,10 @@ class Channel:
             while self._lost is None and (self._unwritten or self._writing):
                 await self._drained.wait()
         self._lose("closed by this side")
+
+    def abandon(self, reason: str) -> None:
+        """End the connection at once; what is queued is lost. Waiting calls fail."""
+        self._lose(reason)
 
     async def run(
         self,

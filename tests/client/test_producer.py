@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -141,8 +143,8 @@ async def test_a_master_that_is_gone_is_not_asked_for_with_each_attempt(fake_clu
         assert await producer.queues("T")
         asked = len(cluster.nameserver.seen(105))
         with pytest.raises(gantrymq.ConnectError):
-            await producer.send("T", b"x")
-        assert asked < len(cluster.nameserver.seen(105)) < asked + 3
+            await producer.send("T", b"x", timeout=1)
+        assert asked < len(cluster.nameserver.seen(105)) < asked + 4
 
 
 @pytest.mark.parametrize("code", [2, 3, 13, 26])
@@ -477,3 +479,114 @@ async def test_a_cancelled_send_leaves_the_producer_usable(fake_cluster: Cluster
             await producer.send("T", b"x")
         del cluster.broker.answers[310]
         assert (await producer.send("T", b"y")).status is SendStatus.OK
+
+
+async def test_sends_beyond_the_bound_wait_and_their_timeout_has_not_begun(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.sender.IN_FLIGHT_MAX_MESSAGES", 10)
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        working = most = 0
+
+        async def slow(request: Any) -> Any:
+            nonlocal working, most
+            working += 1
+            most = max(most, working)
+            await anyio.sleep(0.05)
+            working -= 1
+            return cluster.broker.on_send_message_v2(request)
+
+        cluster.broker.answers[310] = slow
+        async with client.producer(timeout=0.6) as producer:
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    for number in range(300):  # 1.5 seconds of work
+                        tasks.start_soon(producer.send, "T", b"%d" % number)
+            assert most == 10
+            with anyio.move_on_after(0.01):
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(40):
+                        tasks.start_soon(producer.send, "T", b"cancelled")
+            await producer.send("T", b"there is room again")
+
+
+async def test_large_messages_are_bounded_by_their_bytes(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        enough = anyio.Event()
+
+        async def hold(request: Any) -> Any:
+            await enough.wait()
+            return cluster.broker.on_send_message_v2(request)
+
+        cluster.broker.answers[310] = hold
+        body = random.Random(1).randbytes(3 * 1024 * 1024)
+        async with client.producer(timeout=60) as producer, anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(producer.send, "T", body)
+            await cluster.broker.wait_for(310, 2)
+            await anyio.sleep(0.2)
+            assert len(cluster.broker.seen(310)) == 2
+            enough.set()
+        assert len(cluster.broker.seen(310)) == 5
+
+
+async def test_a_blocked_event_loop_is_no_timeout(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.producer(timeout=0.3) as producer:
+            await producer.send("T", b"x")
+
+            async def block() -> None:
+                await cluster.broker.wait_for(310, 2)
+                time.sleep(0.8)  # noqa: ASYNC251 - what a careless application does
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(block)
+                tasks.start_soon(producer.send, "T", b"y")
+
+
+async def test_a_broker_that_restarts_costs_no_message(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        address = cluster.broker.address
+        cluster.broker.address = "127.0.0.1:1"  # nothing listens there
+        async with client.producer(retries=0) as producer, anyio.create_task_group() as tasks:
+            (queue,) = await producer.queues("T")
+            tasks.start_soon(producer.send, "T", b"x")
+            tasks.start_soon(lambda: producer.send("T", b"y", queue=queue))
+            await anyio.sleep(0.7)
+            cluster.broker.address = address
+        assert len(cluster.broker.queues["T", 0]) == 2
+        cluster.broker.address = "127.0.0.1:1"
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.address = "127.0.0.1:1"
+        async with client.producer(timeout=0.5) as producer:
+            began = anyio.current_time()
+            with pytest.raises(gantrymq.ConnectFailed, match="nothing listens there"):  # so nothing is stored
+                await producer.send("T", b"x")
+            assert anyio.current_time() - began >= 0.45
+
+
+async def test_a_stopped_broker_of_two_is_left_out(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, T=4) as cluster, gantrymq.connect(cluster.address) as client:
+        stopped, alive = cluster.brokers
+
+        async def never(request: Any) -> Any:
+            await anyio.sleep_forever()
+
+        async with client.producer(timeout=1.5) as producer:
+            for _ in range(16):
+                await producer.send("T", b"before")
+            assert stopped.seen(310)
+            assert alive.seen(310)
+            before = len(stopped.seen(310))
+            stopped.answers = {310: never, 34: never}
+            began = anyio.current_time()
+            for _ in range(40):
+                await producer.send("T", b"now")
+            seconds = anyio.current_time() - began
+            tries = len(stopped.seen(310)) - before
+            assert 1 <= tries <= 1 + seconds  # not each second message
+            stopped.answers = {}
+            with anyio.fail_after(30):
+                while len(stopped.seen(310)) < before + tries + 3:  # it is tried again, and used again
+                    await producer.send("T", b"after")
+                    await anyio.sleep(0.01)
