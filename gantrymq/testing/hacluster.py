@@ -1,4 +1,4 @@
-"""A master and its slaves as real processes with a nameserver, on links that can be cut one by one.
+"""A master and its slaves as real processes with two nameservers, on links that can be cut one by one.
 
 Every broker has an address of the loopback for itself, and advertises one at which a relay stands
 (``gantrymq.testing.links``): brokers reach each other, the nameserver and clients by relays only.
@@ -31,6 +31,7 @@ NAMES: Final = "nameserver"
 CLIENTS: Final = "clients"
 OPERATOR: Final = ""
 """Who promotes: the test itself."""
+NAMESERVERS: Final = 2
 READY_S: Final = 60.0
 _ANSWER_S: Final = 2.0
 
@@ -49,23 +50,27 @@ class HaCluster:
         """``etcd``: the program, for :meth:`watch`."""
         self.home = home
         self.etcd = None if etcd is None else EtcdServer(etcd, home)
-        self.watcher: Child | None = None
+        self.watchers: dict[int, Child] = {}
         self.count = count
         self.links = Links()
         self.children: dict[int, Child] = {}
         self.disks = disks
         self._settings = settings
         self._stack = ExitStack()
-        ports = free_ports(count + 1, around=(0, 1, -2))
-        self._names_port, self._ports = ports[0], ports[1:]
-        self._names: Child | None = None
+        ports = free_ports(count + NAMESERVERS, around=(0, 1, -2))
+        self._names_ports, self._ports = ports[:NAMESERVERS], ports[NAMESERVERS:]
+        self._names: dict[int, Child] = {}
 
     # -------------------------------------------------------------------------------------------------- addresses
 
     @property
-    def nameserver(self) -> str:
-        """As brokers know it."""
-        return f"127.0.1.1:{self._names_port}"
+    def nameservers(self) -> list[str]:
+        """As brokers know them."""
+        return [f"127.0.1.1:{port}" for port in self._names_ports]
+
+    @property
+    def _direct_nameservers(self) -> str:
+        return ";".join(f"127.0.0.1:{port}" for port in self._names_ports)
 
     def address(self, number: int) -> str:
         """What the broker advertises."""
@@ -98,18 +103,19 @@ class HaCluster:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[HaCluster]:
-        """The nameserver and all relays; at the end nothing is left running."""
+        """The nameservers and all relays; at the end nothing is left running."""
         try:
             async with trio.open_nursery() as nursery:
-                target = f"127.0.0.1:{self._names_port}"
-                await self._relay(nursery, self.nameserver, NAMES, target)
+                for names, address in zip(self._names_ports, self.nameservers, strict=True):
+                    await self._relay(nursery, address, NAMES, f"127.0.0.1:{names}")
                 for number in range(self.count):
                     await self._relay(nursery, self.address(number), self.label(number), self.direct(number))
                     host, port = self.address(number).split(":")
                     replication = f"{host}:{int(port) + 1}"
                     far = f"{self.direct(number).split(':')[0]}:{int(port) + 1}"
                     await nursery.start(self.links.serve, replication, self.label(number), far)
-                await trio.to_thread.run_sync(self._start_nameserver, target)
+                for number in range(NAMESERVERS):
+                    await self.start_nameserver(number)
                 if self.etcd is not None:
                     await trio.to_thread.run_sync(self._stack.enter_context, self.etcd)
                 yield self
@@ -125,25 +131,35 @@ class HaCluster:
         await nursery.start(self.links.serve, address, name, target)
         await nursery.start(self.links.serve, self.client_side(address), name, target, CLIENTS)
 
-    def _start_nameserver(self, address: str) -> None:
-        command = ("nameserver", "--listen", address)
-        self._names = self._stack.enter_context(gantrymq_child(command, self.home / "names.log"))
-        self._names.wait_line(lambda line: line.startswith("ready"))
+    async def start_nameserver(self, number: int) -> None:
+        """It keeps nothing from one life to the next."""
+        await trio.to_thread.run_sync(self._start_nameserver, number)
 
-    async def watch(self) -> None:
-        """One watcher, ``gantrymq cluster watch``; killed first if there is one, so that its lease must run out."""
-        await trio.to_thread.run_sync(self._watch)
+    def _start_nameserver(self, number: int) -> None:
+        command = ("nameserver", "--listen", f"127.0.0.1:{self._names_ports[number]}")
+        child = self._stack.enter_context(gantrymq_child(command, self.home / f"names-{number}.log"))
+        self._names[number] = child
+        child.wait_line(lambda line: line.startswith("ready"), READY_S)
 
-    def _watch(self) -> None:
+    async def kill_nameserver(self, number: int) -> None:
+        """SIGKILL."""
+        await trio.to_thread.run_sync(self._names[number].kill)
+
+    async def watch(self, number: int = 0) -> None:
+        """A watcher, ``gantrymq cluster watch``; killed first if it is there, so that its lease must run out."""
+        await trio.to_thread.run_sync(self._watch, number)
+
+    def _watch(self, number: int) -> None:
         assert self.etcd is not None
-        if self.watcher is not None:
-            self.watcher.kill()
+        if number in self.watchers:
+            self.watchers[number].kill()
         command = (
-            "cluster", "watch", NAME, "--nameserver", f"127.0.0.1:{self._names_port}", "--etcd", self.etcd.address,
+            "cluster", "watch", NAME, "--nameserver", self._direct_nameservers, "--etcd", self.etcd.address,
             "--lease", "2",
         )  # fmt: skip
-        self.watcher = self._stack.enter_context(gantrymq_child(command, self.home / "watcher.log"))
-        self.watcher.wait_line(lambda line: line.startswith("ready"), READY_S)
+        child = self._stack.enter_context(gantrymq_child(command, self.home / f"watcher-{number}.log"))
+        self.watchers[number] = child
+        child.wait_line(lambda line: line.startswith("ready"), READY_S)
 
     async def start(self, number: int, *, master: bool, ready: bool = True) -> Child:
         """Start the broker, whatever it was before; a slave has its number plus one as its id."""
@@ -156,7 +172,7 @@ class HaCluster:
         settings = {"plugins.enable": "ha", "broker.advertise": self.address(number), **self._settings}
         sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         command = (
-            "broker", "--nameserver", self.nameserver, "--listen", self.direct(number),
+            "broker", "--nameserver", ";".join(self.nameservers), "--listen", self.direct(number),
             "--data", str(self.store(number)), "--config", str(file), *sets,
         )  # fmt: skip
         child = self._stack.enter_context(gantrymq_child(command, self.log(number)))
@@ -212,5 +228,5 @@ class HaCluster:
 
     async def rows(self) -> list[promotion.Row]:
         """The brokers as ``gantrymq cluster status`` has them."""
-        async with gantrymq.connect(f"127.0.0.1:{self._names_port}") as client:
+        async with gantrymq.connect(self._direct_nameservers) as client:
             return await broker_rows(client, _ANSWER_S)

@@ -3,8 +3,9 @@
 Senders and readers work all the time, and what they saw is checked (``gantrymq.testing.history``). A round: a slave
 that lags or flaps, or none; the loss of the master (kill -9, SIGSTOP, SIGTERM, a partition from a random part of the
 others, and where this user may mount, a power cut); a promotion, by a watcher and a real etcd or by the code of
-``gantrymq cluster promote``; the old master's return at a random moment, as a slave or first as a master. Rounds are
-grouped: each group has a new cluster, a pair or a triple, with synchronous or asynchronous flush.
+``gantrymq cluster promote``; the old master's return at a random moment, as a slave or first as a master. Beside it
+etcd is away for a while, one of two nameservers is lost and comes back with nothing, or a second watcher joins. Rounds
+are grouped: each group has a new cluster, a pair or a triple, with synchronous or asynchronous flush.
 
 ``make ha-test`` runs it for hours: ``GANTRYMQ_HA_ROUNDS`` rounds, ``GANTRYMQ_HA_SECONDS`` at most.
 ``GANTRYMQ_HA_SEED`` repeats the choices of a run; processes take their own time, so the rest is not the same.
@@ -17,9 +18,10 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,10 +117,12 @@ class Group:
         self.master = 0
         self.history = History(f"group{seed}")
         self.clients = HaClients(
-            self.history, TOPIC, QUEUES, cluster.addresses, [cluster.nameserver], seed=seed,
+            self.history, TOPIC, QUEUES, cluster.addresses, cluster.nameservers, seed=seed,
             reach=cluster.client_side, pause_s=0.15, patience_s=1.0,
         )  # fmt: skip
         self.story: list[str] = []
+        self.etcd_back: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+        """Gives etcd back; while it is away nobody is promoted."""
 
     @property
     def slaves(self) -> list[int]:
@@ -167,18 +171,62 @@ class Group:
         old = self.master
         slave = self.chance.choice(self.slaves)
         before = self.chance.choice(["nothing", "lag", "flap"])
+        beside = self.chance.choice(
+            ["nothing", "nameserver lost", *(["etcd away", "two watchers"] if self.cluster.etcd else [])]
+        )
         losses = ["kill", "pause", "stop", "isolate", *(["cut_power"] if self.cluster.disks else [])]
         loss = self.chance.choice(losses)
-        self.figures.faults.update([before, loss])
-        self.tell(f"{before} at {slave}, then {loss} at {old}")
+        self.figures.faults.update({before, loss, beside})
+        self.tell(f"{before} at {slave}, then {loss} at {old}; {beside} beside it")
         await getattr(self, before)(slave)
+        give_back = await self.take_away(beside)
         lost = trio.current_time()
         goes_on = await getattr(self, loss)(old)
+        try:
+            await self.replaced(old, loss, lost, goes_on, beside)
+        finally:
+            await give_back()
+
+    async def take_away(self, what: str) -> Callable[[], Awaitable[None]]:
+        """Something beside the brokers is lost, or comes; what undoes it, which may be called again."""
+        etcd = self.cluster.etcd
+        if what == "nameserver lost":
+            number = self.chance.randrange(len(self.cluster.nameservers))
+            await self.cluster.kill_nameserver(number)
+            return self._once(partial(self.cluster.start_nameserver, number))
+        if what == "etcd away" and etcd is not None:
+            if self.chance.random() < 0.5:
+                etcd.pause()
+                self.etcd_back = self._once(partial(trio.to_thread.run_sync, etcd.resume))
+            else:
+                await trio.to_thread.run_sync(etcd.kill)
+                self.etcd_back = self._once(partial(trio.to_thread.run_sync, etcd.start))
+            return self.etcd_back
+        if what == "two watchers":
+            await self.cluster.watch(1)
+        return self._once(trio.lowlevel.checkpoint)
+
+    @staticmethod
+    def _once(undo: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        left = [undo]
+
+        async def run() -> None:
+            if left:
+                await left.pop()()
+
+        return run
+
+    async def replaced(self, old: int, loss: str, lost: float, goes_on: bool, beside: str) -> None:
+        """The second half of a round: somebody is promoted, or not, and the old master comes back."""
         if self.cluster.etcd is not None:
+            if beside == "etcd away":
+                await trio.sleep(self.chance.uniform(0, 5))
+                await self.etcd_back()
+                self.tell("etcd is back")
             if self.chance.random() < 0.2:
                 self.figures.faults["watcher killed"] += 1
-                self.tell("the watcher is killed, and another one comes")
-                await self.cluster.watch()
+                self.tell("a watcher is killed, and comes back")
+                await self.cluster.watch(self.chance.choice(sorted(self.cluster.watchers)))
             promoted = await self.see_promotion(old, KEPT_S if loss == "isolate" else AGAIN_S)
             began = lost
         else:
@@ -192,9 +240,9 @@ class Group:
             return
         if not goes_on and self.chance.random() < 0.5:
             await self.back(old)  # at once: the promoted one may not be ready yet
-            await self.measure(began, old)
+            await self.measure(began, old, counts=beside != "etcd away")
             return
-        await self.measure(began, old)
+        await self.measure(began, old, counts=beside != "etcd away")
         self.cluster.links.heal()
         if goes_on:
             await trio.sleep(self.chance.uniform(0, 1))
@@ -340,8 +388,8 @@ class Group:
                 return began
         raise AssertionError(f"not promoted in {AGAIN_S:g} s: {refused}")
 
-    async def measure(self, began: float, old: int) -> None:
-        """Wait for the first message that the new master takes, and note how long none was taken.
+    async def measure(self, began: float, old: int, *, counts: bool) -> None:
+        """Wait for the first message that the new master takes, and note how long none was taken if that ``counts``.
 
         The promoted slave of a pair has no slave of its own, so it takes messages without confirming them.
         """
@@ -357,6 +405,8 @@ class Group:
                 await trio.sleep(0.02)
         first = min((ended for ended in taken(new) if ended > began), default=None)
         assert first is not None, f"broker {self.master} has taken no message in {AGAIN_S:g} s"
+        if not counts:
+            return
         last = max(taken(before), default=began)
         self.figures.from_loss.append(max(first - last, 0.0))
         self.figures.from_order.append(first - began)
