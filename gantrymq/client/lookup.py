@@ -9,12 +9,13 @@ from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import BrokerError
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.address import format_address
+from gantrymq.remoting.address import decode_host, format_address
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY, QueryMessageHeader, ViewMessageHeader
+from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.records import decode_records
 
 FOREVER: Final = 2**63 - 1
@@ -59,17 +60,15 @@ async def find_by_id(cluster: Cluster, topic: str, message_id: str) -> list[Deli
 
 async def _view(cluster: Cluster, topic: str, message_id: str) -> list[DeliveredRecord]:
     try:
-        raw = bytes.fromhex(message_id)
+        host, offset = parse_offset_message_id(message_id)
     except ValueError:
         return []
-    if len(raw) != 16:
-        return []
-    address = format_address(".".join(str(part) for part in raw[:4]), int.from_bytes(raw[4:8], "big"))
+    address = format_address(*decode_host(host))
     brokers = {data.broker_name: data.broker_addrs.values() for data in (await cluster.routes.get(topic)).broker_datas}
     name = next((name for name, addresses in brokers.items() if address in addresses), None)
     if name is None:
         return []  # an id says what it likes: no broker of this topic is there
-    header = ViewMessageHeader(offset=int.from_bytes(raw[8:], "big", signed=True))
+    header = ViewMessageHeader(offset=offset)
     try:
         answer = await call(await cluster.broker(address), Command(RequestCode.VIEW_MESSAGE_BY_ID, header.to_ext()))
     except BrokerError as error:

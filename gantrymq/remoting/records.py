@@ -19,6 +19,7 @@ from ipaddress import IPv6Address
 from typing import Any, Final, TypeVar, overload
 
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
+from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
 
 MAGIC_V1: Final = 0xDAA320A7
@@ -129,7 +130,7 @@ class Record:
     @property
     def offset_message_id(self) -> str:
         """The broker's id: hex of its address, port and the commit log offset."""
-        return (self.raw_store_host + self.commit_log_offset.to_bytes(8, "big", signed=True)).hex().upper()
+        return offset_message_id(self.raw_store_host, self.commit_log_offset)
 
     @property
     def born_host(self) -> str:

@@ -26,7 +26,7 @@ from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain
 from gantrymq.kernel.fast.plain import QueueEntries, Stop
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.store.log.record import offset_message_id
+from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import Frame

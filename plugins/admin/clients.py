@@ -26,6 +26,7 @@ from gantrymq.remoting.errors import CallTimeout, ConnectError, RemoteFault
 from gantrymq.remoting.headers.groups import ConsumeDirectlyHeader, ConsumerStatusHeader, RunningInfoHeader
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import ResetOffsetHeader
+from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ RESET_VERSION = 28
 """3.0.7-SNAPSHOT: the first client library that can be told to go on elsewhere, and asked where it is."""
 FORWARD_VERSION = 62
 """3.1.8-SNAPSHOT: the first that tells what it does."""
-MESSAGE_ID_CHARACTERS = (32, 56)
-"""A broker's message id in hexadecimal: address, port and log offset; the longer one with an IPv6 address."""
 STATUS_VALUES_MAX = 16_384
 """Values of a client's answer about where it is, which is no plain JSON; each queue has eight."""
 END = -1
@@ -173,9 +172,7 @@ class ClientAdmin:
 
     def _record(self, message_id: str) -> bytes:
         try:
-            if len(message_id) not in MESSAGE_ID_CHARACTERS:
-                raise ValueError("its length is wrong")
-            at = int.from_bytes(bytes.fromhex(message_id)[-8:], "big")
+            _, at = parse_offset_message_id(message_id)
             named = find_named(self._broker.store, at)
             if named is None or named.topic == TRANS_HALF_TOPIC:
                 raise ValueError("no queue entry names a readable record there")

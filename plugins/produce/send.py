@@ -15,6 +15,7 @@ from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
+from gantrymq.remoting.message_ids import id_at, id_prefix
 from gantrymq.remoting.names import RETRY_PREFIX
 from gantrymq.remoting.property_bytes import CLUSTER, WAIT
 
@@ -51,7 +52,7 @@ class SendProcessor:
         self._reply_fields = reply_fields
         self._cluster = _CLUSTER + broker.cluster.encode()
         self._max_bytes = broker.config.store.max_message_bytes
-        self._id_prefix = broker.store.config.store_host.hex().upper()
+        self._id_prefix = id_prefix(broker.store.config.store_host)
         self._form = reply_form(reply_fields, self._id_prefix)
 
     def handle(self, requests: list[Request]) -> None:
@@ -193,7 +194,7 @@ class SendProcessor:
         fields = self._reply_fields
         if status in STORED:
             prefix = self._id_prefix
-            ids = ",".join([f"{prefix}{batch.offsets[row]:016X}" for row in rows])
+            ids = ",".join([id_at(prefix, batch.offsets[row]) for row in rows])
             fields = {
                 **fields,
                 "msgId": ids,

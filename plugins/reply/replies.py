@@ -21,6 +21,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.send import ReplyMessageHeader, SendMessageHeader, SendMessageResponse, read_send_header
+from gantrymq.remoting.message_ids import id_at, id_prefix
 from gantrymq.remoting.properties import (
     PROPERTIES_MAX_BYTES,
     PUSH_REPLY_TIME,
@@ -66,7 +67,7 @@ class ReplyProcessor:
         self._producers = broker.services.get(ProducerGroups)
         self._max_bytes = broker.config.store.max_message_bytes
         host = broker.store.config.store_host
-        self._id_prefix = host.hex().upper()
+        self._id_prefix = id_prefix(host)
         self._store_host = _format_host(host)
 
     def handle(self, requests: list[Request]) -> None:
@@ -178,7 +179,7 @@ class ReplyProcessor:
             status = batch.statuses[row]
             if status in STORED:
                 reply.place = SendMessageResponse(
-                    msg_id=f"{self._id_prefix}{batch.offsets[row]:016X}",
+                    msg_id=id_at(self._id_prefix, batch.offsets[row]),
                     queue_id=reply.queue_id,
                     queue_offset=batch.queue_offsets[row],
                 )

@@ -14,13 +14,14 @@ import structlog
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
-from gantrymq.kernel.store.log.record import BadRecord, Record, parse_offset_message_id
+from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.reading import find_named
 from gantrymq.plugins.transaction.endings import TURN_BYTES
 from gantrymq.plugins.transaction.half.rows import real_place
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import ResumeCheckHeader
+from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.property_bytes import REAL_QID, REAL_TOPIC, TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES

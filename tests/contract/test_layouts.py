@@ -36,3 +36,14 @@ def test_hosts_are_encoded_in_one_place() -> None:
         for path in (ROOT / folder).rglob("*.py"):
             if path.relative_to(ROOT).as_posix() != "gantrymq/remoting/address.py":
                 assert "def encode_host" not in path.read_text(), path
+
+
+@pytest.mark.once
+def test_message_ids_are_written_in_one_place() -> None:
+    """A plain twin fills in a template, as its compiled loop does."""
+    pattern = re.compile(r"%?016X|def (parse_)?offset_message_id|to_bytes\(8.*\.hex\(")
+    paths = [path for folder in ("kernel", "plugins", "gantrymq") for path in (ROOT / folder).rglob("*.py")]
+    own = [path for path in paths if not any(part.is_symlink() for part in path.parents)]
+    found = {path for path in own if not path.name.startswith("plain") and pattern.search(path.read_text())}
+    # the record that a client reads has its id as a property of that name
+    assert found == {ROOT / "gantrymq/remoting/message_ids.py", ROOT / "gantrymq/remoting/records.py"}

@@ -13,12 +13,13 @@ import attrs
 import pytest
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.kernel.store.log.record import Record, encode, offset_message_id
+from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
+from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.records import HEADS, decode_records
 from gantrymq.testing.harness import broker_and_channel

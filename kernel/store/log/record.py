@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from gantrymq.kernel.layouts import PROOF, SIZE_AND_MAGIC
+from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 from gantrymq.remoting.records import BORN_HOST_V6, HEADS, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
@@ -272,19 +273,6 @@ def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, 
 def blank(size: int) -> bytes:
     """The mark for ``size`` unused bytes at the end of a file; the bytes behind the mark stay as they are."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
-
-
-def offset_message_id(store_host: bytes, offset: int) -> str:
-    """RocketMQ's message id of a place in a log: hex of address, port and offset; 32 characters, 56 for IPv6."""
-    return (store_host + offset.to_bytes(8, "big")).hex().upper()
-
-
-def parse_offset_message_id(text: str) -> tuple[bytes, int]:
-    """Store host and commit log offset of a message id. :class:`ValueError` for anything else."""
-    raw = bytes.fromhex(text)
-    if len(raw) not in (16, 28):
-        raise ValueError(f"an offset message id has 32 or 56 hex digits, this has {len(text)}")
-    return raw[:-8], int.from_bytes(raw[-8:], "big")
 
 
 def _host_bits(born_host: bytes, store_host: bytes) -> int:

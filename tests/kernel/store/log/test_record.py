@@ -19,11 +19,10 @@ from gantrymq.kernel.store.log.record import (
     decode,
     encode,
     is_intact,
-    offset_message_id,
-    parse_offset_message_id,
 )
 from gantrymq.remoting.address import decode_host, encode_host
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.message_ids import offset_message_id, parse_offset_message_id
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.columns import dispatched
@@ -204,7 +203,7 @@ def test_message_ids_and_hosts() -> None:
         text = offset_message_id(host, 1 << 40)
         assert len(text) in (32, 56)
         assert parse_offset_message_id(text) == (host, 1 << 40)
-    for bad in ("", "7F", "zz" * 16, "00" * 17):
+    for bad in ("", "7F", "zz" * 16, "00" * 17, "0 " * 16, "FF" * 16, " " + "00" * 16):
         with pytest.raises(ValueError):  # noqa: PT011 - the texts of bytes.fromhex differ by version
             parse_offset_message_id(bad)
     with pytest.raises(ValueError, match="8 or 20"):
