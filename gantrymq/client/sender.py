@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.errors import BrokerError, CallTimeout, ConnectError, ConnectFailed, NoRoute, SendTimeout
@@ -22,6 +23,7 @@ from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.logs import LibraryLog
+from gantrymq.remoting.tasks import within
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
 """Answers after which another broker is asked: SYSTEM_ERROR, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
@@ -74,14 +76,15 @@ class Sender:
             self._window.leave(size)
 
     async def _deliver(self, outgoing: Outgoing, choice: QueueChoice | None, limit: float) -> list[SendResult]:
-        deadline = anyio.current_time() + limit
         queues = self._cluster.routes.known_publish_queues(outgoing.topic)
         if queues is None:
+            # thousands of tasks may be about to start, which takes seconds: the timeout begins behind them
+            await anyio.lowlevel.checkpoint()
             try:
-                with anyio.fail_after(limit):
-                    queues = await self.queues(outgoing.topic)
+                queues = await within(limit, lambda: self.queues(outgoing.topic))
             except TimeoutError:
                 raise SendTimeout(f"no nameserver returned a route of '{outgoing.topic}' within {limit:g} s") from None
+        deadline = anyio.current_time() + limit
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
         attempts = self._attempts if choice is None else 1
@@ -168,8 +171,7 @@ class Sender:
         address = self._cluster.routes.master(queue)
         channel = self._cluster.connections.open_one(address)
         if channel is None:
-            with anyio.fail_after(deadline - anyio.current_time()):
-                channel = await self._cluster.broker(address)
+            channel = await within(deadline - anyio.current_time(), lambda: self._cluster.broker(address))
         return channel
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:

@@ -23,7 +23,7 @@ from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.logs import LibraryLog
-from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
@@ -36,8 +36,6 @@ PEER_REQUESTS_MAX: Final = 256
 """Requests of the peer that may be in work at once; more are answered SYSTEM_BUSY."""
 _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
-_LATE_SECONDS: Final = 0.1
-"""A timeout that is noticed so much later extends by as much: nothing was written or read in that time."""
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
 log = LibraryLog()
@@ -119,7 +117,7 @@ class Channel:
                         frame = None
                     await call.done.wait()
                 wait = anyio.current_time() - scope.deadline
-                if call.done.is_set() or wait < _LATE_SECONDS:
+                if call.done.is_set() or wait < LATE_SECONDS:
                     break
                 # something has blocked the event loop: the answer may be here, unread
         finally:

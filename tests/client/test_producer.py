@@ -544,6 +544,19 @@ async def test_a_blocked_event_loop_is_no_timeout(fake_cluster: Cluster) -> None
                 tasks.start_soon(producer.send, "T", b"y")
 
 
+async def test_tasks_that_take_long_to_start_are_no_timeout(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.producer(timeout=0.3) as producer, anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                time.sleep(0.05)  # noqa: ASYNC251 - in place of thousands of tasks
+                await producer.send("T", b"x")
+
+            for _ in range(16):
+                tasks.start_soon(send)
+        assert len(cluster.broker.queues["T", 0]) == 16
+
+
 async def test_a_broker_that_restarts_costs_no_message(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         address = cluster.broker.address
