@@ -215,7 +215,7 @@ def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: For
         }
         for writer, consumer in consumers.items():
             try:
-                consumer.wait(len(VISIBLE))
+                consumer.wait(len(VISIBLE), 120)
             except AssertionError as error:
                 error.add_note(f"the store of {writer} holds {ends_of(readers[writer], topics[writer])}")
                 raise
