@@ -1,10 +1,17 @@
-"""Find and import plugins: the default ones, and what the configuration names."""
+"""Find and import plugins: the default ones, and what the configuration names.
+
+A plugin is named by its entry point, as ``module:attr`` of an installed module, or as ``./file.py:attr``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gantrymq.kernel import hookspecs
@@ -15,7 +22,7 @@ ENTRY_POINTS = "gantrymq.plugins"
 
 
 def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: Sequence[str] = ()) -> PluginManager:
-    """The default plugins less ``disable``, then ``enable`` in its order. A name is an entry point or ``module:attr``.
+    """The default plugins less ``disable``, then ``enable`` in its order, each named as this module says.
 
     Raises :class:`StartError` for what cannot be found or imported, for an essential plugin that is disabled, and for a
     name in ``disable`` that nobody has.
@@ -34,11 +41,8 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: S
 
 def _load(origin: str) -> Any:
     if ":" in origin:
-        module_name, _, attribute = origin.partition(":")
-        try:
-            target: Any = importlib.import_module(module_name)
-        except ImportError as error:
-            raise StartError(f"plugin {origin!r}: {error}; is its package installed in this environment?") from None
+        module_name, _, attribute = origin.rpartition(":")
+        target: Any = _run_file(origin, module_name) if module_name.endswith(".py") else _import(origin, module_name)
         for part in attribute.split("."):
             target = getattr(target, part, None)
         if target is None:
@@ -48,10 +52,41 @@ def _load(origin: str) -> Any:
         if origin not in points:
             raise StartError(
                 f"no plugin {origin!r} is installed{did_you_mean(origin, points)}; "
-                f"name an entry point of {ENTRY_POINTS} or module:attr"
+                f"name an entry point of {ENTRY_POINTS}, module:attr, or ./file.py:attr"
             )
         try:
             target = points[origin].load()
         except (ImportError, AttributeError) as error:
             raise StartError(f"plugin {origin!r}: {error}") from None
     return target() if isinstance(target, type) else target
+
+
+def _import(origin: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise StartError(f"plugin {origin!r}: {error}; is its package installed in this environment?") from None
+
+
+def _run_file(origin: str, path: str) -> ModuleType:
+    """The module in the file ``path``, which need not be on Python's path; what lies beside it cannot be imported."""
+    file = Path(path).absolute()
+    if not file.is_file():
+        raise StartError(f"plugin {origin!r}: there is no file {file}")
+    name = f"gantrymq_plugin_file_{file.stem}"
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == str(file):
+        return known
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise StartError(f"plugin {origin!r}: {file} cannot be loaded as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # classes with annotations look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise StartError(f"plugin {origin!r}: {file} failed: {error!r}") from error
+        raise
+    return module

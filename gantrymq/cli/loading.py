@@ -49,7 +49,10 @@ def config_options(function: F) -> F:
             "--insecure", is_flag=True, help="Listen beyond loopback without access control (broker.insecure)."
         ),
         click.option(
-            "--enable", multiple=True, metavar="PLUGIN", help="Add a plugin: an entry point or module:attr. Repeatable."
+            "--enable",
+            multiple=True,
+            metavar="PLUGIN",
+            help="Add a plugin: an entry point, module:attr, or ./file.py:attr. Repeatable.",
         ),
         click.option("--disable", multiple=True, metavar="PLUGIN", help="Take a plugin out. Repeatable."),
         click.option(

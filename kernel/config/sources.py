@@ -128,7 +128,7 @@ def _names(values: Mapping[tuple[str, str], Setting], key: str, problems: list[s
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         problems.append(
             f"plugins.{key} = {show(value)} ({setting.origin} {setting.source}): allowed: a list of names, "
-            'each an entry point or "module:attr"'
+            'each an entry point, "module:attr", or "./file.py:attr"'
         )
         return ()
     return tuple(value)

@@ -162,6 +162,19 @@ class Failing:
         raise KeyError("of the plugin")
 """
 
+REFUSING = """from gantrymq.kernel import hookimpl
+from gantrymq.remoting.codes import ResponseCode
+
+
+class Refusing:
+    name = "refusing"
+
+    @hookimpl
+    def before_append(self, batch):
+        for row in batch.live:
+            batch.refuse(row, ResponseCode.NO_PERMISSION, "not on Sundays")
+"""
+
 
 def test_a_plugin_that_fails_ends_the_broker_with_one_line(
     serve: Serve, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +309,16 @@ def test_an_address_that_is_none_is_told(cli: Cli, tmp_path: Path, arguments: li
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = user_lines(outcome.err)
     assert told in line
+
+
+def test_a_plugin_in_a_file_takes_part_without_a_package(serve: Serve, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    child = serve(*ANY_PORT, "--enable", f"{tmp_path}/refusing.py:Refusing")
+    lines = tmp_path / "lines"
+    lines.write_text("one\n")
+    outcome = cli("produce", "--topic", "t", "--nameserver", ready(child)["nameserver"], "--file", str(lines))
+    assert outcome.code == 1
+    assert "not on Sundays" in outcome.err
 
 
 def test_an_unforeseen_fault_is_one_line_too(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,42 @@ def test_what_cannot_be_loaded_says_why(
         load_plugins(["gantrymq_test_plugins:Essential", "gantrymq_test_plugins:Optional"], enable, disable)
 
     assert re.search(text.replace("?", r"\?"), str(caught.value)), str(caught.value)
+
+
+FILE_PLUGIN = """from __future__ import annotations
+
+import attrs
+
+@attrs.define
+class Mine:
+    calls: int = 0
+    name = "mine"
+"""
+
+
+def test_a_plugin_is_found_in_a_file_that_belongs_to_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_plugin.py").write_text(FILE_PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    for origin in ("./my_plugin.py:Mine", "my_plugin.py:Mine", f"{tmp_path}/my_plugin.py:Mine"):
+        assert [(info.name, info.origin) for info in load_plugins([origin]).plugins] == [("mine", origin)]
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "told"),
+    [
+        (None, "./gone.py:Mine", "there is no file .*/gone.py"),
+        (FILE_PLUGIN, "./my_plugin.py:Yours", "has no 'Yours'"),
+        ("1 / 0", "./my_plugin.py:Mine", "my_plugin.py failed: ZeroDivisionError"),
+        ("def f(:", "./my_plugin.py:Mine", "my_plugin.py failed: SyntaxError"),
+    ],
+)
+def test_a_file_that_holds_no_plugin_says_why(
+    text: str | None, origin: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "my_plugin.py").write_text(text)
+    with pytest.raises(StartError, match=told):
+        load_plugins([origin])

@@ -202,7 +202,8 @@ def test_other_variables_of_the_environment_are_not_settings() -> None:
         ("plugin = 1", "gantrymq.toml: plugin = 1 stands outside of a section such as [broker]"),
         (
             "[plugins]\nenable = 'a'",
-            'plugins.enable = "a" (file gantrymq.toml): allowed: a list of names, each an entry point or "module:attr"',
+            'plugins.enable = "a" (file gantrymq.toml): allowed: a list of names, each an entry point, "module:attr", '
+            'or "./file.py:attr"',
         ),
     ],
 )
