@@ -6,9 +6,10 @@ does. Errors are those of ``gantrymq.client``. Any thread may call; a consumer i
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -40,6 +41,9 @@ from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.logs import LibraryLog
 
 T = TypeVar("T")
+
+_of_parent: list[object] = []
+"""Event loops that a forked process has inherited dead; to collect one would mean to wait for its thread."""
 
 log = LibraryLog()
 
@@ -338,7 +342,7 @@ class Client:
         self._loop.ensure_open()
         opened = self._inner.producer(group, timeout=timeout, retries=retries)
         loop = Loop(self._loop.portal, f"producer of group {group}")
-        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+        with _opened(loop, opened) as inner:
             try:
                 yield Producer(loop, inner)
             finally:
@@ -366,7 +370,7 @@ class Client:
             retries=retries, checks_at_once=checks_at_once,
         )  # fmt: skip
         loop = Loop(self._loop.portal, f"producer of group {group}")
-        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+        with _opened(loop, opened) as inner:
             try:
                 yield TransactionalProducer(loop, inner, local)
             finally:
@@ -378,21 +382,43 @@ class Client:
         self._loop.ensure_open()
         opened = self._inner.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start)
         loop = Loop(self._loop.portal, f"consumer of group {group}")
-        with self._loop.portal.wrap_async_context_manager(opened) as inner:
+        with _opened(loop, opened) as inner:
             consumer = Consumer(loop, inner)
             try:
                 yield consumer
             finally:
-                consumer.close()
+                if not loop.is_foreign:
+                    consumer.close()
 
 
 @contextmanager
 def connect(nameservers: str | Sequence[str], *, backend: Literal["asyncio", "trio"] = "asyncio") -> Iterator[Client]:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
-    with start_blocking_portal(backend) as portal:
-        loop = Loop(portal, "client")
-        with portal.wrap_async_context_manager(client.connect(nameservers)) as inner:
+    started = start_blocking_portal(backend)
+    loop = Loop(started.__enter__(), "client")
+    try:
+        with _opened(loop, client.connect(nameservers)) as inner:
             try:
                 yield Client(loop, inner)
             finally:
                 loop.close()
+    finally:
+        if loop.is_foreign:
+            _of_parent.append(started)
+        else:
+            started.__exit__(*sys.exc_info())
+
+
+@contextmanager
+def _opened(loop: Loop, opened: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """What ``opened`` gives, closed at the end; in a forked process it is left alone: its event loop is not there."""
+    entered = loop.portal.wrap_async_context_manager(opened)
+    inner = entered.__enter__()
+    try:
+        yield inner
+    except BaseException:
+        if loop.is_foreign or not entered.__exit__(*sys.exc_info()):
+            raise
+    else:
+        if not loop.is_foreign:
+            entered.__exit__(None, None, None)

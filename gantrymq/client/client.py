@@ -22,7 +22,7 @@ from gantrymq.client.transactions import (
     open_transactional_producer,
 )
 from gantrymq.message import ReceivedMessage
-from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.tasks import hosted_tasks
 
 DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 
@@ -107,10 +107,11 @@ async def connect(nameservers: str | Sequence[str]) -> AsyncIterator[Client]:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
     Runs on trio and on asyncio. Raises ValueError for what is no address, :class:`ConnectFailed` when no nameserver can
-    be reached. When the block ends, connections close; producers and consumers must have ended by then.
+    be reached. The block may end in another task than it began in. When it ends, connections close; producers and
+    consumers must have ended by then.
     """
     addresses = parse_nameservers(nameservers)
-    async with background_tasks() as tasks:
+    async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
         cluster = Cluster(addresses, tasks)
         try:
             await cluster.start()

@@ -5,6 +5,7 @@ Source of the intervals: RocketMQ 4.9.7 ``MQClientInstance``, ``ClientConfig``.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -62,6 +63,9 @@ class Member(Protocol):
     def rebalance_soon(self) -> None:
         """The group or the routes changed: share out the queues again."""
 
+    def wake(self) -> None:
+        """Who waits for messages must look whether the client is still alive."""
+
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """An administrator wants the group to go on at these offsets."""
 
@@ -94,6 +98,8 @@ class Cluster:
         self.client_id = ""
         self.unique_keys = UniqueKeys("127.0.0.1")
         self.closed = False
+        self._failure: Exception | None = None
+        self._process = os.getpid()
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
@@ -111,8 +117,19 @@ class Cluster:
         self.closed = True
         await self.connections.aclose()
 
+    def fail(self, error: Exception) -> None:
+        """Work in the background ended with an error, which is a bug: nothing works any more."""
+        log.error("client_failed", client=self.client_id, exc_info=error)
+        self._failure = error
+        for member in self._consumers.values():
+            member.wake()
+
     def ensure_open(self) -> None:
         """Raise :class:`ClientClosed` after the client's block has ended."""
+        if self._process != os.getpid():
+            raise ClientClosed("the client belongs to the process that forked this one: connect again after the fork")
+        if self._failure is not None:
+            raise ClientClosed(f"the client has ended after an error of its own: {self._failure!r}") from self._failure
         if self.closed:
             raise ClientClosed("the client is closed: its `async with` block has ended")
 

@@ -37,7 +37,7 @@ from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.tasks import hosted_tasks
 from gantrymq.remoting.versions import version_name
 
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
@@ -249,6 +249,10 @@ class Consumer(Generic[R]):
         self._ready.append(messages)
         self._arrived.set()
 
+    def wake(self) -> None:
+        """Let what waits for messages look whether the client is still alive."""
+        self._arrived.set()
+
     def acknowledged(self) -> None:
         self._acknowledged += 1
 
@@ -398,12 +402,12 @@ class Batches(Generic[R]):
 async def open_consumer(cluster: Cluster, options: ConsumerOptions[R]) -> AsyncIterator[Consumer[R]]:
     """A :class:`Consumer` that is a member of its group for the length of the block."""
     cluster.ensure_open()
-    async with background_tasks() as pulling:
+    async with hosted_tasks(cluster.fail) as pulling:
         consumer = Consumer(cluster, options, pulling)
         cluster.join_as_consumer(options.group, consumer)
         try:
             # what shares out and commits has ended before the consumer closes what it works on
-            async with background_tasks() as upkeep:
+            async with hosted_tasks(cluster.fail) as upkeep:
                 await consumer.start(upkeep)
                 yield consumer
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,12 @@ class Loop:
         self.portal = portal
         self._what = what
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one in which the loop runs."""
+        return os.getpid() != self._process
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """The result of ``function``, which runs in the loop while this thread waits; :class:`ClientClosed`."""
@@ -27,6 +34,8 @@ class Loop:
 
     def ensure_open(self) -> None:
         """Raise :class:`ClientClosed` after :meth:`close`."""
+        if self.is_foreign:
+            raise ClientClosed(f"the {self._what} belongs to the process that forked this one: connect after the fork")
         if self._closed:
             raise ClientClosed(f"the {self._what} is closed: its `with` block has ended")
 

@@ -28,7 +28,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader, EndTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
-from gantrymq.remoting.tasks import background_tasks
+from gantrymq.remoting.tasks import hosted_tasks
 
 CHECKS_AT_ONCE: Final = 4
 """Questions of brokers that one producer answers at the same time."""
@@ -197,7 +197,7 @@ async def open_transactional_producer(
         cluster.join_as_transactional(sender.group, producer)
         try:
             # who answers ends before the brokers are told that nobody does
-            async with background_tasks() as answering:
+            async with hosted_tasks(cluster.fail) as answering:
                 for _ in range(checks_at_once):
                     answering.start_soon(producer.answer_checks)
                 for topic in (*topics, DEFAULT_TOPIC):

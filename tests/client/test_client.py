@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -255,3 +256,43 @@ async def test_a_nameserver_that_hangs_is_asked_once_and_then_left_alone(
             hangs.nameserver.answers.clear()
             alive.nameserver.answers[206] = silent
             assert await client.admin.topics() == ["T"], "and the first again when the second hangs"
+
+
+@pytest.mark.anyio
+async def test_blocks_may_end_in_another_task_than_they_began_in(fake_cluster: Cluster) -> None:
+    stack = AsyncExitStack()
+    got: list[bytes] = []
+
+    async def begin() -> None:
+        client = await stack.enter_async_context(gantrymq.connect(cluster.address))
+        producer = await stack.enter_async_context(client.producer())
+        messages = await stack.enter_async_context(client.consumer("T", "g", start="first"))
+        check = lambda half: gantrymq.Outcome.UNKNOWN  # noqa: E731
+        await stack.enter_async_context(client.transactional_producer("p", check=check))
+        await producer.send("T", b"x")
+        message = await anext(messages)
+        got.append(message.body)
+        await message.ack()
+
+    async with fake_cluster(T=1) as cluster:
+        with anyio.fail_after(20):
+            for step in (begin, stack.aclose):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(step)
+        assert got == [b"x"]
+        assert cluster.broker.offsets["g", "T", 0] == 1
+
+
+@pytest.mark.anyio
+async def test_a_bug_in_the_background_is_told_to_whoever_waits(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g") as messages:
+            monkeypatch.setattr("gantrymq.client.consumer.Consumer._reset", broken)
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20), pytest.raises(gantrymq.ClientClosed, match="a bug"):
+                await anext(messages)

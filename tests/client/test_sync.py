@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -130,3 +132,38 @@ def test_ctrl_c_in_the_block_comes_out_as_it_is_and_what_is_done_is_committed(
         work()
     assert fake_in_thread.broker.offsets["g", "T", 0] == 1
     assert fake_in_thread.broker.groups["g"] == []
+
+
+FORKED = """
+import os, sys, warnings
+import gantrymq, gantrymq.sync
+
+warnings.simplefilter("ignore")
+with gantrymq.sync.connect(sys.argv[1]) as client, client.producer() as producer, client.consumer("T", "g") as messages:
+    producer.send("T", b"parent")
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: producer.send("T", b"child"), lambda: next(messages), client.admin.topics):
+            try:
+                use()
+            except gantrymq.ClientClosed as error:
+                assert "connect after the fork" in str(error), error
+            else:
+                sys.exit("a forked client must not work")
+    else:
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7, status
+        producer.send("T", b"parent again")
+if child == 0:
+    with gantrymq.sync.connect(sys.argv[1]) as client, client.producer() as producer:
+        producer.send("T", b"child")
+    os._exit(7)
+"""
+
+
+def test_a_forked_process_is_told_to_connect_itself(fake_in_thread: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, fake_in_thread.address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(fake_in_thread.broker.seen(310)) == 3
