@@ -99,7 +99,7 @@ $(GUIDED)/.built: $(BUILD_INPUTS) $(MODULES) | $(VENV)/.test
 fuzz: $(GUIDED)/.built
 	GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-1000000} $(BIN)/python -m pytest tests/fuzz/test_parsers.py --timeout 7200
 	LD_PRELOAD="$$($(BIN)/python -c 'import atheris; print(atheris.path())')/asan_with_fuzzer.so" PYTHONMALLOC=malloc \
-		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(GUIDED):tests/fuzz $(BIN)/python -P tests/fuzz/guided.py --all build/corpora \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(GUIDED):tests:tests/fuzz $(BIN)/python -P tests/fuzz/guided.py --all build/corpora \
 		$${GANTRYMQ_FUZZ_SECONDS:-3600}
 
 # `make test` has a slice of it, of a minute. One round takes some seconds; the figures come after each group of ten.

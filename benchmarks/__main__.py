@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))  # support: RocketMQ's programs, real processes
 
 from arguments import WrongUsage, read
 from living import SPECIAL

@@ -22,6 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import attrs
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))  # support, which systems imports
+
 from systems import Setup, start
 
 from gantrymq.kernel.env.system import SystemEnv

@@ -20,8 +20,8 @@ from pathlib import Path
 from scenarios import QUEUES, Scenario
 from systems import INTEROP
 
-from gantrymq.testing.foreign import ToolMissing, cache_folder
-from gantrymq.testing.processes import free_ports, wait_for
+from support.foreign import ToolMissing, cache_folder
+from support.processes import free_ports, wait_for
 
 VERSION = "3.9.1"
 VERSION_LINE = (

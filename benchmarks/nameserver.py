@@ -27,8 +27,8 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers.nameserver import RegisterBrokerHeader
-from gantrymq.testing.foreign import cache_folder, find_java, start_nameserver
-from gantrymq.testing.processes import gantrymq_child
+from support.foreign import cache_folder, find_java, start_nameserver
+from support.processes import gantrymq_child
 
 if TYPE_CHECKING:
     from living import Sizes

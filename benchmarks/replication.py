@@ -33,7 +33,7 @@ from gantrymq.client import connect
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.foreign import (
+from support.foreign import (
     SMALL_HEAP,
     cache_folder,
     find_java,
@@ -41,8 +41,8 @@ from gantrymq.testing.foreign import (
     start_broker,
     start_nameserver,
 )
-from gantrymq.testing.hapair import HaPair
-from gantrymq.testing.processes import wait_for
+from support.hapair import HaPair
+from support.processes import wait_for
 
 if TYPE_CHECKING:
     from living import Sizes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scenarios import Scenario
 
-from gantrymq.testing.processes import free_ports, wait_for
+from support.processes import free_ports, wait_for
 
 FSYNC = {"async": "everysec", "sync": "always"}
 TRIAL_REQUESTS = 20_000

@@ -16,8 +16,8 @@ import attrs
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
-from gantrymq.testing.processes import gantrymq_child
+from support.foreign import ask, cache_folder, find_java, start_broker, start_nameserver
+from support.processes import gantrymq_child
 
 INTEROP = Path(__file__).resolve().parents[1] / "tests" / "interop"
 JAVA_VERSION = "4.9.7"

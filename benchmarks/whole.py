@@ -22,8 +22,8 @@ from systems import INTEROP, JAVA_VERSION, Setup, start, start_seconds
 from gantrymq.bench.running import default_processes
 from gantrymq.cli.tables import print_table
 from gantrymq.remoting.errors import GantryError
-from gantrymq.testing.foreign import ToolMissing, cache_folder, find_java
-from gantrymq.testing.processes import ChildFailed
+from support.foreign import ToolMissing, cache_folder, find_java
+from support.processes import ChildFailed
 
 QUIET_LOAD = 0.5
 CEILING_SECONDS = 0.6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +106,89 @@ def configuration_page() -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-PAGES = {"cli.md": cli_page, "configuration.md": configuration_page}
+TESTING = """\
+# Test library
+
+`gantrymq.testing` serves tests of programs that use GantryMQ, and authors of plugins. It is installed with the package;
+only the fixtures need `pytest`. [Test your code](../howto/test-your-code.md) starts with the fixtures,
+[simulate a cluster](../howto/simulate-a-cluster.md) with simulated machines and networks,
+[write a plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot.
+What is not on this page, and every name with a leading underscore, may change without notice.
+"""
+TESTING_MODULES = (
+    "fixtures", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit", "transacted",
+    "tinystore", "ledger", "history", "simulated.run", "simulated.cluster", "simulated.machine", "simulated.env",
+    "simulated.network", "simulated.link", "simulated.weather", "simulated.load", "simulated.seeds",
+)  # fmt: skip
+TESTING_FOLDER = Path(__file__).parents[1] / "gantrymq" / "testing"
+
+
+def marked_up(text: str) -> str:
+    """A docstring as Markdown: its roles and double backquotes become single ones."""
+    return re.sub(r"``(.+?)``", r"`\1`", re.sub(r":\w+:`~?([^`]+)`", r"``\1``", text))
+
+
+def first_paragraph(node: ast.AST) -> str:
+    """The first paragraph of the docstring."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return ""
+    return marked_up(paragraphs((ast.get_docstring(node) or "").split("\n\n")[0]))
+
+
+def call_of(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str = "") -> str:
+    """How it is called: ``name(arguments)``, a fixture's or a property's name alone."""
+    decorators = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
+    name = f"{owner}.{node.name}" if owner else node.name
+    if decorators & {"property", "pytest.fixture"}:
+        return name
+    given = copy.deepcopy(node.args)
+    for each in [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]:
+        if each is not None:
+            each.annotation = None
+    if owner and "staticmethod" not in decorators:
+        given.args = given.args[1:]
+    arguments = ast.unparse(given)
+    return f"{name}({arguments})"
+
+
+def documented_names(module: str) -> Iterator[tuple[str, str]]:
+    """The public names of a module of ``gantrymq.testing``, as they are called, with what they promise."""
+    body = ast.parse((TESTING_FOLDER / f"{module.replace('.', '/')}.py").read_text()).body
+    for node, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if not node.name.startswith(("_", "pytest_")):
+                yield call_of(node), first_paragraph(node)
+        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            starts = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+            yield (
+                (call_of(starts[0], node.name).replace(".__init__", "") if starts else node.name),
+                first_paragraph(node),
+            )
+            for each in node.body:
+                public = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_")
+                if public and ast.get_docstring(each):
+                    yield call_of(each, node.name), first_paragraph(each)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            name, text = ast.unparse(target), ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                text = marked_up(paragraphs(str(following.value.value)))
+            if not name.startswith("_"):
+                yield name, text
+
+
+def testing_page() -> str:
+    """``testing.md``: every public name of ``gantrymq.testing``."""
+    out = [NOTE, TESTING]
+    for module in TESTING_MODULES:
+        tree = ast.parse((TESTING_FOLDER / f"{module.replace('.', '/')}.py").read_text())
+        out += [f"## `gantrymq.testing.{module}`\n", first_paragraph(tree) + "\n", "| name | meaning |", "|---|---|"]
+        out += [f"| `{cell(name)}` | {cell(text)} |" for name, text in documented_names(module)]
+        out.append("")
+    return "\n".join(out).rstrip() + "\n"
+
+
+PAGES = {"cli.md": cli_page, "configuration.md": configuration_page, "testing.md": testing_page}
 
 
 def main() -> None:

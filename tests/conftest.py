@@ -14,8 +14,10 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from gantrymq.testing.etcd import find_etcd
-from gantrymq.testing.foreign import ToolMissing, cache_folder
+pytest.register_assert_rewrite("support")
+
+from support.etcd import find_etcd  # noqa: E402
+from support.foreign import ToolMissing, cache_folder  # noqa: E402
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")

@@ -26,11 +26,12 @@ from gantrymq.kernel.acks import FlushStrategy
 from gantrymq.kernel.env import File, Waker
 from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.testing.envs import MemoryEnv, MemoryFile
+from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 
-PATIENCE_S: Final = 10.0
-CHANCES: Final = (None, 1, 2, 3, 4)
+TIMEOUT_S: Final = 10.0
+"""Seconds after which a rule gives up waiting for the strategy."""
+_CHANCES: Final = (None, 1, 2, 3, 4)
 """Seeds of what a power cut leaves of the bytes that were not synced."""
 
 
@@ -68,7 +69,7 @@ class SlowDisk(MemoryEnv):
         """A file is being synced."""
         self.syncs += 1
         self.begun.release()
-        if not self.go_on.wait(PATIENCE_S):
+        if not self.go_on.wait(TIMEOUT_S):
             raise AssertionError("the test never let the disk go on")
         if self.error is not None:
             raise self.error
@@ -113,7 +114,7 @@ class Bench:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.strategy.run)
                 try:
-                    with trio.fail_after(PATIENCE_S):
+                    with trio.fail_after(TIMEOUT_S):
                         yield
                 finally:
                     self.disk.go_on.set()
@@ -204,7 +205,7 @@ async def all_that_arrives_during_a_flush_shares_the_next(case: Strategy) -> Non
 
 async def what_is_durable_survives_a_power_cut(case: Strategy) -> None:
     """Nothing may be called durable while the sync that makes it so is still under way."""
-    await _restart(case, lambda bench: [(bench.log.durable, bench.disk.power_cut(seed)) for seed in CHANCES])
+    await _restart(case, lambda bench: [(bench.log.durable, bench.disk.power_cut(seed)) for seed in _CHANCES])
 
 
 async def what_was_promised_survives_the_process(case: Strategy) -> None:
@@ -235,6 +236,7 @@ async def _restart(case: Strategy, crash: Callable[[Bench], list[tuple[int, Memo
 
 
 Rule = Callable[[Strategy], Awaitable[None]]
+"""A rule of the contract: it raises ``AssertionError`` when the strategy breaks it."""
 
 RULES: Final[tuple[Rule, ...]] = (
     what_is_appended_becomes_durable,
@@ -244,3 +246,4 @@ RULES: Final[tuple[Rule, ...]] = (
     what_is_durable_survives_a_power_cut,
     what_was_promised_survives_the_process,
 )
+"""All rules."""

@@ -25,7 +25,7 @@ from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import Channel, open_channel
 
-START_S = 10.0
+_START_S = 10.0
 
 
 @attrs.frozen
@@ -73,7 +73,7 @@ def make_broker(
 async def run_broker(broker: Broker) -> AsyncIterator[Broker]:
     """``broker`` from its first to its last breath; it drains and closes its store at the end of the block."""
     async with trio.open_nursery() as nursery:
-        with trio.fail_after(START_S):
+        with trio.fail_after(_START_S):
             await nursery.start(_run, broker)
         try:
             yield broker
@@ -103,7 +103,7 @@ async def run_cluster(
         await nursery.start(nameserver.serve)
         broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
         async with run_broker(broker):
-            await broker.services.get(Registration).wait_first(START_S)
+            await broker.services.get(Registration).wait_first(_START_S)
             yield Cluster(nameserver.address, broker.address, broker)
         nursery.cancel_scope.cancel()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import attrs
 
@@ -27,6 +28,13 @@ class Place:
 
     queue_id: int
     offset: int
+
+
+class Book(Protocol):
+    """Who notes what a reader gets: a :class:`Ledger`, or less."""
+
+    def observe(self, body: bytes, queue_id: int, offset: int) -> None:
+        """A reader got ``body`` from this place."""
 
 
 @attrs.define

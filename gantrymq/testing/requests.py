@@ -7,8 +7,8 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.headers.send import SendMessageHeader
 
-SUSPEND = 2
-SUBSCRIPTION = 4
+_SUSPEND = 2
+_SUBSCRIPTION = 4
 
 
 def send(topic: str, body: bytes, *, queue_id: int = 0, queues: int = 1, properties: str = "") -> Command:
@@ -33,7 +33,7 @@ def pull(
     """PULL_MESSAGE with the subscription in it; held for up to ``suspend_ms`` milliseconds."""
     header = PullMessageHeader(
         consumer_group=group, topic=topic, queue_id=queue_id, queue_offset=offset, max_msg_nums=limit,
-        sys_flag=SUBSCRIPTION | (SUSPEND if suspend_ms else 0), commit_offset=0, suspend_timeout_millis=suspend_ms,
+        sys_flag=_SUBSCRIPTION | (_SUSPEND if suspend_ms else 0), commit_offset=0, suspend_timeout_millis=suspend_ms,
         subscription=expression, sub_version=0,
     )  # fmt: skip
     return Command(RequestCode.PULL_MESSAGE, header.to_ext())

@@ -33,13 +33,17 @@ from gantrymq.remoting.headers.transactions import (
     ResumeCheckHeader,
     TransactionState,
 )
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
-FRAME_BYTES = 1024 * 1024
-OFFSETS_FILE = "store/config/consumerOffset.json"
+_FRAME_BYTES = 1024 * 1024
+_OFFSETS_FILE = "store/config/consumerOffset.json"
 GROUP = "orders"
-COMMIT, ROLLBACK = TransactionState.COMMIT, TransactionState.ROLLBACK
+"""The producer group of a half message, unless the test names another one."""
+COMMIT = TransactionState.COMMIT
+"""The state that commits, for :meth:`TransactedStore.end`."""
+ROLLBACK = TransactionState.ROLLBACK
+"""The state that rolls back."""
 
 
 @attrs.frozen
@@ -109,7 +113,7 @@ class Producer:
 def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> list[Request]:
     """A request of ``peer``, as it comes out of a socket."""
     connection: Any = peer
-    requests, _ = read_requests(connection, encode(Command(code, ext, flag=flag)), FRAME_BYTES)
+    requests, _ = read_requests(connection, encode(Command(code, ext, flag=flag)), _FRAME_BYTES)
     return requests
 
 
@@ -182,7 +186,7 @@ class TransactedStore:
         section: Any = _Config(TransactionConfig(**given))
         self.store.open()
         try:
-            self.offsets = Offsets(env, OFFSETS_FILE, 1000, self._end_of_queue)
+            self.offsets = Offsets(env, _OFFSETS_FILE, 1000, self._end_of_queue)
             for kind, provider in self._provided():
                 self.services.provide(kind, provider)
             self.plugin.configure(broker, section)
@@ -378,4 +382,6 @@ def written_first(world: TransactedStore, strategy: str) -> TransactedStore:
 
 
 Restart = Callable[[TransactedStore, str], TransactedStore]
+"""Ends a store and opens it again with the strategy of this name."""
 RESTARTS: Final[tuple[Restart, ...]] = (in_order, killed, cut_off, written_first)
+"""All ways to start again."""

@@ -17,24 +17,29 @@ from typing import Any, Final
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.kernel.store.store import StoreConfig
+from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.remoting.headers.transactions import TransactionState
+from gantrymq.remoting.names import TRANS_HALF_TOPIC
+from gantrymq.remoting.records import HEADS
 from gantrymq.testing.flushkit import expect
-from gantrymq.testing.forgedhalves import forged_records_in_bodies_end_nothing
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, RESTARTS, ROLLBACK, Half, TransactedStore, in_order
 
 OPEN_HALVES: Final = int(os.environ.get("GANTRYMQ_OPEN_HALVES", "1500"))
 """How many transactions are open at once in the rule about many."""
-ROOMY: Final = StoreConfig(commit_log_file_bytes=16 * 1024 * 1024, queue_file_units=30_000)
-WAIT_S: Final = 90
+_ROOMY: Final = StoreConfig(commit_log_file_bytes=16 * 1024 * 1024, queue_file_units=30_000)
+_WAIT_S: Final = 90
 """After so long a producer is asked; less than two intervals."""
 
 Rule = Callable[[str], None]
+"""A rule of the contract: it raises ``AssertionError`` when the strategy of this name breaks it."""
 
 
-def fresh(strategy: str, **settings: Any) -> TransactedStore:
+def _fresh(strategy: str, **settings: Any) -> TransactedStore:
     """An empty store."""
     return TransactedStore(MemoryEnv(), strategy, **settings)
 
@@ -44,7 +49,7 @@ def fresh(strategy: str, **settings: Any) -> TransactedStore:
 
 def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
     """And then once, as it was sent, by what consumers filter by."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     half = world.half(b"paid", queue_id=3)
     world.commit()
     expect(world.bodies(queue_id=3) == [], "a half message can be read")
@@ -63,11 +68,11 @@ def a_half_message_is_seen_only_when_it_is_committed(strategy: str) -> None:
 
 def what_is_rolled_back_is_never_seen(strategy: str) -> None:
     """Not after a walk, not after a restart, and nobody is asked about it."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     expect(world.end_now(world.half(b"no"), ROLLBACK) == ResponseCode.SUCCESS, "a rollback is answered")
     for restart in RESTARTS:
         producer = world.producers.join()
-        world.pass_time(WAIT_S)
+        world.pass_time(_WAIT_S)
         world.walk()
         expect(producer.take_questions() == [], "somebody was asked about a transaction that was rolled back")
         expect(world.bodies() == [], "what was rolled back can be read")
@@ -80,7 +85,7 @@ def the_first_word_counts(strategy: str) -> None:
         wanted = [b"x"] if first == COMMIT else []
         for restart in (None, *RESTARTS):
             for oneway in (False, True):
-                world = fresh(strategy)
+                world = _fresh(strategy)
                 half = world.half(b"x")
                 world.commit()
                 world.end(half, first, oneway=oneway)
@@ -97,7 +102,7 @@ def the_first_word_counts(strategy: str) -> None:
 
 def nothing_known_is_nothing_done(strategy: str) -> None:
     """A producer that does not know yet gets no answer, and the transaction stays open."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     half = world.half(b"x")
     world.commit()
     for state in (0, 4, 99):
@@ -107,7 +112,7 @@ def nothing_known_is_nothing_done(strategy: str) -> None:
 
 def forged_ends_are_refused(strategy: str) -> None:
     """Another group, another queue offset, another place in the log, a place of something else: code 1, no effect."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     batch = AppendBatch()
     batch.add("T", 0, b"ordinary", b"PGROUP\x01orders")
     world.append(batch)
@@ -134,9 +139,47 @@ def forged_ends_are_refused(strategy: str) -> None:
     expect(world.bodies() == [b"ordinary", b"x"], "the right one has none")
 
 
+def forged_records_in_bodies_end_nothing(strategy: str) -> None:
+    """The bytes of a half message in the body of another message: whoever names that place is refused (code 1).
+
+    With the queue offset of an open transaction, of one that is not dispatched yet, and of the next.
+    """
+    for is_dispatched in (True, False):
+        for ahead in (0, 1):
+            world = TransactedStore(MemoryEnv(), strategy)
+            first, victim = world.half(b"first"), world.half(b"victim")
+            world.end(first, ROLLBACK)
+            if is_dispatched:
+                world.commit()
+            named = Half(b"forged", _forge(world, victim.queue_offset + ahead), victim.queue_offset + ahead, "thieves")
+            if is_dispatched:
+                world.commit()
+            for state in (COMMIT, ROLLBACK):
+                code = world.end_now(named, state)
+                expect(code == ResponseCode.SYSTEM_ERROR, f"an end by a forged record was answered {code}")
+            expect(b"forged" not in world.bodies(), "forged text was delivered")
+            expect(world.plugin.strategy.open_count == 1, f"{world.plugin.strategy.open_count} are open, not the one")
+            expect(world.end_now(victim, COMMIT) == ResponseCode.SUCCESS, "its own producer cannot end it")
+            expect(world.bodies()[-1:] == [b"victim"], f"{world.bodies()}")
+
+
+def _forge(world: TransactedStore, queue_offset: int) -> int:
+    """Send an ordinary message whose body is a half message of either strategy; returns where that one lies."""
+    offset = world.log.end + HEADS[0].size
+    is_half = isinstance(world.plugin.strategy, HalfStrategy)
+    properties = b"TRAN_MSG\x01true\x02PGROUP\x01thieves" + b"\x02REAL_TOPIC\x01T\x02REAL_QID\x010" * is_half
+    topic, sys_flag = (TRANS_HALF_TOPIC, 0) if is_half else ("T", int(TransactionState.PREPARED))
+    record = Record(topic, 0, b"forged", properties, 0, sys_flag, queue_offset, offset, store_timestamp=1)
+    batch = AppendBatch()
+    batch.add("T", 0, encode(record), b"")
+    world.append(batch)
+    expect(batch.offsets[0] + HEADS[0].size == offset, "the place was not foreseen")
+    return offset
+
+
 def what_only_the_broker_says_cannot_be_sent(strategy: str) -> None:
     """Properties of checked messages, sent by a producer, make its message no other's."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     victim = world.half(b"victim")
     more = b"\x02TRAN_PREPARED_QUEUE_OFFSET\x01%d\x02TRANSACTION_CHECK_TIMES\x0199" % victim.queue_offset
     forged = world.half(b"forged", more=more)
@@ -149,7 +192,7 @@ def what_only_the_broker_says_cannot_be_sent(strategy: str) -> None:
 def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
     """Whatever keeps the message from being stored, the transaction stays open, whatever happens next."""
     for restart in (None, *RESTARTS):
-        world = fresh(strategy)
+        world = _fresh(strategy)
         half = world.half(b"x")
         world.commit()
 
@@ -172,7 +215,7 @@ def a_commit_that_is_refused_may_be_repeated(strategy: str) -> None:
 # ------------------------------------------------------------------------------------------------------- to be asked
 
 
-def asked(world: TransactedStore) -> list[Half]:
+def _asked(world: TransactedStore) -> list[Half]:
     """Who a walk asks about, in order, answered or not."""
     world.walk()
     groups = world.producers.groups.values()
@@ -181,13 +224,13 @@ def asked(world: TransactedStore) -> list[Half]:
 
 def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
     """Not before its time; by the names in the question; of messages that other groups sent nobody else is asked."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     world.producers.join("orders")
     stranger = world.producers.join("others")
     world.half(b"x", queue_id=2)
     world.commit()
-    expect(asked(world) == [], "it was asked at once")
-    world.pass_time(WAIT_S)
+    expect(_asked(world) == [], "it was asked at once")
+    world.pass_time(_WAIT_S)
     world.walk()
     expect(stranger.take_questions() == [], "a producer of another group was asked")
     [question] = world.producers.groups["orders"][0].take_questions()
@@ -196,41 +239,41 @@ def a_producer_is_asked_and_its_answer_counts(strategy: str) -> None:
     expect(question.header.msg_id == question.header.transaction_id == "x", f"{question.header}")
     expect(world.end_now(question.half, COMMIT, checked=True) == ResponseCode.SUCCESS, "its answer is refused")
     expect(world.bodies(queue_id=2) == [b"x"], "its answer has no effect")
-    world.pass_time(WAIT_S)
-    expect(asked(world) == [], "it is asked again")
+    world.pass_time(_WAIT_S)
+    expect(_asked(world) == [], "it is asked again")
 
 
 def who_was_asked_may_answer_by_the_first_names(strategy: str) -> None:
     """A local transaction takes long, and the producer ends it by what it was told when it sent it (issue 8158)."""
     for state in (COMMIT, ROLLBACK):
         for restart in (None, *RESTARTS):
-            world = fresh(strategy)
+            world = _fresh(strategy)
             half = world.half(b"x")
             world.commit()
             for _ in range(3):
                 world.producers.join()
-                world.pass_time(WAIT_S)
-                expect(len(asked(world)) == 1, "it was not asked")
+                world.pass_time(_WAIT_S)
+                expect(len(_asked(world)) == 1, "it was not asked")
             if restart is not None:
                 world = restart(world, strategy)
             expect(world.end_now(half, state) == ResponseCode.SUCCESS, "its word is refused")
             world.producers.join()
-            world.pass_time(WAIT_S)
-            expect(asked(world) == [], "it is asked again, for all that")
+            world.pass_time(_WAIT_S)
+            expect(_asked(world) == [], "it is asked again, for all that")
             expect(world.end_now(half, COMMIT) is not None, "no answer")
             expect(world.bodies() == ([b"x"] if state == COMMIT else []), f"{world.bodies()}")
 
 
 def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
     """Many ends before the walk, one while it writes (issue 1517)."""
-    world = TransactedStore(MemoryEnv(), strategy, config=ROOMY)
+    world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY)
     world.producers.join()
     halves = [world.half(b"%d" % number) for number in range(200)]
     world.commit()
     for half in halves[:-1]:
         world.end(half, COMMIT, oneway=True)
     world.commit()
-    world.pass_time(WAIT_S)
+    world.pass_time(_WAIT_S)
     for _ in world.plugin.strategy.walk():
         pass
     [producer] = world.producers.groups["orders"]
@@ -247,32 +290,32 @@ def nobody_is_asked_about_what_has_ended(strategy: str) -> None:
 
 def a_group_without_producers_waits_for_one(strategy: str) -> None:
     """Its producer went before it answered: another one of the group, who comes hours later, is asked."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     gone = world.producers.join()
     gone.closed = True
     world.half(b"x")
     world.commit()
     for _ in range(60):
-        world.pass_time(WAIT_S)
+        world.pass_time(_WAIT_S)
         world.walk()
     world = in_order(world, strategy)
     expect(world.plugin.strategy.open_count == 1, "it was given up")
     world.producers.join()
-    world.pass_time(WAIT_S)
-    [half] = asked(world)
+    world.pass_time(_WAIT_S)
+    [half] = _asked(world)
     world.end_now(half, COMMIT)
     expect(world.bodies() == [b"x"], f"{world.bodies()}")
 
 
 def many_open_transactions_are_all_asked_about(strategy: str) -> None:
     """However many: each once in a walk, a part of them at a time, and each is committed once (row 65)."""
-    world = TransactedStore(MemoryEnv(), strategy, config=ROOMY, max_open=OPEN_HALVES)
+    world = TransactedStore(MemoryEnv(), strategy, config=_ROOMY, max_open=OPEN_HALVES)
     producer = world.producers.join()
     for first in range(0, OPEN_HALVES, 500):
         world.halves([b"%d" % number for number in range(first, min(first + 500, OPEN_HALVES))])
         world.commit()
     expect(world.halves([b"more"]).statuses == [ResponseCode.SYSTEM_BUSY], "max_open is no bound")
-    world.pass_time(WAIT_S)
+    world.pass_time(_WAIT_S)
     questions: list[Half] = []
     turns = most = 0
     for _ in world.plugin.strategy.walk():
@@ -293,19 +336,19 @@ def many_open_transactions_are_all_asked_about(strategy: str) -> None:
 
 def what_fails_in_the_middle_keeps_no_other_from_being_asked(strategy: str) -> None:
     """A producer whose connection raises, a message that belongs nowhere (issue 9500)."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     world.producers.join()
     world.producers.join("broken").error = RuntimeError("on purpose")
     for number in range(9):
         world.half(b"%d" % number, group="broken" if number % 3 == 1 else "orders")
     world.commit()
     for _ in range(3):
-        world.pass_time(WAIT_S)
-        expect({half.body for half in asked(world)} == {b"0", b"2", b"3", b"5", b"6", b"8"}, "some were left out")
+        world.pass_time(_WAIT_S)
+        expect({half.body for half in _asked(world)} == {b"0", b"2", b"3", b"5", b"6", b"8"}, "some were left out")
     for producer in world.producers.groups["broken"]:
         producer.error = None
-    world.pass_time(WAIT_S)
-    expect(len(asked(world)) == 9, "what failed is not tried again")
+    world.pass_time(_WAIT_S)
+    expect(len(_asked(world)) == 9, "what failed is not tried again")
 
 
 # ----------------------------------------------------------------------------------------------------- to start again
@@ -320,8 +363,8 @@ def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
         world.commit()
         world.end_now(halves[b"done"], COMMIT)
         world.end_now(halves[b"undone"], ROLLBACK)
-        world.pass_time(WAIT_S)
-        questions = {half.body: half for half in asked(world)}
+        world.pass_time(_WAIT_S)
+        questions = {half.body: half for half in _asked(world)}
         expect(set(questions) == {b"open", b"asked", b"late"}, f"{set(questions)} were asked")
         world.end_now(questions[b"late"], COMMIT)
         for _ in range(2):
@@ -331,8 +374,8 @@ def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
             expect(world.end_now(halves[b"done"], COMMIT) == ResponseCode.SUCCESS, "the same word again")
             world.end_now(halves[b"undone"], COMMIT)
         world.producers.join()
-        world.pass_time(WAIT_S)
-        again = {half.body: half for half in asked(world)}
+        world.pass_time(_WAIT_S)
+        again = {half.body: half for half in _asked(world)}
         expect(set(again) == {b"open", b"asked"}, f"{set(again)} were asked")
         world.end_now(again[b"open"], COMMIT)
         world.end_now(questions[b"asked"], COMMIT)
@@ -341,7 +384,7 @@ def a_restart_in_any_state_forgets_nothing(strategy: str) -> None:
 
 def open_transactions_keep_their_files(strategy: str) -> None:
     """The floor below which the log may be deleted is no higher than an open half message."""
-    world = fresh(strategy)
+    world = _fresh(strategy)
     expect(world.plugin.strategy.floor() == world.log.end, "an empty store needs something")
     first, second = world.half(b"x"), world.half(b"y")
     expect(world.plugin.strategy.floor() <= first.offset, "a half message that is not yet dispatched")
@@ -359,7 +402,7 @@ def another_strategy_refuses_to_start(strategy: str) -> None:
     for other in STRATEGIES:
         if other == strategy:
             continue
-        world = fresh(strategy)
+        world = _fresh(strategy)
         half = world.half(b"x")
         world.close()
         try:

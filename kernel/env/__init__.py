@@ -1,7 +1,7 @@
 """What the broker asks of the operating system: files, lock, clock, random numbers, addresses.
 
 Only ``system`` beside this module calls ``open``, ``os``, ``time`` or ``random``, so that a test may put a
-disk that forgets, or a clock of its own, under the whole broker (``gantrymq.testing.envs``). Paths are strings.
+disk that forgets, or a clock of its own, under the whole broker (``gantrymq.testing.memory_env``). Paths are strings.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.testing.stores import log_records
+from support.stores import log_records
 
 
 def test_the_log_that_is_indexed_is_all_that_is_left(load: Any, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.testing.processes import Child
+from support.processes import Child
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TINY = ("--seconds", "0.5", "--settle", "0.1", "--warm", "1", "--no-java", "--no-redis")

@@ -21,11 +21,11 @@ from gantrymq import SendStatus
 from gantrymq.kernel.broker import Broker
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins.services import Registration
-from gantrymq.testing.hapair import read_all
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import free_ports
-from gantrymq.testing.relay import Relay
+from support.hapair import read_all
+from support.processes import free_ports
+from support.relay import Relay
 
 pytestmark = [pytest.mark.trio, pytest.mark.timeout(120)]
 

@@ -16,10 +16,10 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
-from gantrymq.testing.hapair import read_all
 from gantrymq.testing.harness import run_cluster
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import free_ports
+from support.hapair import read_all
+from support.processes import free_ports
 
 PRODUCERS = 4
 QUEUES = 2

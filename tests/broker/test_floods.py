@@ -12,8 +12,8 @@ from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, Produc
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import Cluster, cluster_in_thread
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from support.rawpeer import RawPeer
 
 LIMIT = 50
 FLOOD = 300

@@ -25,7 +25,7 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers.send import SEND_LETTERS
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.testing.harness import Cluster
-from gantrymq.testing.rawpeer import RawPeer
+from support.rawpeer import RawPeer
 
 EXAMPLES = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]

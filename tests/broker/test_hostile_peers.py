@@ -19,9 +19,9 @@ from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, Res
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.records import BodyError, decode_records
 from gantrymq.testing.harness import Cluster, cluster_in_thread
-from gantrymq.testing.processes import wait_for
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from support.processes import wait_for
+from support.rawpeer import RawPeer
 
 MIB = 1024 * 1024
 

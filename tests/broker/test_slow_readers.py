@@ -11,8 +11,8 @@ import pytest
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import Cluster, cluster_in_thread
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from support.rawpeer import RawPeer
 
 QUEUES = 24
 BODY = bytes(512 * 1024)

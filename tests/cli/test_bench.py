@@ -27,7 +27,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.testing.harness import Cluster, cluster_in_thread
-from gantrymq.testing.processes import gantrymq_child, wait_for
+from support.processes import gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 

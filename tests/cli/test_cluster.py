@@ -12,8 +12,8 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.testing.foreign import wait_registered
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from support.foreign import wait_registered
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message
-from gantrymq.testing.processes import gantrymq_child
+from support.processes import gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -12,7 +12,7 @@ import pytest
 from gantrymq.cli.demo import MARK, recreate, tag_of
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.tally import Tally
-from gantrymq.testing.processes import Child
+from support.processes import Child
 
 LINES = b"".join(b'host%d - "%s /page HTTP/1.1" 200\n' % (n, [b"GET", b"POST"][n % 2]) for n in range(500))
 

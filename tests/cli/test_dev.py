@@ -20,8 +20,8 @@ from gantrymq.cli.dev import plan as devplan
 from gantrymq.cli.dev.plan import ClusterSpec, Plan, held, make_plan
 from gantrymq.cli.dev.view import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
-from gantrymq.testing.hapair import read_all
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from support.hapair import read_all
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 ROW = {
     "server": "broker-a", "id": 1, "role": "slave", "address": "127.0.0.1:1", "pid": 77, "state": "ready",

@@ -15,7 +15,7 @@ import pytest
 from gantrymq._version import __version__
 from gantrymq.cli.lines import BATCH_BYTES, BATCH_LINES, LINE_BYTES, cut_batches
 from gantrymq.message import Message
-from gantrymq.testing.processes import Child, gantrymq_child
+from support.processes import Child, gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -15,8 +15,8 @@ import gantrymq.sync
 from gantrymq import Message
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask, runtime_info, wait_registered
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from support.foreign import ask, runtime_info, wait_registered
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,7 +10,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import Message, SendResult
-from gantrymq.testing.processes import gantrymq_child
+from support.processes import gantrymq_child
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -23,9 +23,9 @@ from gantrymq.client import connect
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import GantryError
-from gantrymq.testing.foreign import ask
 from gantrymq.testing.harness import make_broker
-from gantrymq.testing.processes import Child, ChildFailed, gantrymq_child
+from support.foreign import ask
+from support.processes import Child, ChildFailed, gantrymq_child
 
 # a server that starts where it should refuse would run for ever
 pytestmark = pytest.mark.timeout(60)

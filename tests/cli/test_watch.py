@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.testing.processes import gantrymq_child, wait_for
+from support.processes import gantrymq_child, wait_for
 
 NOBODY = "127.0.0.1:1"
 WATCH = ("cluster", "watch", "broker-a", "--nameserver", NOBODY)

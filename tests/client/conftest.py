@@ -26,7 +26,8 @@ from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.tasks import background_tasks
-from gantrymq.testing.foreign import (
+from gantrymq.testing.harness import cluster_in_thread
+from support.foreign import (
     JAVA_VERSIONS,
     ToolMissing,
     cache_folder,
@@ -34,8 +35,7 @@ from gantrymq.testing.foreign import (
     start_broker,
     start_nameserver,
 )
-from gantrymq.testing.harness import cluster_in_thread
-from gantrymq.testing.peer import PeerConnection, run_peer
+from support.peer import PeerConnection, run_peer
 
 STORED_AT = 1_700_000_000_000
 MAY_SUSPEND = 2

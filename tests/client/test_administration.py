@@ -19,8 +19,8 @@ from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.offsets import ClientStatus, ResetOffsets
 from gantrymq.remoting.bodies.running import DirectlyConsumed
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_java
-from gantrymq.testing.mqadmin import MqAdmin, run_mqadmin
+from support.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_java
+from support.mqadmin import MqAdmin, run_mqadmin
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from gantrymq import MessageQueue
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.peer import PeerConnection, run_peer
+from support.peer import PeerConnection, run_peer
 
 Cluster = Callable[..., Any]
 QUEUE = MessageQueue(topic="T", broker_name="broker-a", queue_id=1)

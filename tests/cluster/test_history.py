@@ -14,7 +14,6 @@ import trio
 
 from gantrymq.failover import promotion
 from gantrymq.failover.brokers import broker_rows
-from gantrymq.testing.haclients import GROUP, HaClients
 from gantrymq.testing.history import History, Outcome
 from gantrymq.testing.simulated.cluster import SAFE, Cluster
 from gantrymq.testing.simulated.env import START_MS
@@ -22,6 +21,7 @@ from gantrymq.testing.simulated.load import QUEUES, TOPIC
 from gantrymq.testing.simulated.network import OBSERVER, Process, on
 from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import seeds
+from support.haclients import GROUP, HaClients
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.once, pytest.mark.slow]
 

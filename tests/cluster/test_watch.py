@@ -15,12 +15,12 @@ import trio
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.failover.lock import LockKeeper
 from gantrymq.failover.watcher import Watcher, WatchRules
-from gantrymq.testing.memorylock import MemoryLock, MemoryStore
 from gantrymq.testing.simulated.cluster import SAFE, Cluster
 from gantrymq.testing.simulated.load import QUEUES, TOPIC, Load
 from gantrymq.testing.simulated.network import Process, on
 from gantrymq.testing.simulated.run import simulate
 from gantrymq.testing.simulated.seeds import seeds
+from support.memorylock import MemoryLock, MemoryStore
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 

@@ -63,6 +63,9 @@ def allowed(importer: str) -> tuple[str, ...] | None:
 def test_a_module_imports_only_what_its_layer_may(path: Path) -> None:
     prefixes = allowed(module_of(path))
     for name, line in imports_of(path):
+        assert name.partition(".")[0] not in ("support", "tests"), f"{path}:{line}: {name} is not in the wheel"
+        is_test = module_of(path).startswith("gantrymq.testing")
+        assert is_test or not name.startswith("gantrymq.testing"), f"{path}:{line}: {name} is for tests"
         assert name.partition(".")[0] not in ("kernel", "plugins"), f"{path}:{line}: say gantrymq.{name}"
         if prefixes is not None and name.partition(".")[0] == "gantrymq":
             assert any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes), f"{path}:{line}: {name}"

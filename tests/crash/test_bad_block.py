@@ -14,12 +14,12 @@ import pytest
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.hapair import HaPair
-from gantrymq.testing.loopdisk import LoopDisk, NoLoopDisk, loop_disk
-from gantrymq.testing.processes import wait_for
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
-from gantrymq.testing.served import BODY, Served
+from support.hapair import HaPair
+from support.loopdisk import LoopDisk, NoLoopDisk, loop_disk
+from support.processes import wait_for
+from support.rawpeer import RawPeer
+from support.served import BODY, Served
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -14,10 +14,10 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.processes import ChildFailed, wait_for
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
-from gantrymq.testing.served import FILE_BYTES, Served
+from support.processes import ChildFailed, wait_for
+from support.rawpeer import RawPeer
+from support.served import FILE_BYTES, Served
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(60)]
 

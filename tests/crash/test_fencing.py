@@ -20,11 +20,11 @@ from gantrymq.failover.brokers import broker_rows
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.hapair import NAME, HaPair, read_all
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import wait_for
 from gantrymq.testing.requests import send
+from support.foreign import ask
+from support.hapair import NAME, HaPair, read_all
+from support.processes import wait_for
 
 TOPIC, QUEUES, MESSAGES, WAITING = "LedgerTopic", 4, 100, 20
 SETTINGS = {

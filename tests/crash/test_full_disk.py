@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import send
-from gantrymq.testing.served import BODY, Served
+from support.rawpeer import RawPeer
+from support.served import BODY, Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

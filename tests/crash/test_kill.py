@@ -24,9 +24,9 @@ from gantrymq import Message, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import ask
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from support.foreign import ask
+from support.processes import free_ports, gantrymq_child
 
 ROUNDS = int(os.environ.get("GANTRYMQ_KILL_ROUNDS", "100" if os.environ.get("CI") == "true" else "8"))
 TOPIC = "LedgerTopic"

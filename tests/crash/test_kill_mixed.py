@@ -28,9 +28,9 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import ask, runtime_info
-from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.requests import send
+from support.foreign import ask, runtime_info
+from support.processes import free_ports, gantrymq_child
 
 ROUNDS = int(os.environ.get("GANTRYMQ_MIXED_ROUNDS", "4"))
 TOPIC = "MixedTopic"

@@ -11,7 +11,8 @@ import pytest
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import FaultEnv, FaultFile, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv, FaultFile
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, open_store
 
 TURNS = 12

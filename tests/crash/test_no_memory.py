@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from gantrymq.kernel import fast
-from gantrymq.testing.processes import wait_for
-from gantrymq.testing.rawpeer import RawPeer
-from gantrymq.testing.served import Served
+from support.processes import wait_for
+from support.rawpeer import RawPeer
+from support.served import Served
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(120)]
 

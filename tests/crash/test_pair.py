@@ -23,12 +23,12 @@ import gantrymq
 from gantrymq import Message, SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.haload import SENDERS, Follower, Load
-from gantrymq.testing.hapair import HaPair, read_all
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import Child, free_ports, wait_for
-from gantrymq.testing.relay import Relay
+from support.foreign import ask
+from support.haload import SENDERS, Follower, Load
+from support.hapair import HaPair, read_all
+from support.processes import Child, free_ports, wait_for
+from support.relay import Relay
 
 TOPIC, QUEUES = "LedgerTopic", 4
 ROUNDS = int(os.environ.get("GANTRYMQ_FAILOVER_ROUNDS", "1"))

@@ -26,12 +26,12 @@ from gantrymq import SendStatus
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.haload import Follower, Load
-from gantrymq.testing.hapair import NAME, HaPair, read_all
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.loopdisk import JOURNALED, LoopDisk, NoLoopDisk, loop_disk
-from gantrymq.testing.processes import Child, gantrymq_child, wait_for
+from support.foreign import ask
+from support.haload import Follower, Load
+from support.hapair import NAME, HaPair, read_all
+from support.loopdisk import JOURNALED, LoopDisk, NoLoopDisk, loop_disk
+from support.processes import Child, gantrymq_child, wait_for
 
 ROUNDS = int(os.environ.get("GANTRYMQ_POWER_ROUNDS", "1"))
 CUTS = ("master", "slave", "both")

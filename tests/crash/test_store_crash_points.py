@@ -16,8 +16,8 @@ import pytest
 
 from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
-from gantrymq.testing.faultenv import FaultFile
+from gantrymq.testing.fault_env import FaultEnv, FaultFile
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 
 SEEDS = 3

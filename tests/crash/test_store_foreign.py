@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_queue
 
 BODIES = [f"message {number}".encode() for number in range(9)]

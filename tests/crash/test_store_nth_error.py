@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from gantrymq.kernel.errors import LogPoisoned, StartError
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, open_store, read_queue
 
 FAULTS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, commit, open_store, read_queue
 
 BODIES = [b"first" * 9, b"second" * 7, b"third" * 8, b"fourth" * 9]

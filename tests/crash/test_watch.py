@@ -15,11 +15,11 @@ import trio
 
 import gantrymq
 from gantrymq import SendStatus
-from gantrymq.testing.hagroup import HaGroup
-from gantrymq.testing.haload import Load
-from gantrymq.testing.hapair import read_all
 from gantrymq.testing.ledger import Ledger
-from gantrymq.testing.processes import wait_for
+from support.hagroup import HaGroup
+from support.haload import Load
+from support.hapair import read_all
+from support.processes import wait_for
 
 TOPIC, QUEUES = "LedgerTopic", 4
 PAIR = ("sync_master", "async_master")

@@ -34,8 +34,8 @@ from gantrymq.kernel.loading import load_plugins
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.processes import gantrymq_child
+from support.foreign import ask
+from support.processes import gantrymq_child
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

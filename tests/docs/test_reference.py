@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq import testing
 from gantrymq.client import errors
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.requests import CHANGES, Requests
@@ -57,6 +59,40 @@ def test_the_generated_pages_are_those_of_the_code(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("GANTRYMQ_NAMESERVER", raising=False)
     for name, make in generator().PAGES.items():
         assert (REFERENCE / name).read_text() == make(), f"{name} is old: run `python docs/generate.py`"
+
+
+def defined_in(module: ModuleType) -> set[str]:
+    """The public functions, classes and constants of a module, without what it imports."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return {name for name in vars(module) if not name.startswith(("_", "@", "pytest_")) and name not in imported}
+
+
+def test_the_test_library_is_documented_name_by_name() -> None:
+    folder = Path(testing.__file__).parent
+    modules = {
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if not path.name.startswith("_")
+    }
+    page = (REFERENCE / "testing.md").read_text()
+    documented = set(re.findall(r"^## `gantrymq\.testing\.([\w.]+)`$", page, re.MULTILINE))
+    assert documented == modules
+    for name in modules:
+        module = importlib.import_module(f"gantrymq.testing.{name}")
+        described = {
+            cells[0].strip("`"): cells[1] for cells in rows(section("testing.md", f"`gantrymq.testing.{name}`"))
+        }
+        names = {re.split(r"[(.]", each)[0] for each in described}
+        assert names == defined_in(module), name
+        assert all(described.values()), f"{name}: a name without a docstring"
+        for each in described:
+            owner, _, attribute = each.partition("(")[0].partition(".")
+            assert not attribute or hasattr(getattr(module, owner), attribute), each
 
 
 def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from gantrymq.client import connect
-from gantrymq.testing.processes import Child, gantrymq_child
+from support.processes import Child, gantrymq_child
 
 pytestmark = [pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(120)]
 

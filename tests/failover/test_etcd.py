@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.failover.etcd import Credentials, EtcdLock, parse_endpoints
 from gantrymq.failover.lock import LockKeeper, StoreUnavailable
-from gantrymq.testing.etcd import EtcdServer
+from support.etcd import EtcdServer
 
 DEAD = "http://127.0.0.1:1"
 

@@ -32,7 +32,8 @@ TARGETS = {"planted": SimpleNamespace(parse=parse, corpus=(b"....",), errors=(Va
 def fuzz(name: str, folder: Path, *options: str, targets: Path = GUIDED.parent) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", str(GUIDED), name, str(folder / "corpus"), "-seed=1", *options],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(targets)}, capture_output=True, text=True, timeout=280,
+        cwd=folder, env={**os.environ, "PYTHONPATH": f"{targets}:{GUIDED.parents[1]}"},
+        capture_output=True, text=True, timeout=280,
     )  # fmt: skip
 
 

@@ -30,12 +30,12 @@ import trio
 from gantrymq.failover import promotion
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask, cache_folder, create_topic, runtime_info
-from gantrymq.testing.haclients import GROUP, HaClients
-from gantrymq.testing.hacluster import CLIENTS, NAME, NAMES, OPERATOR, HaCluster
 from gantrymq.testing.history import History, Outcome
-from gantrymq.testing.loopdisk import JOURNALED, LoopDisk, NoLoopDisk, loop_disk
-from gantrymq.testing.processes import ChildFailed
+from support.foreign import ask, cache_folder, create_topic, runtime_info
+from support.haclients import GROUP, HaClients
+from support.hacluster import CLIENTS, NAME, NAMES, OPERATOR, HaCluster
+from support.loopdisk import JOURNALED, LoopDisk, NoLoopDisk, loop_disk
+from support.processes import ChildFailed
 
 ROUNDS = int(os.environ.get("GANTRYMQ_HA_ROUNDS", "4"))
 SECONDS = float(os.environ.get("GANTRYMQ_HA_SECONDS", "0" if "GANTRYMQ_HA_ROUNDS" in os.environ else "60"))

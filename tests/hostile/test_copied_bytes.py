@@ -14,11 +14,11 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, ResumeCheckHeader, TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
-from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.harness import cluster_in_thread
-from gantrymq.testing.rawpeer import RawPeer
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.transacted import Producer, TransactedStore, received
+from support.rawpeer import RawPeer
 
 MIB = 1024 * 1024
 HALF = "TRAN_MSG\x01true\x02PGROUP\x01g\x02UNIQ_KEY\x01{}"

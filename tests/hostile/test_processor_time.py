@@ -32,9 +32,9 @@ from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, encode
 from gantrymq.testing.harness import Cluster, broker_and_channel, cluster_in_thread
-from gantrymq.testing.processes import wait_for
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from support.processes import wait_for
+from support.rawpeer import RawPeer
 
 DIGITS = 32_000
 PROCESSOR_S = 5.0

@@ -17,8 +17,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.foreign import (
+from support.clients import ForeignClient
+from support.foreign import (
     Java,
     JavaHost,
     JavaServer,
@@ -30,7 +30,7 @@ from gantrymq.testing.foreign import (
     start_broker,
     start_nameserver,
 )
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from support.processes import Child, free_ports, gantrymq_child
 
 Homes = Callable[[str], Path]
 HERE = Path(__file__).parent

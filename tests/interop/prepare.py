@@ -11,10 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gantrymq.testing.etcd import find_etcd
-from gantrymq.testing.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # pytest has it there
+
+from support.etcd import find_etcd  # noqa: E402
+from support.foreign import JAVA_VERSIONS, ToolMissing, cache_folder, find_go, find_java, find_node  # noqa: E402
+
 CACHE = cache_folder(HERE / ".cache")
 
 

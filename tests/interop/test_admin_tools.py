@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.clients import ForeignClient, check_complete
-from gantrymq.testing.foreign import Java
+from support.clients import ForeignClient, check_complete
+from support.foreign import Java
 
 pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 

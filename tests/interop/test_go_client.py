@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gantrymq.testing.clients import ForeignClient, check_complete
-from gantrymq.testing.content import content
+from support.clients import ForeignClient, check_complete
+from support.content import content
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

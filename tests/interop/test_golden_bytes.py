@@ -35,11 +35,11 @@ from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.send import read_send_header
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.properties import decode_properties, encode_properties, java_hash
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, start_broker
-from gantrymq.testing.processes import wait_for
-from gantrymq.testing.stores import expected_queues, log_records, read_records, written_queues
+from support.clients import ForeignClient
+from support.content import content
+from support.foreign import Java, start_broker
+from support.processes import wait_for
+from support.stores import expected_queues, log_records, read_records, written_queues
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FILES = ("frames", "bodies", "records")

@@ -14,12 +14,12 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY
 from gantrymq.remoting.records import Record, decode_records
-from gantrymq.testing.clients import ForeignClient, Sent
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, start_broker
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
-from gantrymq.testing.rawpeer import RawPeer
-from gantrymq.testing.stores import log_records
+from support.clients import ForeignClient, Sent
+from support.content import content
+from support.foreign import Java, start_broker
+from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.rawpeer import RawPeer
+from support.stores import log_records
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

@@ -9,7 +9,7 @@ import pytest
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.send import SendMessageHeader
-from gantrymq.testing.clients import (
+from support.clients import (
     Consumer,
     ForeignClient,
     Producer,
@@ -17,9 +17,9 @@ from gantrymq.testing.clients import (
     check_unaltered,
     wait_until,
 )
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.processes import ChildFailed
+from support.content import content
+from support.foreign import ask
+from support.processes import ChildFailed
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
 

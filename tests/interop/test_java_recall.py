@@ -18,9 +18,9 @@ import pytest
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.foreign import Java, ask, start_broker
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from support.clients import ForeignClient
+from support.foreign import Java, ask, start_broker
+from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

@@ -15,10 +15,10 @@ from typing import Any
 import attrs
 import pytest
 
-from gantrymq.testing.clients import ADDED_PROPERTIES, Consumer, ForeignClient, Producer, Received, wait_until
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+from support.clients import ADDED_PROPERTIES, Consumer, ForeignClient, Producer, Received, wait_until
+from support.content import content
+from support.foreign import Java, start_broker, start_nameserver
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

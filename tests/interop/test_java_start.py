@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.foreign import Java
+from support.foreign import Java
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

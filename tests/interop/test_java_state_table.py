@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import gantrymq.sync
-from gantrymq.testing.clients import ForeignClient, wait_until
-from gantrymq.testing.content import content
-from gantrymq.testing.processes import free_ports, gantrymq_child
-from gantrymq.testing.transactions import Transactor
+from support.clients import ForeignClient, wait_until
+from support.content import content
+from support.processes import free_ports, gantrymq_child
+from support.transactions import Transactor
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

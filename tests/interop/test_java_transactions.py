@@ -21,11 +21,11 @@ from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import ResumeCheckHeader
-from gantrymq.testing.clients import Consumer, ForeignClient, Received, wait_until
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import JAVA_VERSIONS, Java, ask, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child
-from gantrymq.testing.transactions import Checked, SentHalf, Transactor
+from support.clients import Consumer, ForeignClient, Received, wait_until
+from support.content import content
+from support.foreign import JAVA_VERSIONS, Java, ask, start_broker, start_nameserver
+from support.processes import free_ports, gantrymq_child
+from support.transactions import Checked, SentHalf, Transactor
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.clients import ForeignClient, Producer, check_complete
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.processes import Child, gantrymq_child, wait_for
+from support.clients import ForeignClient, Producer, check_complete
+from support.foreign import ask
+from support.processes import Child, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import gantrymq
 from gantrymq import sync
-from gantrymq.testing.foreign import Java, runtime_info, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+from support.foreign import Java, runtime_info, start_broker, start_nameserver
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

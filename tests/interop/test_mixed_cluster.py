@@ -15,9 +15,9 @@ from gantrymq import Message
 from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.clients import ForeignClient, Producer, check_complete
-from gantrymq.testing.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from support.clients import ForeignClient, Producer, check_complete
+from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
+from support.processes import Child, free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

@@ -14,9 +14,9 @@ from gantrymq import Message
 from gantrymq.message import SendStatus
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
-from gantrymq.testing.foreign import Java, JavaServer, ask, runtime_info, start_broker
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from support.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
+from support.foreign import Java, JavaServer, ask, runtime_info, start_broker
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

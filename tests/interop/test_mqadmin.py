@@ -1,7 +1,7 @@
 """Every command of RocketMQ's ``mqadmin`` 4.9.7 that speaks to a broker or nameserver: ours beside the Java ones.
 
 Both systems get the same topics, groups and messages, and the same clients are connected to both. What differs is a
-gap, and each gap is listed with its reason in ``gantrymq.testing.mqadmin_cases.GAPS``; one that closes must go there.
+gap, and each gap is listed with its reason in ``support.mqadmin_cases.GAPS``; one that closes must go there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.foreign import Java, start_broker, start_nameserver
-from gantrymq.testing.mqadmin import (
+from support.foreign import Java, start_broker, start_nameserver
+from support.mqadmin import (
     MESSAGES,
     Case,
     MqAdmin,
@@ -27,8 +27,8 @@ from gantrymq.testing.mqadmin import (
     trace,
     unique_id,
 )
-from gantrymq.testing.mqadmin_cases import ACCESS, CASES, CHANGES, GAPS, LAST, PREPARE, RAW, READS, RESET
-from gantrymq.testing.processes import ChildFailed, free_ports, gantrymq_child, wait_for
+from support.mqadmin_cases import ACCESS, CASES, CHANGES, GAPS, LAST, PREPARE, RAW, READS, RESET
+from support.processes import ChildFailed, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

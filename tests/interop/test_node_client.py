@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gantrymq.testing.clients import ForeignClient, check_complete, check_unaltered
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import create_topic
+from support.clients import ForeignClient, check_complete, check_unaltered
+from support.content import content
+from support.foreign import create_topic
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

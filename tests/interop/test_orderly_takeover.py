@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gantrymq.testing.clients import ForeignClient, wait_until
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from support.clients import ForeignClient, wait_until
+from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

@@ -12,10 +12,10 @@ import pytest
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import reply_topic
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import ask, create_topic, is_routed
-from gantrymq.testing.processes import Partner, wait_for
+from support.clients import ForeignClient
+from support.content import content
+from support.foreign import ask, create_topic, is_routed
+from support.processes import Partner, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

@@ -22,8 +22,8 @@ from gantrymq.remoting.codes import RESPONSE_FLAG
 from gantrymq.remoting.codes import RequestCode as Code
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, cut_frames
-from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child
+from support.foreign import Java, ask, start_broker, start_nameserver
+from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
 

@@ -22,10 +22,10 @@ from gantrymq.remoting.headers.send import SEND_LETTERS
 from gantrymq.remoting.names import reply_topic
 from gantrymq.remoting.properties import decode_properties, encode_properties
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull
+from support.foreign import Java, ask, start_broker, start_nameserver
+from support.processes import free_ports, gantrymq_child, wait_for
+from support.rawpeer import RawPeer
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

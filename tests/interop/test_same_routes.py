@@ -22,8 +22,8 @@ from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWra
 from gantrymq.remoting.codes import RequestCode as Code
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.testing.foreign import Java, start_nameserver
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+from support.foreign import Java, start_nameserver
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.wire import Wire
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.content import content
+from support.clients import ForeignClient
+from support.content import content
 
 pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")

@@ -12,7 +12,7 @@ import pytest
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.properties import encode_properties
-from gantrymq.testing.foreign import Java
+from support.foreign import Java
 
 EXPRESSIONS = 4000
 BEHIND = (

@@ -23,8 +23,8 @@ from gantrymq.remoting.bodies.groups import (
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import Java, ask, start_broker, start_nameserver
 from gantrymq.testing.harness import make_broker, run_broker
+from support.foreign import Java, ask, start_broker, start_nameserver
 
 pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 

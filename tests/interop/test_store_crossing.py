@@ -12,11 +12,11 @@ import pytest
 
 from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.testing.clients import ForeignClient, Sent, check_complete
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, start_broker
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
-from gantrymq.testing.stores import expected_queues, log_records, written_queues
+from support.clients import ForeignClient, Sent, check_complete
+from support.content import content
+from support.foreign import Java, start_broker
+from support.processes import Child, free_ports, gantrymq_child
+from support.stores import expected_queues, log_records, written_queues
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

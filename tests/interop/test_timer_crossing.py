@@ -23,10 +23,10 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
-from gantrymq.testing.foreign import Java, JavaServer, start_broker
 from gantrymq.testing.harness import make_broker, run_broker
-from gantrymq.testing.processes import free_ports, gantrymq_child
 from gantrymq.testing.requests import send
+from support.foreign import Java, JavaServer, start_broker
+from support.processes import free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(240)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import Java, ask
+from support.foreign import Java, ask
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 

@@ -12,10 +12,10 @@ import pytest
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRACE_TOPIC
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.foreign import Java, ask, create_topic, is_routed
-from gantrymq.testing.mqadmin import MqAdmin, run_mqadmin
-from gantrymq.testing.processes import ChildFailed, wait_for
+from support.clients import ForeignClient
+from support.foreign import Java, ask, create_topic, is_routed
+from support.mqadmin import MqAdmin, run_mqadmin
+from support.processes import ChildFailed, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 

@@ -20,13 +20,13 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import EndTransactionHeader, TransactionState
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, encode_properties
-from gantrymq.testing.clients import ForeignClient, Received, Sent
-from gantrymq.testing.content import content
-from gantrymq.testing.foreign import Java, ask, start_broker
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
 from gantrymq.testing.requests import send
-from gantrymq.testing.stores import log_records
-from gantrymq.testing.transactions import Checked, SentHalf, Transactor
+from support.clients import ForeignClient, Received, Sent
+from support.content import content
+from support.foreign import Java, ask, start_broker
+from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.stores import log_records
+from support.transactions import Checked, SentHalf, Transactor
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 

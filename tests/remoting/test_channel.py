@@ -11,7 +11,7 @@ from gantrymq.remoting.channel import PEER_REQUESTS_MAX, UNWRITTEN_MAX_BYTES, Ch
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
-from gantrymq.testing.peer import PeerConnection, run_peer
+from support.peer import PeerConnection, run_peer
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
 from gantrymq.testing.harness import cluster_in_thread
+from support.foreign import ask
 
 ROUND_TRIP = """
 import pytest
@@ -66,10 +66,12 @@ def test_the_same_suite_runs_on_a_cluster_that_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_ini_file_configures_the_broker(tmp_path: Path) -> None:
-    text = """
+    text = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.foreign import ask
+from support.foreign import ask
 
 def test_config(gantry_broker):
     told = ask(gantry_broker.address, Command(RequestCode.GET_BROKER_CONFIG)).body

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.foreign import JavaHost, ToolMissing, find_go, find_java
-from gantrymq.testing.processes import Child, ChildFailed
+from support.foreign import JavaHost, ToolMissing, find_go, find_java
+from support.processes import Child, ChildFailed
 
 
 @pytest.fixture

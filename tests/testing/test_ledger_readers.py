@@ -6,11 +6,11 @@ from pathlib import Path
 
 import attrs
 
-from gantrymq.testing.foreign import ask
-from gantrymq.testing.hapair import read_all
 from gantrymq.testing.harness import cluster_in_thread
 from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.requests import send
+from support.foreign import ask
+from support.hapair import read_all
 
 TOPIC = "T"
 MESSAGES = 40

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gantrymq.testing.mqadmin import Case, Site, normalised
+from support.mqadmin import Case, Site, normalised
 
 
 @pytest.mark.parametrize("rate", ["0.2", "0.20338983050847456", "0.1666666666666", "4.1e-05"])

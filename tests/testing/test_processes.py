@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.testing.processes import Child, ChildFailed, free_ports
+from support.processes import Child, ChildFailed, free_ports
 
 DEAF = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); sys.stdin.read()"
 

@@ -15,16 +15,17 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.hapair import Book
+from gantrymq.testing.ledger import Book
 from gantrymq.testing.requests import pull
 from gantrymq.testing.simulated.machine import Machine
 from gantrymq.testing.simulated.network import OBSERVER, Network, Process, on
 
-HA = "gantrymq.plugins.ha:HaPlugin"
+_HA = "gantrymq.plugins.ha:HaPlugin"
 HA_PORT = 10912
+"""The port at which a simulated master serves its slaves."""
 SAFE = {"plugin.flush.mode": "sync", "plugin.ha.role": "sync_master"}
-"""What makes an acknowledgement survive the loss of either machine (SYNC_FLUSH and SYNC_MASTER)."""
-STEP_S = 0.05
+"""What makes an acknowledgment survive the loss of either machine (SYNC_FLUSH and SYNC_MASTER)."""
+_STEP_S = 0.05
 
 
 class Cluster:
@@ -70,7 +71,7 @@ class Cluster:
     async def start_broker(self, host: str, broker_id: int = 0, settings: Mapping[str, str] | None = None) -> Broker:
         """A broker with the plugin ``ha`` at this machine, a master or (``broker_id`` not 0) a slave."""
         given = {"broker.id": str(broker_id), "plugin.ha.peers": "10.0.0.0/8", **(settings or {})}
-        return await self.machine(host).start_broker(self.nameservers, given, [HA])
+        return await self.machine(host).start_broker(self.nameservers, given, [_HA])
 
     def end(self) -> None:
         """Switch all machines off, for good."""
@@ -94,7 +95,7 @@ class Cluster:
         """Returns when it is so; AssertionError when it is not after so many simulated seconds."""
         with trio.move_on_after(seconds):
             while not true():  # noqa: ASYNC110 - what is waited for has no event
-                await trio.sleep(STEP_S)
+                await trio.sleep(_STEP_S)
         if not true():
             raise AssertionError(f"not within {seconds:g} simulated seconds: {what or true}")
 
@@ -114,7 +115,7 @@ async def read_all(address: str, topic: str, queues: int, book: Book, patience: 
                     answer = await channel.call(pull(topic, queue_id, offset))
                     if answer.code != ResponseCode.SUCCESS and patience:
                         patience -= 1
-                        await trio.sleep(STEP_S)
+                        await trio.sleep(_STEP_S)
                         continue
                     if answer.code != ResponseCode.SUCCESS:
                         raise AssertionError(f"queue {queue_id} at {offset}: {answer.code} {answer.remark}")

@@ -10,7 +10,7 @@ import trio
 
 from gantrymq.kernel.env import Listener, Waker
 from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.simulated.network import Network
 
 START_MS = 1_700_000_000_000

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 ALL_PORTS: Final = frozenset[int]()
+"""A link that is bad for every port."""
 
 
 class Link:

@@ -13,9 +13,12 @@ from gantrymq.testing.ledger import Ledger
 from gantrymq.testing.simulated.cluster import Cluster, read_all
 
 TOPIC = "T"
+"""The topic that the producers send to."""
 QUEUES = 2
-SEND_S = 2.0
+"""Queues of that topic."""
+_SEND_S = 2.0
 PAUSE_S = 0.4
+"""The longest pause of a producer between two messages, in simulated seconds."""
 
 
 class Load:
@@ -43,7 +46,7 @@ class Load:
 
     async def _send(self, number: int, host: str) -> None:
         chance = random.Random(f"{self._cluster.seed} {host} load")  # noqa: S311 - chance that can be repeated
-        async with self._cluster.client(host) as client, client.producer("p", timeout=SEND_S, retries=0) as producer:
+        async with self._cluster.client(host) as client, client.producer("p", timeout=_SEND_S, retries=0) as producer:
             while True:
                 await trio.sleep(chance.uniform(0, self.pause_s))
                 body = self.ledger.next_body(number)

@@ -14,12 +14,12 @@ from gantrymq.testing.harness import make_broker
 from gantrymq.testing.simulated.env import SimulatedEnv
 from gantrymq.testing.simulated.network import Network, Process, on
 
-STORE = "store"
-OVERRIDES = f"{STORE}/{OVERRIDES_PATH}"
-NAMESERVER_PORT = 9876
-BROKER_PORT = 10911
+_STORE = "store"
+_OVERRIDES = f"{_STORE}/{OVERRIDES_PATH}"
+_NAMESERVER_PORT = 9876
+_BROKER_PORT = 10911
 
-Body = Callable[[trio.TaskStatus[None]], Awaitable[None]]
+_Body = Callable[[trio.TaskStatus[None]], Awaitable[None]]
 
 
 class Machine:
@@ -40,7 +40,7 @@ class Machine:
     @property
     def address(self) -> str:
         """Where the broker serves clients."""
-        return f"{self.host}:{BROKER_PORT}"
+        return f"{self.host}:{_BROKER_PORT}"
 
     @property
     def running_broker(self) -> Broker:
@@ -56,12 +56,12 @@ class Machine:
 
         async def body(status: trio.TaskStatus[None]) -> None:
             async with trio.open_nursery() as nursery:
-                config = NameServerConfig(host=self.host, port=NAMESERVER_PORT, peers=tuple(peers), insecure=True)
+                config = NameServerConfig(host=self.host, port=_NAMESERVER_PORT, peers=tuple(peers), insecure=True)
                 await nursery.start(NameServer(config).serve)
                 status.started()
 
         await self._start(body)
-        return f"{self.host}:{NAMESERVER_PORT}"
+        return f"{self.host}:{_NAMESERVER_PORT}"
 
     async def start_broker(
         self, nameservers: Sequence[str], settings: Mapping[str, str], enable: Sequence[str] = ()
@@ -79,15 +79,15 @@ class Machine:
         }
 
         file = f"[broker]\nid = {given.pop('broker.id', 0)}\n".encode()
-        if self.env.exists(OVERRIDES):
-            self.env.unlink(OVERRIDES)  # who says now what it is takes out what was changed before
+        if self.env.exists(_OVERRIDES):
+            self.env.unlink(_OVERRIDES)  # who says now what it is takes out what was changed before
 
         async def body(status: trio.TaskStatus[None]) -> None:
             again = False
             while True:
-                changed = self.env.read_bytes(OVERRIDES) if self.env.exists(OVERRIDES) else b""
+                changed = self.env.read_bytes(_OVERRIDES) if self.env.exists(_OVERRIDES) else b""
                 self.broker = broker = make_broker(
-                    STORE, nameservers, settings=given, enable=enable, env=self.env, file=file, overrides=changed
+                    _STORE, nameservers, settings=given, enable=enable, env=self.env, file=file, overrides=changed
                 )
                 async with trio.open_nursery() as nursery:
                     await nursery.start(_run, broker)
@@ -100,7 +100,7 @@ class Machine:
         await self._start(body)
         return self.running_broker
 
-    async def _start(self, body: Body) -> None:
+    async def _start(self, body: _Body) -> None:
         await self._gone.wait()
         self._gone, self._scope = trio.Event(), trio.CancelScope()
         self._process = process = Process(self.host)
@@ -110,7 +110,7 @@ class Machine:
 
     async def _live(
         self,
-        body: Body,
+        body: _Body,
         process: Process,
         env: SimulatedEnv,
         gone: trio.Event,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from gantrymq.testing.simulated.connection import Connection
+from gantrymq.testing.simulated._connection import Connection
 from gantrymq.testing.simulated.link import Link
 
 OBSERVER: Final = "10.255.255.254"

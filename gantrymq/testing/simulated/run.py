@@ -10,25 +10,25 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from gantrymq.testing.simulated.chance import all_from
+from gantrymq.testing.simulated._chance import all_from
+from gantrymq.testing.simulated._sockets import MemorySockets
 from gantrymq.testing.simulated.cluster import Cluster
 from gantrymq.testing.simulated.network import Network
-from gantrymq.testing.simulated.sockets import MemorySockets
 
-R = TypeVar("R")
+_R = TypeVar("_R")
 
 LIMIT_S: Final = 24 * 3600.0
 """A scenario that takes longer, in simulated time, waits for what never comes."""
-LINES_TOLD: Final = 40
+_LINES_TOLD: Final = 40
 
 
-def simulate(scenario: Callable[[Cluster], Awaitable[R]], seed: int) -> R:
+def simulate(scenario: Callable[[Cluster], Awaitable[_R]], seed: int) -> _R:
     """What ``scenario`` returns, which is given an empty cluster. What it raises has the seed and the last log lines.
 
     Whatever still runs at its end is taken away. Not to be called within another event loop.
     """
 
-    async def main() -> R:
+    async def main() -> _R:
         async with trio.open_nursery() as nursery:
             network = Network(seed, nursery)
             trio.socket.set_custom_socket_factory(MemorySockets(network))
@@ -48,7 +48,7 @@ def simulate(scenario: Callable[[Cluster], Awaitable[R]], seed: int) -> R:
         try:
             return trio.run(main, clock=MockClock(autojump_threshold=0))
         except BaseException as error:
-            lines = "\n".join(str(line) for line in logged[-LINES_TOLD:])
+            lines = "\n".join(str(line) for line in logged[-_LINES_TOLD:])
             error.add_note(f"seed {seed}; the last that was logged:\n{lines}")
             raise
 

@@ -13,10 +13,10 @@ from gantrymq.testing.simulated.network import Network
 
 CALM_S: Final = (0.02, 0.8)
 """Between one change and the next."""
-CLOGGED_S: Final = (0.05, 8.0)
-DELAY_MAX_S: Final = 0.2
-CUT_MAX: Final = 0.05
-SLOW_BYTES_PER_S: Final = (20_000, 2_000_000)
+_CLOGGED_S: Final = (0.05, 8.0)
+_DELAY_MAX_S: Final = 0.2
+_CUT_MAX: Final = 0.05
+_SLOW_BYTES_PER_S: Final = (20_000, 2_000_000)
 
 
 class Weather:
@@ -42,14 +42,14 @@ class Weather:
             self._network.heal()
 
     def _delay(self, _nursery: trio.Nursery) -> None:
-        low, high = sorted(self._chance.uniform(0, DELAY_MAX_S) for _ in range(2))
+        low, high = sorted(self._chance.uniform(0, _DELAY_MAX_S) for _ in range(2))
         self._chance.choice(self._links).delay_s = low, high
 
     def _cut(self, _nursery: trio.Nursery) -> None:
-        self._chance.choice(self._links).cut = self._chance.uniform(0, CUT_MAX)
+        self._chance.choice(self._links).cut = self._chance.uniform(0, _CUT_MAX)
 
     def _slow(self, _nursery: trio.Nursery) -> None:
-        self._chance.choice(self._links).bytes_per_s = self._chance.randint(*SLOW_BYTES_PER_S)
+        self._chance.choice(self._links).bytes_per_s = self._chance.randint(*_SLOW_BYTES_PER_S)
 
     def _mend(self, _nursery: trio.Nursery) -> None:
         self._chance.choice(self._links).mend()
@@ -68,6 +68,6 @@ class Weather:
     async def _for_a_while(self, links: Sequence[Link]) -> None:
         for link in links:
             link.clog()
-        await trio.sleep(self._chance.uniform(*CLOGGED_S))
+        await trio.sleep(self._chance.uniform(*_CLOGGED_S))
         for link in links:
             link.clear()

@@ -42,7 +42,7 @@ func check(err error) {
 	}
 }
 
-// content is the message that a seed and an index stand for, as gantrymq.testing.content makes it.
+// content is the message that a seed and an index stand for, as support.content makes it.
 func content(topic string, seed, index int) *primitive.Message {
 	start := fmt.Sprintf("%d-%d|", seed, index)
 	body := make([]byte, max(sizes[index%len(sizes)], len(start)))

@@ -15,7 +15,7 @@ const httpclient = { request: async url => { throw new Error(`no HTTP here: ${ur
 
 const print = line => process.stdout.write(JSON.stringify(line) + '\n');
 
-// The message that a seed and an index stand for, as gantrymq.testing.content makes it.
+// The message that a seed and an index stand for, as support.content makes it.
 function content(topic, seed, index) {
   const start = Buffer.from(`${seed}-${index}|`);
   const body = Buffer.alloc(Math.max(SIZES[index % SIZES.length], start.length));

@@ -16,7 +16,8 @@ import pytest
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.env.system import EventWaker, SystemEnv
 from gantrymq.kernel.errors import NoRoom, StartError, StoreInUse, StoreNotWritable, blame
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 
 @pytest.fixture(params=["system", "memory", "fault"])

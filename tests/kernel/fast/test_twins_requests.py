@@ -28,7 +28,7 @@ from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.headers.send import SEND_LETTERS
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.properties import encode_properties
-from gantrymq.testing.columns import columns_of, dispatched
+from support.columns import columns_of, dispatched
 
 pytestmark = pytest.mark.once  # it runs both twins
 

@@ -13,7 +13,7 @@ from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, look_at
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.records import HEADS
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of
 
 

@@ -16,9 +16,10 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import LogPoisoned, NoRoom, StartError, StoreInUse, StoreNotWritable
 from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.store.store import Store, StoreConfig
-from gantrymq.testing.columns import columns_of
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
+from support.columns import columns_of
 
 
 def bodies(first: int, end: int) -> list[bytes]:

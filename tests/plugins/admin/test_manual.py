@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from gantrymq.testing.mqadmin_cases import CASES, GAPS
+from support.mqadmin_cases import CASES, GAPS
 
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "mqadmin.md"
 ROW = re.compile(r"^\| (\w+) \| (same|differs) \| (.*?) ?\|$", re.M)

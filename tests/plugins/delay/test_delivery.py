@@ -11,9 +11,9 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import BATCH_ROWS, IDLE_MS, PIPELINE, RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC
-from gantrymq.testing.delays import DELAY_FILE, DelayedStore
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
+from support.delays import DELAY_FILE, DelayedStore
 
 HOUR_MS = 3_600_000
 LARGE = attrs.evolve(TINY, commit_log_file_bytes=1 << 20, queue_file_units=5000)

@@ -12,8 +12,8 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC
-from gantrymq.testing.delays import DelayedStore
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
+from support.delays import DelayedStore
 
 DELAYS_MS = (1000, 3000, 7000)
 LEVELS = "1s 3s 7s"

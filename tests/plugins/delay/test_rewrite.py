@@ -8,7 +8,7 @@ from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.rewrite import move_delayed
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.delays import NO_TIMER
+from support.delays import NO_TIMER
 
 LEVELS = Levels.parse("1s 5s 10s")
 

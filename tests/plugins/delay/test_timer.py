@@ -21,8 +21,8 @@ from gantrymq.plugins.delay.timer.wheel import Wheel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from gantrymq.remoting.properties import find_property
-from gantrymq.testing.envs import MemoryEnv
-from gantrymq.testing.timers import SMALL, TimedStore
+from gantrymq.testing.memory_env import MemoryEnv
+from support.timers import SMALL, TimedStore
 
 HOUR_MS = 3_600_000
 

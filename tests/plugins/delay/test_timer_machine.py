@@ -12,8 +12,8 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.delay.levels.delivery import RETRY_MS
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import find_property
-from gantrymq.testing.envs import MemoryEnv
-from gantrymq.testing.timers import TimedStore
+from gantrymq.testing.memory_env import MemoryEnv
+from support.timers import TimedStore
 
 HOUR_MS = 3_600_000
 

@@ -16,8 +16,8 @@ from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, Subscr
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
-from gantrymq.testing.envs import MemoryEnv
 from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.memory_env import MemoryEnv
 
 PATH = "/config/consumerFilter.json"
 BORN = 1795262795780

@@ -18,7 +18,7 @@ from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
 from gantrymq.testing import flushkit
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 
 class SlowFile:
@@ -170,7 +170,7 @@ async def test_the_kit_finds_what_breaks_a_rule(
     monkeypatch: pytest.MonkeyPatch, broken: type[IntervalFlush], rule: flushkit.Rule, error: type[Exception]
 ) -> None:
     if error is trio.TooSlowError:
-        monkeypatch.setattr(flushkit, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(flushkit, "TIMEOUT_S", 0.2)
     with pytest.RaisesGroup(error, flatten_subgroups=True, allow_unwrapped=True):
         await rule(flushkit.Strategy(lambda log, waker: broken(log, 0.01, 1, 1.0)))
 

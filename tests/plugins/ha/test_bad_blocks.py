@@ -18,8 +18,8 @@ from gantrymq.plugins.ha.status import master_info
 from gantrymq.plugins.services import TopicTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.badblocks import BadBlocksEnv
 from gantrymq.testing.requests import pull, send
+from support.badblocks import BadBlocksEnv
 
 pytestmark = pytest.mark.trio
 

@@ -17,9 +17,9 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
-from gantrymq.testing.badblocks import BadBlocksEnv
 from gantrymq.testing.harness import run_broker
 from gantrymq.testing.requests import send
+from support.badblocks import BadBlocksEnv
 
 pytestmark = pytest.mark.trio
 

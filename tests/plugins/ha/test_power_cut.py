@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.copies import CopiedGate, Copies, Copy
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, commit, open_store, read_queue
 
 

@@ -22,7 +22,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.harness import make_broker
-from gantrymq.testing.processes import free_ports
+from support.processes import free_ports
 
 pytestmark = pytest.mark.trio
 

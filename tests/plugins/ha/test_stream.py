@@ -15,7 +15,7 @@ from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Pieces
 from gantrymq.plugins.ha.slave import Tail
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of, commit, open_store, read_all
 
 CHECKSUM_AT, BODY_SIZE_AT = 8, 84

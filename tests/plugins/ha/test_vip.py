@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.testing.processes import free_ports
+from support.processes import free_ports
 
 pytestmark = pytest.mark.trio
 

@@ -14,9 +14,9 @@ from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.badblocks import BadBlocksEnv
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
+from support.badblocks import BadBlocksEnv
 
 pytestmark = pytest.mark.trio
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gantrymq.plugins.index.layout import HEADER_BYTES, Shape
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 SHAPE = Shape(slots=3, entries=30)
 

@@ -9,7 +9,8 @@ import pytest
 
 from gantrymq.plugins.index import files as files_module
 from gantrymq.plugins.index.layout import ENTRY, Header, Shape, decode_header
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 TAIL = 4096
 ROOMY = Shape(slots=7, entries=1000)

@@ -10,7 +10,7 @@ import pytest
 
 import gantrymq.sync
 from gantrymq import GantryError, Message
-from gantrymq.testing.processes import free_ports, gantrymq_child, wait_for
+from support.processes import free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 KEYS = st.lists(st.sampled_from(["a", "b", "Aa", "BB", "c#d"]), max_size=3, unique=True)
 """``Aa`` and ``BB`` have one hash in Java."""

@@ -9,7 +9,8 @@ import pytest
 
 from gantrymq.kernel.errors import LogPoisoned, StartError
 from gantrymq.plugins.index.layout import ENTRY, Shape
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 SMALL = Shape(slots=5, entries=8)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 PATH = "config/consumerOffset.json"
 ENDS = {("T", 0): 100, ("T", 1): 7, ("U", 0): 1 << 40}

@@ -16,7 +16,7 @@ from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.testing.harness import make_broker, run_broker
-from gantrymq.testing.processes import free_ports
+from support.processes import free_ports
 
 pytestmark = pytest.mark.trio
 

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.transaction.check import SLICE_S, CheckBack, Questions
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import Producers
 
 

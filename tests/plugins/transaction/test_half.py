@@ -12,7 +12,7 @@ from gantrymq.plugins.transaction.half import check_scan
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, java_hash
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, TransactedStore, in_order, killed
 
 CONSUMER = "CID_RMQ_SYS_TRANS"

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.plugins.transaction.strategies import STRATEGIES
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, Question, TransactedStore
 
 EXAMPLES = int(os.environ.get("GANTRYMQ_MACHINE_EXAMPLES", "60"))

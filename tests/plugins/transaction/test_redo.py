@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK, RedoLog
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 FOLDER = "redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
 FIRST = f"{FOLDER}/00000000000000000000"

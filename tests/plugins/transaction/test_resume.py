@@ -11,7 +11,7 @@ from gantrymq.plugins.transaction.resume import NOT_FOUND, NOT_PUT
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Producer, TransactedStore, in_order, killed
 
 INTERVAL_S = 61

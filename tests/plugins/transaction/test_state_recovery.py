@@ -16,7 +16,7 @@ from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
 from gantrymq.plugins.transaction.state_table.table import ROW, UNIT
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Half, TransactedStore
 
 TABLE = "store/transaction/statetable/00000000000000000000"

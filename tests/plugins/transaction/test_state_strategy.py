@@ -21,8 +21,9 @@ from gantrymq.remoting.headers.transactions import EndTransactionHeader
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
 from gantrymq.testing.harness import broker_and_channel
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.requests import pull, send
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, TransactedStore
 

@@ -10,7 +10,8 @@ from hypothesis import given
 
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.state_table.table import ENDS, PREPARED, UNIT, StateRow, StateTable
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 COMMIT, ROLLBACK = ENDS
 FILE_ROWS = 16

@@ -25,10 +25,10 @@ from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
-from gantrymq.testing.columns import GIVEN
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, Producer, TransactedStore, received
+from support.columns import GIVEN
 
 pytestmark = pytest.mark.once  # it runs both twins
 

@@ -13,7 +13,8 @@ from gantrymq.kernel.errors import NoRoom, OutOfLog
 from gantrymq.kernel.store.log.commitlog import SCAN_ROWS
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gantrymq.kernel.store.log.clock import SLOWER, StoreClock
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 HOUR_MS = 3_600_000
 

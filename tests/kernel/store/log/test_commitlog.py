@@ -15,7 +15,8 @@ from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, blank
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import batch_of
 
 HOST = b"\x7f\0\0\x01\0\0\x2a\x9f"

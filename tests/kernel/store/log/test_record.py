@@ -25,7 +25,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.message_ids import offset_message_id, parse_offset_message_id
 from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.columns import dispatched
+from support.columns import dispatched
 
 GOLDEN = bytes.fromhex(
     "00000072DAA320A73610A6860000000200000000000000000000000B00000000000004000000000000000000000003E87F00000100001388"

@@ -11,7 +11,8 @@ import pytest
 from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.store.log.segments import Segments, StoreDamaged
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 
 def make(env: MemoryEnv | FaultEnv, *, sparse: bool = False) -> Segments:

@@ -9,7 +9,8 @@ import pytest
 from gantrymq.kernel.env import Waker
 from gantrymq.kernel.errors import LogPoisoned, OutOfLog
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, open_store, read_queue
 
 

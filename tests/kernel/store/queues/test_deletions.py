@@ -8,7 +8,8 @@ import pytest
 
 from gantrymq.kernel.store.queues import deletions as module
 from gantrymq.kernel.store.queues.deletions import Deletions
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 PATH = "s/gantrymq.deleted"
 

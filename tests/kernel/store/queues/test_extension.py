@@ -12,7 +12,8 @@ from gantrymq.kernel.fast import tag_code
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.extension import ExtensionUnit, QueueExtension
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, commit, open_store
 
 EXTENDED = attrs.evolve(TINY, queue_extension=True, queue_extension_file_bytes=100)

@@ -16,7 +16,7 @@ from gantrymq.kernel.store.log.windows import LogWindows
 from gantrymq.kernel.store.queues.consume_queue import FILLER, FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.kernel.store.queues.repair import is_right
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import MemoryEnv, MemoryFile
+from gantrymq.testing.memory_env import MemoryEnv, MemoryFile
 from gantrymq.testing.tinystore import TINY, commit, open_store, read_queue
 
 MESSAGES = 60

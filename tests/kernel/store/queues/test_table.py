@@ -15,7 +15,8 @@ from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER, ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues, QueuesPoisoned, check_topic
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 Row = tuple[str, int, int, int]
 """Topic, queue id, queue offset, log offset."""

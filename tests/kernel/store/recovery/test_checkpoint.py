@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, MarkFiles, Marks, decode_checkpoint, decode_marks
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 
 positions = st.integers(0, (1 << 63) - 1)
 BELONGS = Checkpoint(10_000, 20_000, 5)

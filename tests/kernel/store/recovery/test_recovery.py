@@ -14,7 +14,8 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.recovery.recovery import RecoveryReport
 from gantrymq.kernel.store.store import Store
-from gantrymq.testing.envs import FaultEnv, MemoryEnv
+from gantrymq.testing.fault_env import FaultEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
 
 SIZE = 92 + 100

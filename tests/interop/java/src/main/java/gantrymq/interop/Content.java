@@ -3,7 +3,7 @@ package gantrymq.interop;
 import java.nio.charset.StandardCharsets;
 import org.apache.rocketmq.common.message.Message;
 
-/** The message that a seed and an index stand for: {@code gantrymq.testing.content} makes the same one. */
+/** The message that a seed and an index stand for: {@code support.content} makes the same one. */
 final class Content {
     private static final String[] TAGS = {"TagA", "TagB", "TagC", "标签"};
     private static final int[] SIZES = {10, 100, 1000, 5000, 64, 333};

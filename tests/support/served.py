@@ -12,9 +12,9 @@ import msgspec
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.processes import Child, ChildFailed
-from gantrymq.testing.rawpeer import RawPeer
 from gantrymq.testing.requests import pull, send
+from support.processes import Child, ChildFailed
+from support.rawpeer import RawPeer
 
 FILE_BYTES = 1024 * 1024
 BODY = bytes(range(256)) * 128

@@ -29,7 +29,7 @@ class Relay:
         self.cut = 0.0
         self.connections = 0
         self._port = port
-        self._chance = random.Random(seed)  # noqa: S311 - no secret
+        self._chance = random.Random(seed)
         self._open = {"to": trio.Event(), "from": trio.Event()}
         self.heal()
 

@@ -185,7 +185,7 @@ class Child(Partner):
     ) -> None:
         super().__init__(arguments, log)
         self._errors = log.open("ab")
-        self.process = subprocess.Popen(  # noqa: S603 - the tests choose what runs
+        self.process = subprocess.Popen(
             self.arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.remoting.names import SCHEDULE_TOPIC
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
 DELAY_FILE = "store/config/delayOffset.json"

@@ -11,8 +11,8 @@ from types import TracebackType
 import attrs
 import msgspec
 
-from gantrymq.testing.content import content
-from gantrymq.testing.processes import Child, ChildFailed, Partner
+from support.content import content
+from support.processes import Child, ChildFailed, Partner
 
 ADDED_PROPERTIES = frozenset(
     {"UNIQ_KEY", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "MSG_REGION", "TRACE_ON", "WAIT"}

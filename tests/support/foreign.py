@@ -25,8 +25,8 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.testing.clients import ForeignClient
-from gantrymq.testing.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_ports, wait_for
+from support.clients import ForeignClient
+from support.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_ports, wait_for
 
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
@@ -80,7 +80,7 @@ def _stamp(folder: Path, *extra: str) -> str:
 
 
 def _run(arguments: Sequence[str], cwd: Path) -> None:
-    done = subprocess.run(  # noqa: S603 - the tests choose what runs
+    done = subprocess.run(
         list(arguments), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=BUILD_SECONDS
     )
     if done.returncode:
@@ -130,9 +130,7 @@ class Java:
         """What RocketMQ's own admin tool prints for ``arguments``; RuntimeError when it fails."""
         main = "org.apache.rocketmq.tools.command.MQAdminStartup"
         command = self.command(home, main, *arguments, options=("-Xmx256m", "-XX:TieredStopAtLevel=1"))
-        done = subprocess.run(  # noqa: S603 - the tests choose what runs
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise RuntimeError(f"mqadmin {arguments} ended with {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout + done.stderr
@@ -261,7 +259,7 @@ def _archive_classes(java: Java) -> None:
         names = {line for file in home.glob("classes-*") for line in file.read_text().splitlines()}
         (home / "classes").write_text("\n".join(sorted(names)))
         files = (f"-XX:SharedClassListFile={home / 'classes'}", f"-XX:SharedArchiveFile={java.cache / ARCHIVE}")
-        subprocess.run(  # noqa: S603 - the tests choose what runs
+        subprocess.run(
             (java.java, *java.common, "-Xshare:dump", *files, f"@{java.class_path}"),
             stdin=subprocess.DEVNULL, capture_output=True, timeout=BUILD_SECONDS, check=False,
         )  # fmt: skip

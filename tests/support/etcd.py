@@ -10,8 +10,8 @@ from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-from gantrymq.testing.foreign import ToolMissing, hold_lock
-from gantrymq.testing.processes import Child, ChildFailed, free_ports, wait_for
+from support.foreign import ToolMissing, hold_lock
+from support.processes import Child, ChildFailed, free_ports, wait_for
 
 PACKAGE = "etcd-server"
 DOWNLOAD_S = 300.0
@@ -43,9 +43,7 @@ def find_etcd(cache: Path) -> Path:
 
 
 def _run(folder: Path, *command: str) -> None:
-    subprocess.run(  # noqa: S603 - the tests choose what runs
-        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOWNLOAD_S, check=True
-    )
+    subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=DOWNLOAD_S, check=True)
 
 
 class EtcdServer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantrymq.testing.mqadmin import CONSUMERS, PRODUCERS, TOPIC, TRACES, Case
+from support.mqadmin import CONSUMERS, PRODUCERS, TOPIC, TRACES, Case
 
 NUMBER = r"\b\d+\b"
 MEASURED = r"\b\d+\.\d+\b"

@@ -21,9 +21,9 @@ from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.brokers import StatsHeader
-from gantrymq.testing.foreign import Java, ask
-from gantrymq.testing.processes import Child, wait_for
 from gantrymq.testing.requests import send
+from support.foreign import Java, ask
+from support.processes import Child, wait_for
 
 TOPIC, CONSUMERS, PRODUCERS, TRACES = "orders", "readers", "senders", "traces"
 QUEUES, MESSAGES = 4, 40

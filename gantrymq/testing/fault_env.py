@@ -1,4 +1,4 @@
-"""An environment whose calls fail on demand; :mod:`gantrymq.testing.envs` has it too."""
+"""An environment whose calls fail on demand."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class HaClients:
 
     async def send_forever(self, sender: int) -> None:
         """Send one message after the other to the master that the nameservers name."""
-        chance = random.Random(f"{self._seed} sender {sender}")  # noqa: S311 - chance that can be repeated
+        chance = random.Random(f"{self._seed} sender {sender}")
         while True:
             with suppress(*FAILURES):
                 address = await self.find_master()
@@ -112,7 +112,7 @@ class HaClients:
 
     async def consume_forever(self, group: str = GROUP) -> None:
         """As a consumer of all queues: at the master, or at any other broker while that does not answer."""
-        chance = random.Random(f"{self._seed} {group}")  # noqa: S311
+        chance = random.Random(f"{self._seed} {group}")
         while True:
             address = await self.find_master() if chance.random() < 0.8 else ""
             address = address or chance.choice(self._brokers)
@@ -139,7 +139,7 @@ class HaClients:
 
     async def look_forever(self, number: int = 0) -> None:
         """As a reader that is in no group: at any broker, what it has last; and what it says of the group."""
-        chance = random.Random(f"{self._seed} looker {number}")  # noqa: S311
+        chance = random.Random(f"{self._seed} looker {number}")
         while True:
             with suppress(*FAILURES):
                 address = chance.choice(self._brokers)

@@ -61,7 +61,7 @@ async def run_peer(script: Script) -> AsyncIterator[str]:
                 await script(PeerConnection(stream))
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    port: int = listener.extra(SocketAttribute.local_port)  # noqa: S610  (anyio's, not Django's)
+    port: int = listener.extra(SocketAttribute.local_port)
     async with listener, background_tasks() as tasks:
         tasks.start_soon(listener.serve, serve)
         yield f"127.0.0.1:{port}"

@@ -11,9 +11,9 @@ from pathlib import Path
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from gantrymq.testing.etcd import EtcdServer
-from gantrymq.testing.foreign import ask, runtime_info
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child, wait_for
+from support.etcd import EtcdServer
+from support.foreign import ask, runtime_info
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 NAME = "broker-a"
 FILE_BYTES = 16 << 20

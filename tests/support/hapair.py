@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.foreign import ask, runtime_info
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from gantrymq.testing.ledger import Book
+from support.foreign import ask, runtime_info
+from support.processes import Child, free_ports, gantrymq_child
 
 NAME = "broker-a"
 FILE_BYTES = 16 << 20
@@ -92,13 +92,6 @@ class HaPair:
         """The store's log up to where the running broker says that it ends."""
         files = sorted((self.stores[number] / "commitlog").iterdir())
         return b"".join(file.read_bytes() for file in files)[: self.end(number) - int(files[0].name)]
-
-
-class Book(Protocol):
-    """Who notes what a reader gets: a :class:`gantrymq.testing.ledger.Ledger`, or less."""
-
-    def observe(self, body: bytes, queue_id: int, offset: int) -> None:
-        """A reader got ``body`` from this place."""
 
 
 def read_all(address: str, topic: str, queues: int, ledger: Book) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """A master and its slaves as real processes with two nameservers, on links that can be cut one by one.
 
 Every broker has an address of the loopback for itself, and advertises one at which a relay stands
-(``gantrymq.testing.links``): brokers reach each other, the nameserver and clients by relays only.
+(``support.links``): brokers reach each other, the nameserver and clients by relays only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import gantrymq
 from gantrymq.failover import promotion
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
-from gantrymq.testing.etcd import EtcdServer
-from gantrymq.testing.links import Links
-from gantrymq.testing.loopdisk import LoopDisk
-from gantrymq.testing.processes import Child, free_ports, gantrymq_child
+from support.etcd import EtcdServer
+from support.links import Links
+from support.loopdisk import LoopDisk
+from support.processes import Child, free_ports, gantrymq_child
 
 NAME: Final = "broker-a"
 NAMES: Final = "nameserver"

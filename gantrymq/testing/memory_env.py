@@ -1,6 +1,6 @@
-"""Environments for tests: a disk in memory that can lose what was not synced, and one whose calls fail on demand.
+"""An environment in memory, whose disk can lose what was not synced and whose clock a test moves.
 
-Both stand in for :class:`gantrymq.kernel.env.system.SystemEnv`, under a store or a whole broker.
+It stands in for :class:`gantrymq.kernel.env.system.SystemEnv`, under a store or a whole broker.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, Waker
 from gantrymq.kernel.env.system import EventWaker, SystemListener
 from gantrymq.kernel.errors import StoreInUse
 from gantrymq.kernel.fast.plain_flusher import Flusher
-from gantrymq.testing.faultenv import FaultEnv, FaultFile
-
-__all__ = ["FaultEnv", "FaultFile", "MemoryEnv", "MemoryFile"]
 
 BLOCK_BYTES = 512
 """What a disk writes whole or not at all."""

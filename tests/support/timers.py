@@ -16,7 +16,7 @@ from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer.files import TimerSizes
 from gantrymq.plugins.delay.timer.timer import Timer
 from gantrymq.remoting.names import TIMER_TOPIC
-from gantrymq.testing.envs import MemoryEnv
+from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 
 SMALL: Final = TimerSizes(slots=240, roll_ms=60_000, file_bytes=52 * 20)

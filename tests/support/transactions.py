@@ -8,8 +8,8 @@ from types import MappingProxyType, TracebackType
 
 import msgspec
 
-from gantrymq.testing.clients import ForeignClient, Received
-from gantrymq.testing.processes import ChildFailed, Partner
+from support.clients import ForeignClient, Received
+from support.processes import ChildFailed, Partner
 
 
 class SentHalf(msgspec.Struct, rename="camel"):
