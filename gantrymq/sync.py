@@ -22,7 +22,7 @@ from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
-from gantrymq.client.options import Start
+from gantrymq.client.options import Start, Topics
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.sender import QueueChoice
 from gantrymq.client.statistics import ConsumerStatistics
@@ -377,10 +377,10 @@ class Client:
                 loop.close()
 
     @contextmanager
-    def consumer(self, topic: str, group: str, *, tags: str = "*", start: Start = "last") -> Iterator[Consumer]:
+    def consumer(self, topics: Topics, group: str, *, tags: str = "*", start: Start = "last") -> Iterator[Consumer]:
         """As :meth:`gantrymq.Client.consumer`."""
         self._loop.ensure_open()
-        opened = self._inner.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start)
+        opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start)
         loop = Loop(self._loop.portal, f"consumer of group {group}")
         with _opened(loop, opened) as inner:
             consumer = Consumer(loop, inner)

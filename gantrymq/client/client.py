@@ -11,7 +11,7 @@ from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer, open_consumer
 from gantrymq.client.nameservers import parse_nameservers
-from gantrymq.client.options import ConsumerOptions, R, Start
+from gantrymq.client.options import ConsumerOptions, R, Start, Topics
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
 from gantrymq.client.sender import Sender
 from gantrymq.client.transactions import (
@@ -81,23 +81,24 @@ class Client:
 
     @asynccontextmanager
     async def consumer(
-        self, topic: str, group: str, *, tags: str = "*", start: Start = "last"
+        self, topics: Topics, group: str, *, tags: str = "*", start: Start = "last"
     ) -> AsyncIterator[Consumer[ReceivedMessage]]:
-        """A member of the consumer ``group`` on ``topic`` for the length of the block.
+        """A member of the consumer ``group`` for the length of the block.
 
-        ``tags`` selects by tag (``"a || b"``); every member of a group must give the same. ``start`` counts only where
+        ``topics`` is one topic, several, or a mapping of topics to tags. ``tags`` selects by tag (``"a || b"``); every
+        member of a group must give the same. ``start`` counts only where
         the group has no offset yet. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has
         a consumer of that group.
         """
-        async with self.consumer_of(ReceivedMessage, topic, group, tags=tags, start=start) as consumer:
+        async with self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start) as consumer:
             yield consumer
 
     @asynccontextmanager
     async def consumer_of(
-        self, make: type[R], topic: str, group: str, *, tags: str = "*", start: Start = "last"
+        self, make: type[R], topics: Topics, group: str, *, tags: str = "*", start: Start = "last"
     ) -> AsyncIterator[Consumer[R]]:
         """As :meth:`consumer`, with messages of the class ``make``."""
-        options = ConsumerOptions.checked(topic, group, tags, start, make, int(time.time() * 1000))
+        options = ConsumerOptions.checked(topics, group, tags, start, make, int(time.time() * 1000))
         async with open_consumer(self._cluster, options) as consumer:
             yield consumer
 

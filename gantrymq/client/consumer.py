@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Generic, Self, TypeVar
 
@@ -62,12 +62,15 @@ class Consumer(Generic[R]):
     the group starts anew from its offset.
     """
 
-    def __init__(self, cluster: Cluster, options: ConsumerOptions[R], pulling: TaskGroup) -> None:
-        self.topic = options.topic
-        self.group = options.group
+    def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]], pulling: TaskGroup) -> None:
+        """``options``: one of each topic; they differ in nothing but topic and subscription."""
+        self.topics = tuple(each.topic for each in options)
+        self.group = options[0].group
         self._cluster = cluster
-        self._options = options
-        self._retries = options.of_retries()
+        self._options = options[0]
+        self._subscribed = {each.topic: each for each in options}
+        retries = options[0].of_retries()
+        self._retries = None if retries is None or retries.topic in self._subscribed else retries
         self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
@@ -115,8 +118,8 @@ class Consumer(Generic[R]):
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues of the topic that are this member's now, in order of broker and id."""
-        return sorted(queue for queue in self._pullers if queue.topic == self.topic)
+        """The queues of the topics that are this member's now, in order of broker, topic and id."""
+        return sorted(queue for queue in self._pullers if queue.topic in self._subscribed)
 
     async def commit(self) -> None:
         """Tell the brokers now how far the group is, and wait for their answers.
@@ -203,7 +206,9 @@ class Consumer(Generic[R]):
         return ConsumerData(
             group_name=self.group,
             consume_from_where=_FROM_WHERE.get(str(self._options.start), "CONSUME_FROM_TIMESTAMP"),
-            subscription_data_set=[options.subscription for options in (self._options, self._retries) if options],
+            subscription_data_set=[
+                options.subscription for options in (*self._subscribed.values(), self._retries) if options
+            ],
         )
 
     def rebalance_soon(self) -> None:
@@ -299,23 +304,37 @@ class Consumer(Generic[R]):
             repeated = self._cluster.rare.due("rebalance_failed", self.group)
             if repeated is not None:
                 log.warning(
-                    "rebalance_failed", topic=self.topic, group=self.group, reason=str(error), repeated=repeated
+                    "rebalance_failed", topics=self.topics, group=self.group, reason=str(error), repeated=repeated
                 )
             if isinstance(error, ConnectError):
-                await self._cluster.routes.renew(self.topic)  # a slave may be there to ask
+                for topic in self.topics:
+                    await self._cluster.routes.renew(topic)  # a slave may be there to ask
             return False
         return True
 
     async def _rebalance(self) -> None:
-        route = await self._cluster.routes.get(self.topic)
+        routes: dict[str, TopicRouteData] = {}
+        missing: NoRoute | None = None
+        for topic in self.topics:
+            try:
+                routes[topic] = await self._cluster.routes.get(topic)
+            except NoRoute as error:
+                missing = error
+        if missing is not None and not routes:
+            raise missing
         if not self._pullers:
             await self._cluster.heartbeat()
-        members = await self._members(route)
-        queues = queues_to_subscribe(self.topic, route)
+        mine: set[MessageQueue] = set()
+        old: set[MessageQueue] = set()
+        members: list[str] = []
+        for topic, route in routes.items():
+            queues = queues_to_subscribe(topic, route)
+            members = await self._members(topic, route)
+            mine.update(allocate(queues, members, self._cluster.client_id))
+            old.update(queues)
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
-            self._old_queues = set(queues)
-        mine = set(allocate(queues, members, self._cluster.client_id))
+            self._old_queues = old
         mine |= await self._retry_queues(members)
         lost = [queue for queue in self._pullers if queue not in mine]
         gained = sorted(mine - self._pullers.keys())
@@ -329,12 +348,14 @@ class Consumer(Generic[R]):
         if lost or gained:
             log.info(
                 "queues_rebalanced",
-                topic=self.topic,
+                topics=self.topics,
                 group=self.group,
                 queues=len(mine),
                 lost=len(lost),
                 gained=len(gained),
             )
+        if missing is not None:
+            raise missing
 
     async def _retry_queues(self, members: list[str]) -> set[MessageQueue]:
         """This member's share of the group's retry topic, which brokers make when they first hear of the group."""
@@ -348,14 +369,15 @@ class Consumer(Generic[R]):
         return set(allocate(queues, members, self._cluster.client_id))
 
     async def _start_pulling(self, queue: MessageQueue, begin: int | None = None) -> None:
-        options = self._retries if self._retries and queue.topic == self._retries.topic else self._options
+        options = self._subscribed.get(queue.topic) or self._retries
+        assert options is not None  # a queue is pulled only for what is subscribed to
         appeared = None if queue in self._old_queues else self._joined_at
         puller = Puller(self._cluster, options, queue, self, begin=begin, appeared=appeared)
         self._pullers[queue] = puller
         await self._pulling.start(puller.run)
 
-    async def _members(self, route: TopicRouteData) -> list[str]:
-        failure: GantryError = NoRoute(f"topic {self.topic} has no broker that could name the members of {self.group}")
+    async def _members(self, topic: str, route: TopicRouteData) -> list[str]:
+        failure: GantryError = NoRoute(f"topic {topic} has no broker that could name the members of {self.group}")
         for data in route.broker_datas:
             if not data.broker_addrs:
                 continue
@@ -379,7 +401,11 @@ class Consumer(Generic[R]):
             repeated = self._cluster.rare.due("commit_failed", puller.queue.broker_name, self.group)
             if repeated is not None:
                 log.warning(
-                    "commit_failed", topic=self.topic, queue=puller.queue.queue_id, reason=str(error), repeated=repeated
+                    "commit_failed",
+                    topic=puller.queue.topic,
+                    queue=puller.queue.queue_id,
+                    reason=str(error),
+                    repeated=repeated,
                 )
 
 
@@ -399,12 +425,12 @@ class Batches(Generic[R]):
 
 
 @asynccontextmanager
-async def open_consumer(cluster: Cluster, options: ConsumerOptions[R]) -> AsyncIterator[Consumer[R]]:
+async def open_consumer(cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> AsyncIterator[Consumer[R]]:
     """A :class:`Consumer` that is a member of its group for the length of the block."""
     cluster.ensure_open()
     async with hosted_tasks(cluster.fail) as pulling:
         consumer = Consumer(cluster, options, pulling)
-        cluster.join_as_consumer(options.group, consumer)
+        cluster.join_as_consumer(consumer.group, consumer)
         try:
             # what shares out and commits has ended before the consumer closes what it works on
             async with hosted_tasks(cluster.fail) as upkeep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
@@ -12,6 +13,9 @@ from gantrymq.client.errors import InvalidName
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.names import retry_topic
+
+Topics = str | Iterable[str] | Mapping[str, str]
+"""A topic, several, or a mapping of topics to the tags that are wanted of each."""
 
 R = TypeVar("R", bound=DeliveredRecord)
 
@@ -32,14 +36,35 @@ class ConsumerOptions(Generic[R]):
 
     @classmethod
     def checked(
-        cls, topic: str, group: str, tags: str, start: Start, make: type[R], version: int
-    ) -> ConsumerOptions[R]:
-        """Options from what a user gave; :class:`InvalidName` for what a broker would refuse.
+        cls, topics: Topics, group: str, tags: str, start: Start, make: type[R], version: int
+    ) -> list[ConsumerOptions[R]]:
+        """Options of each topic from what a user gave; :class:`InvalidName` for what a broker would refuse.
 
         ``version`` (ms) tells brokers which of two subscriptions is the newer one.
         """
-        check_topic(topic)
         check_group(group)
+        if isinstance(topics, Mapping):
+            if tags != "*":
+                raise InvalidName("give tags either in the mapping of topics or as an argument, not both")
+            wanted = dict(topics)
+        elif isinstance(topics, str):
+            wanted = {topics: tags}
+        else:
+            try:
+                wanted = dict.fromkeys(topics, tags)
+            except TypeError:
+                raise InvalidName(f"topics are one str, several, or a mapping to tags, not {topics!r}"[:200]) from None
+        if not wanted:
+            raise InvalidName("a consumer needs at least one topic")
+        return [cls._of_one(topic, group, wanted[topic], start, make, version) for topic in wanted]
+
+    @classmethod
+    def _of_one(
+        cls, topic: str, group: str, tags: str, start: Start, make: type[R], version: int
+    ) -> ConsumerOptions[R]:
+        check_topic(topic)
+        if not isinstance(tags, str):
+            raise InvalidName(f"tags of topic {topic} are a str, as in 'a || b', not {type(tags).__name__}")
         if not (start in ("first", "last") or isinstance(start, datetime) or (type(start) is int and start >= 0)):
             raise InvalidName(f"start {start!r} is neither first, last, a datetime nor milliseconds since 1970")
         try:

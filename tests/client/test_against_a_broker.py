@@ -243,6 +243,19 @@ async def test_members_share_the_queues_and_take_over_from_one_that_leaves(clust
     assert sorted(done, key=int) == [b"%d" % number for number in range(400)]
 
 
+async def test_one_consumer_takes_several_topics(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        for name in (topic, f"{topic}-2"):
+            await client.admin.create_topic(name, 1)
+            for tag in ("a", "b"):
+                await producer.send(name, f"{name} {tag}".encode(), tags=tag)
+        wanted = {topic: "*", f"{topic}-2": "b"}
+        async with client.consumer(wanted, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                got = {(await anext(messages)).body.decode() for _ in range(3)}
+        assert got == {f"{topic} a", f"{topic} b", f"{topic}-2 b"}
+
+
 async def test_a_group_gets_the_tags_it_asked_for(cluster: str, topic: str) -> None:
     async with gantrymq.connect(cluster) as client, client.producer() as producer:
         await client.admin.create_topic(topic, 1)

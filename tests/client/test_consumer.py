@@ -534,12 +534,12 @@ async def test_a_second_consumer_of_one_group_in_one_client_is_refused(fake_clus
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"topic": "../x", "group": "g"}, "topic '../x' has characters"),
-        ({"topic": "T", "group": ""}, "group's name is blank"),
-        ({"topic": "T", "group": "g", "tags": " || "}, "no tag in the subscription"),
-        ({"topic": "T", "group": "g", "start": "middle"}, "neither first, last"),
-        ({"topic": "T", "group": "g", "start": -1}, "neither first, last"),
-        ({"topic": "T", "group": "g", "start": True}, "neither first, last"),
+        ({"topics": "../x", "group": "g"}, "topic '../x' has characters"),
+        ({"topics": "T", "group": ""}, "group's name is blank"),
+        ({"topics": "T", "group": "g", "tags": " || "}, "no tag in the subscription"),
+        ({"topics": "T", "group": "g", "start": "middle"}, "neither first, last"),
+        ({"topics": "T", "group": "g", "start": -1}, "neither first, last"),
+        ({"topics": "T", "group": "g", "start": True}, "neither first, last"),
     ],
 )
 async def test_what_no_broker_would_take_is_refused_before_the_network(
@@ -655,3 +655,40 @@ async def test_a_broker_that_is_down_is_told_of_twice_a_minute(
             error = messages.statistics().last_error
             assert error is not None
             assert "failure" in error
+
+
+@pytest.mark.parametrize("topics", [["T", "U"], ("U", "T"), {"T": "a", "U": "*"}])
+async def test_one_consumer_takes_several_topics(fake_cluster: Cluster, topics: Any) -> None:
+    async with fake_cluster(T=2, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for topic, queue_id, body, tag in (("T", 0, b"1", "a"), ("T", 1, b"2", "b"), ("U", 0, b"3", "b")):
+            cluster.broker.store(topic, queue_id, body, f"TAGS\x01{tag}\x02")
+        async with client.consumer(topics, "g", start="first") as messages:
+            got = await take(messages, 2 if isinstance(topics, dict) else 3)
+            assert sorted(message.body for message in got) == (
+                [b"1", b"3"] if isinstance(topics, dict) else [b"1", b"2", b"3"]
+            )
+            assert sorted((queue.topic, queue.queue_id) for queue in messages.queues) == [("T", 0), ("T", 1), ("U", 0)]
+            for message in got:
+                await message.ack()
+        assert cluster.broker.offsets["g", "U", 0] == 1
+        (heartbeat, *_) = cluster.broker.seen(34)
+        assert b'"topic":"T"' in heartbeat.body
+        assert b'"topic":"U"' in heartbeat.body
+
+
+async def test_a_topic_that_is_not_there_yet_keeps_no_other_one_waiting(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer(["Later", "T"], "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+            cluster.broker.store("Later", 0, b"y")
+            cluster.nameserver.topics["Later"] = 1
+            assert (await take(messages, 1))[0].body == b"y"
+
+
+@pytest.mark.parametrize("topics", [[], {}, [1], 5, None, {"T": None}])
+async def test_what_names_no_topics_is_refused(fake_cluster: Cluster, topics: Any) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(gantrymq.InvalidName):
+            async with client.consumer(topics, "g"):
+                pytest.fail("no topic")

@@ -268,7 +268,7 @@ def test_a_start_that_is_a_time_has_a_timestamp() -> None:
     from gantrymq.client.options import ConsumerOptions
 
     def timestamp(start: object) -> int:
-        return ConsumerOptions.checked("T", "g", "*", start, gantrymq.ReceivedMessage, 1).start_timestamp()  # type: ignore[arg-type]
+        return ConsumerOptions.checked("T", "g", "*", start, gantrymq.ReceivedMessage, 1)[0].start_timestamp()  # type: ignore[arg-type]
 
     assert timestamp(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == timestamp(1000) == 1000
     with pytest.raises(ValueError, match="no time"):
