@@ -1,13 +1,16 @@
-"""Whether it pays to wait a moment for what comes next, learnt from the last times."""
+"""Decides by the results of earlier waits whether a short wait for more events pays."""
 
 from __future__ import annotations
 
 SKIPS_MAX = 63
 
 
-class Patience:
-    """Who waited in vain does not the next time, nor, after twice, the next 3 times, and so on up to 63: what never
-    pays costs next to nothing. Who waited with success may again."""
+class AdaptiveWait:
+    """Decides whether to wait, with a backoff.
+
+    After a wait in vain the caller skips the next one, then 3, then 7, up to 63: waits that never pay cost next to
+    nothing. A wait that paid ends the backoff.
+    """
 
     __slots__ = ("_left", "_skips")
 
@@ -15,13 +18,13 @@ class Patience:
         self._skips = 0
         self._left = 0
 
-    def allows(self) -> bool:
-        """Whether to wait this time. :meth:`learn` is to be told what came of it."""
+    def should_wait(self) -> bool:
+        """Whether to wait this time. The caller then reports the result to :meth:`record`."""
         if self._left:
             self._left -= 1
             return False
         return True
 
-    def learn(self, paid: object) -> None:
-        """Whether that wait brought something."""
+    def record(self, paid: object) -> None:
+        """Note whether the wait brought something."""
         self._left = self._skips = 0 if paid else min(2 * self._skips + 1, SKIPS_MAX)

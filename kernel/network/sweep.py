@@ -20,7 +20,7 @@ from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.fast import read_requests
-from gantrymq.kernel.network.adaptive_wait import Patience
+from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
 from gantrymq.kernel.network.admission import Admission
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
 from gantrymq.kernel.network.listening import OUT_OF_DESCRIPTORS
@@ -88,8 +88,8 @@ class Sweep:
         self.is_handling = False
         """Whether requests are handed over at this moment; ``progress`` follows."""
         self._now = 0.0
-        self._lingering = Patience()
-        self._spinning = Patience()
+        self._lingering = AdaptiveWait()
+        self._spinning = AdaptiveWait()
         self._few = self._gives_way = False
         self.has_waiting: Callable[[], bool] = bool
         """Whether requests wait for a turn: ``handle`` is then called with none as well."""
@@ -223,17 +223,17 @@ class Sweep:
         if not linger or self._gives_way:
             self._gives_way = self._gives_way and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
-        if self._few and self._spinning.allows():
+        if self._few and self._spinning.should_wait():
             for _ in range(SPINS):
                 events = self._epoll.poll(0, EVENTS_A_TURN)
                 if events:
-                    self._spinning.learn(True)
+                    self._spinning.record(True)
                     return events
-            self._spinning.learn(False)
-        if not self._lingering.allows():
+            self._spinning.record(False)
+        if not self._lingering.should_wait():
             return self._epoll.poll(0, EVENTS_A_TURN)
         events = self._epoll.poll(LINGER_S, EVENTS_A_TURN)
-        self._lingering.learn(events)
+        self._lingering.record(events)
         return events
 
     def touch(self, connection: Connection, size: int) -> None:

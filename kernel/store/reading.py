@@ -63,7 +63,7 @@ def find_named(store: Store, offset: int) -> NamedRecord | None:
     return NamedRecord(topic, queue_id, queue_offset, size)
 
 
-def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
+def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     """The records at ``offsets`` (one at least), checked; None where none can be read.
 
     They are made for few parts of each to be looked at, cheapest where they lie close together, and may only look like
@@ -72,7 +72,7 @@ def look_at(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     first, last = min(offsets), max(offsets)
     if last - first > NEAR_BYTES:
         middle = len(offsets) // 2
-        return look_at(log, offsets[:middle]) + look_at(log, offsets[middle:])
+        return read_many(log, offsets[:middle]) + read_many(log, offsets[middle:])
     near = first >= 0 and last < log.written and not log.quarantine
     data = b""
     if near:

@@ -14,7 +14,7 @@ from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.fast import PullAnswers, PullDesk, PullForm, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.store.log.windows import LogWindows, NotAtHand
+from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
@@ -257,7 +257,7 @@ class PullProcessor:
                 pull.filter,
                 wait=wait or self.postponed.is_full,
             )
-        except NotAtHand as absent:
+        except NotCached as absent:
             pull.request.forget()
             self.postponed.until_fetched(pull, absent.fetch)
             return 0

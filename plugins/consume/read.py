@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import CorruptRange, UnreadableRange
 from gantrymq.kernel.fast import PullLimits, QueuePart, gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
 from gantrymq.kernel.layouts import ENTRY
-from gantrymq.kernel.store.log.windows import LogWindows, NotAtHand
+from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC, ConsumeQueue
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
 from gantrymq.remoting.codes import ResponseCode
@@ -83,7 +83,7 @@ def read_queue(
 ) -> PullResult:
     """The records of ``queue`` from ``offset`` on, within ``limits``.
 
-    :class:`NotAtHand` for what would have to come from the disk, unless the caller will ``wait``. ``UnreadableRange``
+    :class:`NotCached` for what would have to come from the disk, unless the caller will ``wait``. ``UnreadableRange``
     when the disk cannot give the first of them, :class:`QueueDisagrees` when its entry is wrong, :class:`OSError` when
     the disk cannot give the queue's entries.
     """
@@ -103,7 +103,7 @@ def read_queue(
     count = limits.most if wanted.matches_all else max(limits.most, scan_entries)
     entries = queue.entries(offset, count) if wait else queue.peek(offset, count)
     if entries is None:
-        raise NotAtHand(partial(queue.entries, offset, count))
+        raise NotCached(partial(queue.entries, offset, count))
     if not entries:
         return PullResult(PullStatus.OFFSET_FOUND_NULL, high, low, high)
     return _gather(windows, queue, entries, offset, (low, high), limits, wanted, wait=wait)

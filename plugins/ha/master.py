@@ -15,7 +15,7 @@ import trio
 from gantrymq.kernel.errors import CorruptRange, OutOfLog, StartError
 from gantrymq.kernel.network.listening import accept_from
 from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES
-from gantrymq.kernel.store.log.windows import LogWindows, NotAtHand
+from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import Copies, Copy
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Reports
@@ -223,7 +223,7 @@ class Master:
     async def _read(self, offset: int, size: int) -> memoryview | bytes:
         try:
             return self._read_at_once(offset, size, wait=False)
-        except NotAtHand as missing:
+        except NotCached as missing:
             await trio.to_thread.run_sync(missing.fetch)
             return self._read_at_once(offset, size, wait=True)
 

@@ -99,7 +99,7 @@ class Link:
     async def _serve(self, channel: Channel) -> None:
         await self._rivals.check(channel, self._timeout)
         looks = deque(LOOKS_S)
-        look_at = trio.current_time() + looks.popleft()
+        next_look = trio.current_time() + looks.popleft()
         while not channel.closed:
             if self._leaving.is_set():
                 await self._call(channel, self._announcement.unregister())
@@ -120,10 +120,10 @@ class Link:
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
-            while await self._beat_until(min(until, look_at), channel) and trio.current_time() < until:
+            while await self._beat_until(min(until, next_look), channel) and trio.current_time() < until:
                 is_lost = await self._rivals.check(channel, self._timeout)
-                look_at = trio.current_time() + looks.popleft() if looks else inf
-                if look_at == inf:
+                next_look = trio.current_time() + looks.popleft() if looks else inf
+                if next_look == inf:
                     self._rivals.settle()
                 if is_lost:
                     break

@@ -15,7 +15,7 @@ import structlog
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import LOG_PLACE
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.store.reading import look_at
+from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.transaction.fast import match_records, read_endings
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
@@ -65,7 +65,7 @@ class EndTransactions:
             count = self._count_for_turn([ending.commit_log_offset for ending in endings])
             left = [ending.request for ending in endings[count:]]
             endings = endings[:count]
-            records = look_at(self._store.log, [ending.commit_log_offset for ending in endings])
+            records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
             endings = match_records(endings, records, self._strategy.is_prepared, _refuse)
         if endings:
             commits = len([ending for ending in endings if ending.is_commit])

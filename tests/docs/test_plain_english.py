@@ -106,6 +106,11 @@ def test_an_old_term_is_not_used(old: str) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("old", [r"\bPatience\b", r"\bRoomAhead\b", r"\bNotAtHand\b", r"\blook_at\b"])
+def test_a_renamed_identifier_does_not_come_back(old: str) -> None:
+    assert re.findall(old, code()) == []
+
+
 def test_the_glossary_is_sorted_and_defines_each_term_once() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text()
     terms = re.findall(r"^\| (?!term |---)([^|]+?) \|", text, re.MULTILINE)

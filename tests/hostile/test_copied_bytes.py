@@ -41,13 +41,13 @@ def test_the_ends_of_large_transactions_are_divided(
 ) -> None:
     """``repeats``: each end is said so often, which reads the same half message so often."""
     read: list[int] = []
-    look_at = endings.look_at
+    read_many = endings.read_many
 
     def counted(log: Any, offsets: list[int]) -> Any:
         read.append(len(offsets))
-        return look_at(log, offsets)
+        return read_many(log, offsets)
 
-    monkeypatch.setattr(endings, "look_at", counted)
+    monkeypatch.setattr(endings, "read_many", counted)
     settings = {"plugin.transaction.strategy": strategy, "plugin.flush.mode": "async"}
     with cluster_in_thread(tmp_path, settings=settings) as cluster, RawPeer(cluster.address, timeout=60) as peer:
         broker: Broker = cluster.broker

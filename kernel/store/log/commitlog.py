@@ -17,7 +17,7 @@ from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import NO_ROOM, CorruptRange, LogPoisoned, NoRoom, OutOfLog, UnreadableRange
 from gantrymq.kernel.fast import Layout, Stop, encode_rows, scan
 from gantrymq.kernel.store.log.clock import StoreClock
-from gantrymq.kernel.store.log.prefault import RoomAhead
+from gantrymq.kernel.store.log.prefault import LogPrefault
 from gantrymq.kernel.store.log.record import BLANK_BYTES, BadRecord, Record, blank, decode_at
 from gantrymq.kernel.store.log.scan import checked_size
 from gantrymq.kernel.store.log.segments import Segment, Segments
@@ -60,7 +60,7 @@ class CommitLog:
         self._flusher = env.flusher()
         self._followed: Segment | None = None
         self._behind: WriteBehind | None = None
-        self.ahead = RoomAhead(self.segments, self._flusher.sync)
+        self.ahead = LogPrefault(self.segments, self._flusher.sync)
         self._poison: str | None = None
         self.quarantine: list[tuple[int, int]] = []
         """Ranges of bytes, start and end, that may not be read."""
@@ -270,7 +270,7 @@ class CommitLog:
         """Make what will be needed next before it is; for a worker thread. False when there is no room.
 
         That is the next file, once this one is half full, and what
-        :class:`~gantrymq.kernel.store.log.prefault.RoomAhead` does.
+        :class:`~gantrymq.kernel.store.log.prefault.LogPrefault` does.
         """
         self.check()
         try:

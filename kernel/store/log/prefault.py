@@ -16,7 +16,7 @@ _PAGES_BYTES = 128 * 1024
 """Asked for at once: Linux cuts longer wishes short (``force_page_cache_ra``)."""
 
 
-class RoomAhead:
+class LogPrefault:
     """Works ahead of a log that is appended to by another thread.
 
     Where somebody waits for each flush (:attr:`zeros`), zeros go behind the log's end, four times what was appended

@@ -33,7 +33,7 @@ AHEAD_BYTES: Final = 8 * 1024 * 1024
 _PIECE_BYTES: Final = 256 * 1024
 
 
-class NotAtHand(Exception):
+class NotCached(Exception):
     """What was asked for is on the disk only. ``fetch`` brings it into memory, in a worker thread."""
 
     def __init__(self, fetch: Callable[[], object]) -> None:
@@ -130,7 +130,7 @@ class LogWindows:
     def window(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
         """As :meth:`CommitLog.view`, and what lies behind it, as far as it is at hand.
 
-        :class:`NotAtHand` when it is on the disk only, unless the caller will ``wait``.
+        :class:`NotCached` when it is on the disk only, unless the caller will ``wait``.
         """
         log = self._log
         found = self._span(offset, size)
@@ -142,7 +142,7 @@ class LogWindows:
         if segment is None or offset + size > segment.end:
             raise OutOfLog(f"{size} bytes at {offset} reach over the end of a file")
         if not wait:
-            raise NotAtHand(partial(self.fetch, offset, size))
+            raise NotCached(partial(self.fetch, offset, size))
         return log.view(offset, size)
 
     def fetch(self, offset: int, size: int) -> None:

@@ -17,7 +17,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
+from gantrymq.kernel.store.reading import is_entrys, is_misled, read_many
 from gantrymq.plugins.delay.levels.level import Level
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions
@@ -206,7 +206,7 @@ class Delivery:
     def _read(self, entries: list[_Entry]) -> list[Record | None]:
         """The record of each entry; None for a filler, and where none can be read."""
         offsets = [offset for _, offset, size, _ in entries if size != FILLER_SIZE]
-        records = iter(look_at(self._store.log, offsets) if offsets else ())
+        records = iter(read_many(self._store.log, offsets) if offsets else ())
         return [None if size == FILLER_SIZE else next(records) for _, _, size, _ in entries]
 
     @staticmethod

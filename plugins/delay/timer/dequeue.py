@@ -15,7 +15,7 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.kernel.store.reading import look_at
+from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.delay.levels.delivery import (
     BACKLOG_BYTES,
     BATCH_BYTES,
@@ -225,7 +225,7 @@ class Departures:
         return (record.property_of(REAL_TOPIC) or b"") + b"+" + unique in slot.recalled
 
     def _read(self, units: Sequence[Unit]) -> Sequence[Record | None]:
-        records = look_at(self._store.log, [unit.offset for unit in units]) if units else ()
+        records = read_many(self._store.log, [unit.offset for unit in units]) if units else ()
         for unit, record in zip(units, records, strict=True):
             if record is None:
                 log.error("delayed_message_lost", at=unit.offset, reason=NO_RECORD)

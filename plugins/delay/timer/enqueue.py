@@ -13,7 +13,7 @@ import structlog
 
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
-from gantrymq.kernel.store.reading import is_entrys, is_misled, look_at
+from gantrymq.kernel.store.reading import is_entrys, is_misled, read_many
 from gantrymq.plugins.delay.levels.delivery import NO_RECORD
 from gantrymq.plugins.delay.timer.log import DEFAULT, DELETE, NOWHERE, ROLL, Unit
 from gantrymq.plugins.delay.timer.times import exact, floor, read_number
@@ -63,7 +63,7 @@ class Arrivals:
             for number, (offset, size, _) in enumerate(ENTRY.iter_unpack(entries), files.queue_offset)
             if size != FILLER_SIZE
         ]
-        records = look_at(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
+        records = read_many(self._store.log, [offset for _, offset, _ in rows]) if rows else ()
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
             if not is_entrys(record, queue, row[0]) and is_misled(self._store.log, queue, *row):

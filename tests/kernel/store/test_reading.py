@@ -10,7 +10,7 @@ import pytest
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, look_at
+from gantrymq.kernel.store.reading import NEAR_BYTES, NamedRecord, find_named, read_many
 from gantrymq.kernel.store.store import Store
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
@@ -40,7 +40,7 @@ def test_each_record_is_found_wherever_the_others_lie(file_bytes: int, largest: 
     log, offsets = filled(bodies, file_bytes)
     for _ in range(50):
         some = chance.choices(range(60), k=chance.choice([1, 2, 9]))
-        found = look_at(log, [offsets[number] for number in some])
+        found = read_many(log, [offsets[number] for number in some])
         assert [record and (record.body, record.offset) for record in found] == [
             (bodies[number], offsets[number]) for number in some
         ]
@@ -49,14 +49,14 @@ def test_each_record_is_found_wherever_the_others_lie(file_bytes: int, largest: 
 def test_where_no_record_is_there_is_none_and_the_others_are_found() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
     asked = [-5, offsets[1], offsets[1] + 1, log.end - 2, log.end, 2**62, offsets[2]]
-    found = look_at(log, asked)
+    found = read_many(log, asked)
     assert [record and record.body[:1] for record in found] == [None, b"b", None, None, None, None, b"c"]
 
 
 def test_what_is_known_to_be_damaged_is_not_looked_at() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
     log.mistrust(offsets[1], offsets[2])
-    assert [record and record.body[:1] for record in look_at(log, offsets)] == [b"a", None, b"c"]
+    assert [record and record.body[:1] for record in read_many(log, offsets)] == [b"a", None, b"c"]
 
 
 @pytest.mark.parametrize("host", [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"], ids=["ipv4", "ipv6"])
