@@ -110,7 +110,7 @@ ha-test: $(VENV)/.test
 # The extensions once more, built with sanitizers into a folder of their own, and what feeds them foreign bytes.
 # Python's own allocator would hide reads past an object's end. The nameserver has no compiled loops.
 SANITIZED := build/sanitized
-SANITIZED_TESTS := tests/kernel/fast tests/plugins/transaction/test_twins.py tests/plugins/index/test_twins.py \
+SANITIZED_TESTS := tests/kernel/fast $(sort $(wildcard tests/plugins/*/test_twins*.py)) \
 	tests/broker/test_fuzz.py tests/fuzz/test_parsers.py tests/hostile \
 	--ignore tests/hostile/test_nameserver_flood.py --ignore tests/hostile/test_strangers.py
 $(SANITIZED)/.built: $(BUILD_INPUTS) $(MODULES) | $(VENV)/.test

@@ -14,10 +14,12 @@ MODULES = (
     "kernel/fast/_memory",
     "kernel/fast/_records",
     "kernel/fast/_requests",
+    "plugins/consume/_fast",
     "plugins/index/_build",
+    "plugins/produce/_fast",
     "plugins/transaction/_fast",
 )
-PARTS = sorted(glob("kernel/fast/*.pxi"))
+PARTS = sorted([*glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])
 # By the name under which other modules look for it, which a source distribution has too.
 SHARED = ["gantrymq/kernel/fast/_requests.pxd"]
 

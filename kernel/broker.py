@@ -19,6 +19,7 @@ from gantrymq.kernel.config.declarations import PluginsSection
 from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
 from gantrymq.kernel.manager import Observers, PluginInfo, PluginManager
@@ -272,6 +273,7 @@ class Broker:
             self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
         )
         self.sweep.has_waiting = self.requests.has_waiting
+        self.sweep.readers = Readers(self.requests.readers)
         services = self._registered("register_services", lambda service: isinstance(service, Service))
         self._services = [(info, service) for info, service in services if service.runs_on(self.broker_id)]
 

@@ -61,7 +61,11 @@ class Request:
 
 
 class BatchProcessor(Protocol):
-    """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival."""
+    """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival.
+
+    It may have ``readers``: by code, what makes its requests of their headers in place of the decoder, where those have
+    the form that clients write (``kernel/fast``, and for the compiled twin ``_requests.pxd`` there).
+    """
 
     def handle(self, requests: list[Request]) -> list[Request] | int | None:
         """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row.

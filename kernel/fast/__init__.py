@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import environment
 from gantrymq.kernel.fast.plain import Layout, QueueEntries, Stop
-from gantrymq.kernel.fast.plain_pulls import PullDesk, PullForm, PullTerms, Suggest, pull_form
-from gantrymq.kernel.fast.plain_requests import PullLimits, QueuePart
-from gantrymq.kernel.fast.plain_sends import reply_form
 
 STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
@@ -20,17 +17,25 @@ STALE = (
 )
 """What to say of a compiled module that there is and that does not fit; with what is wrong."""
 
+
+def refuse_stale(error: Exception) -> None:
+    """Raise ``ImportError`` where a plugin's compiled module is there, but not built for these requests and rows.
+
+    ``error`` is what its import has raised. Returns where the module is missing: the plain twin then does.
+    """
+    if getattr(error, "name", None) is None:
+        raise ImportError(STALE.format(error)) from error
+
+
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
     from gantrymq.kernel.fast import plain as records
     from gantrymq.kernel.fast import plain_flusher as flusher
     from gantrymq.kernel.fast import plain_memory as memory
-    from gantrymq.kernel.fast import plain_pulls as pulls
     from gantrymq.kernel.fast import plain_requests as requests
 else:
     try:
         from gantrymq.kernel.fast import _flusher as flusher
         from gantrymq.kernel.fast import _records as records
-        from gantrymq.kernel.fast import _requests as pulls
         from gantrymq.kernel.fast import _requests as requests
     except ImportError as error:
         if error.name != __name__ and not str(error.name).startswith(f"{__name__}._"):
@@ -38,7 +43,6 @@ else:
             raise ImportError(STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher
-        from gantrymq.kernel.fast import plain_pulls as pulls
         from gantrymq.kernel.fast import plain_requests as requests
     except AttributeError as error:
         raise ImportError(STALE.format(error)) from error
@@ -58,20 +62,15 @@ try:
     scan = requests.scan
     tag_code = records.tag_code
     tag_codes = records.tag_codes
-    PullAnswers = pulls.PullAnswers
-    add_sends = requests.add_sends
+    Readers = requests.Readers
     answer_rows = requests.answer_rows
-    answer_sends = requests.answer_sends
-    gather = requests.gather
-    read_pull_header = requests.read_pull_header
     read_records = requests.read_records
     read_requests = requests.read_requests
 except AttributeError as error:
     raise ImportError(STALE.format(error)) from error
 
 __all__ = [
-    "KIND", "STALE", "Flusher", "Layout", "PullAnswers", "PullDesk", "PullForm", "PullLimits", "PullTerms",
-    "QueueEntries", "QueuePart", "Stop", "Suggest", "add_sends", "answer_rows", "answer_sends", "dispatch_batch",
-    "encode_rows", "end_where_memory_ends", "gather", "new_batch", "pull_form", "queue_entries", "read_pull_header",
-    "read_records", "read_requests", "reply_form", "scan", "tag_code", "tag_codes",
+    "KIND", "STALE", "Flusher", "Layout", "QueueEntries", "Readers", "Stop", "answer_rows", "dispatch_batch",
+    "encode_rows", "end_where_memory_ends", "new_batch", "queue_entries", "read_records", "read_requests",
+    "refuse_stale", "scan", "tag_code", "tag_codes",
 ]  # fmt: skip

@@ -1,9 +1,4 @@
-# Headers of requests, JSON and binary, read into C fields in the forms that clients write; texts and numbers out of
-# them. A part of _requests.pyx.
-
-
-cdef inline bint is_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
-    return size == length and memcmp(at, word, length) == 0
+# Headers of requests, JSON and binary, read into C fields in the forms that clients write. A part of _requests.pyx.
 
 
 cdef const uint8_t* read_text(const uint8_t* at, const uint8_t* end, Text* text) noexcept nogil:
@@ -28,25 +23,6 @@ cdef const uint8_t* read_text(const uint8_t* at, const uint8_t* end, Text* text)
             return NULL
         at += 1
     return NULL
-
-
-cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* value) noexcept nogil:
-    """A decimal number of at most 18 digits without leading zeros."""
-    cdef bint negative = False
-    cdef int64_t result = 0
-    cdef Py_ssize_t place
-    if size and at[0] == c'-':
-        negative = True
-        at += 1
-        size -= 1
-    if size < 1 or size > 18 or (at[0] == c'0' and (size > 1 or negative)):
-        return False
-    for place in range(size):
-        if at[place] < c'0' or at[place] > c'9':
-            return False
-        result = result * 10 + (at[place] - c'0')
-    value[0] = -result if negative else result
-    return True
 
 
 cdef const uint8_t* read_json_number(const uint8_t* at, const uint8_t* end, int64_t* value) noexcept nogil:
@@ -261,12 +237,19 @@ cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
     return to - start
 
 
-cdef inline bint is_number(Text* text, int64_t* value, bint wide) noexcept nogil:
-    return read_number(text.at, text.size, value) and (wide or -0x80000000LL <= value[0] <= 0x7FFFFFFFLL)
-
-
-cdef int read_bool(Text* text) noexcept nogil:
-    """1, 0, or -1 for what is neither ``true`` nor ``false``."""
-    if is_word(text.at, text.size, b"true", 4):
-        return 1
-    return 0 if is_word(text.at, text.size, b"false", 5) else -1
+cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL:
+    """The text as UTF-8, in what was received or the block's own room; NULL where only the plain decoder can tell."""
+    cdef const uint8_t* at = text.at
+    size[0] = text.size
+    if text.escaped:
+        at = block.room()
+        size[0] = unescape(text, <uint8_t*>at)
+        if size[0] < 0:
+            return NULL
+        block.used += size[0]
+    if text.wide:
+        try:
+            PyUnicode_DecodeUTF8(<const char*>at, size[0], NULL)
+        except UnicodeDecodeError:
+            return NULL
+    return at

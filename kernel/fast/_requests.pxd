@@ -11,6 +11,8 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
 cdef enum:
     FIELDS_MAX = 32
     ONEWAY = 2  # of a request's flag
+    BORN_HOST_V6 = 0x10  # of a message's sys flag
+    PROPERTIES_MAX = 32767
 
 
 cdef struct Text:
@@ -57,12 +59,35 @@ cdef class HotRequest:
     cdef Py_ssize_t body_size
     cdef object _command
 
+    cdef bint keeps_frame
+
     cdef int read_fields(self, Field* fields) noexcept
+    cdef int move_out(self) except -1
 
 
+cdef class RequestReader:
+    cdef bint keeps_frames
+
+    cdef HotRequest read(self, Block block, Field* fields, int count, int code)
+
+
+cdef object name_of(Text* text)
+cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL
 cdef bint read_number(const uint8_t* at, Py_ssize_t size, int64_t* value) noexcept nogil
 cdef int read_bool(Text* text) noexcept nogil
 cdef uint8_t* put_number(uint8_t* at, int64_t value) noexcept nogil
+cdef int as_int64(object number, int64_t* value) except -1
+cdef int as_int32(object number, int64_t* value) except -1
+cdef bytes two_texts(const uint8_t* first, Py_ssize_t first_size, const uint8_t* second, Py_ssize_t second_size)
+
+
+cdef class Output:
+    cdef uint8_t* start
+    cdef Py_ssize_t size
+    cdef Py_ssize_t room
+
+    cdef uint8_t* reserve(self, Py_ssize_t more) except NULL
+    cdef int let_go(self, connection) except -1
 
 
 # ------------------------------------------------------------------------------------------------------- properties
@@ -108,13 +133,15 @@ cdef struct Row:
 
 
 cdef enum:
-    # What the origin of a request's rows is: the request, or what ``many`` makes of it, with its queue id or without.
+    # What the origin of a request's rows is: the request, or what ``make_origin`` makes of it, without the queue id that
+    # was asked for, or with it.
     ITSELF, SEVERAL, MOVABLE
 
 
 cdef struct Sender:
     int32_t first
     int32_t count
+    int32_t queue_id
     int kind
 
 
@@ -175,7 +202,7 @@ cdef class AppendRows(Columns):
     cdef list origins_kept, kept, parts, pieces
     cdef Groups groups
     cdef Arena arena
-    cdef object many
+    cdef object make_origin
     cdef dict followers
     cdef Block last_block
 

@@ -1,15 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_requests`: requests, rows of sends, replies, pull bodies.
+"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_requests`: requests and the rows of batches.
 
 It reads frames, JSON and binary headers in the forms that clients write, without an object for each field, and what a
 hot request says as well. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers
 out of range, errors) is decoded by :mod:`gantrymq.remoting`, so that both twins refuse alike.
 
-One module in parts, a noun each, so that they call one another without a way through Python: headers, sends, replies,
-pulls; here are the requests themselves.
+What a plugin knows of its own requests it reads itself, by a ``RequestReader`` for their codes.
+
+One module in parts, a noun each, so that they call one another without a way through Python; here are the requests
+themselves.
 """
 
 cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItem
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -20,7 +23,7 @@ from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 include "_bytes.pxi"
 
-from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, STORED, Trait
+from gantrymq.kernel.batch import STORED
 from gantrymq.kernel.fast import _records as records
 from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain
@@ -31,7 +34,6 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import Frame
 from gantrymq.remoting.headers.header import read_header
-from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.properties import find_property, replace_properties
 
@@ -45,25 +47,15 @@ prepare_crc()
 KIND = "compiled"
 
 cdef enum:
-    SEND = 10
-    SEND_V2 = 310
-    SEND_BATCH = 320
-    PULL = 11
-    LITE_PULL = 361
     RESPONSE = 1
-    BORN_HOST_V6 = 0x10
-    PROPERTIES_MAX = 32767
     NAME_MAX = 256
-    FILLER_SIZE = 0x7FFFFFFF
 
 cdef object SUCCESS = ResponseCode.SUCCESS
-cdef int BATCH = Trait.BATCH
-cdef int FOR_PREPARED = Trait.PREPARED
 cdef dict _topic_parts = plain_records._topic_parts
 cdef dict _topics = plain_records._topics
 
 
-cdef inline int as_int64(object number, int64_t* value) except -1:
+cdef int as_int64(object number, int64_t* value) except -1:
     """1 and the value, or 0 when this is no plain integer of 64 bits."""
     cdef int overflow = 0
     if not PyLong_CheckExact(number):
@@ -72,13 +64,14 @@ cdef inline int as_int64(object number, int64_t* value) except -1:
     return 0 if overflow else 1
 
 
-cdef inline int as_int32(object number, int64_t* value) except -1:
+cdef int as_int32(object number, int64_t* value) except -1:
     """1 and the value, or 0 when this is no plain integer of 32 bits."""
     if not as_int64(number, value):
         return 0
     return 1 if -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else 0
 
 
+include "_texts.pxi"
 include "_headers.pxi"
 
 
@@ -107,6 +100,15 @@ cdef class HotRequest:
         """The header's fields, at most ``FIELDS_MAX``, and how many; -1 when only the plain decoder can tell."""
         cdef Head head
         return head.count if read_head(self.kind, self.head, self.header_size, &head, fields) else -1
+
+    cdef int move_out(self) except -1:
+        """Keep nothing alive of what was received but the own frame."""
+        cdef Block block = Block.__new__(Block)
+        block.data = PyBytes_FromStringAndSize(<const char*>self.head, self.header_size + self.body_size)
+        self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
+        self.body = self.head + self.header_size
+        self.block = block
+        return 0
 
     @property
     def command(self):
@@ -155,34 +157,74 @@ cdef class HotRequest:
                 self.connection.send(Command(code, ext, body, self.opaque, RESPONSE, remark, kind=self.kind))
 
 
+cdef class RequestReader:
+    """Reads the requests of some codes into fields of their own. With ``keeps_frames`` what is made of a request goes on
+    to point into its frame, so that many of them may share the bytes that were received."""
+
+    cdef HotRequest read(self, Block block, Field* fields, int count, int code):
+        """The request with these fields, or None when the plain decoder must look at it; all but what they say is set
+        by who calls."""
+        return read_other(fields, count)
+
+
+@cython.final
+cdef class Readers:
+    """See :class:`gantrymq.kernel.fast.plain_requests.Readers`. A reader of the plain twin is passed over."""
+
+    cdef list readers
+    cdef int64_t* codes
+    cdef Py_ssize_t count
+
+    def __cinit__(self, readers=()):
+        cdef dict known = dict(readers)
+        self.readers = []
+        self.codes = <int64_t*>PyMem_Malloc((len(known) + 1) * sizeof(int64_t))
+        if self.codes == NULL:
+            raise MemoryError
+        for code, reader in known.items():
+            if isinstance(reader, RequestReader):
+                self.codes[self.count] = code
+                self.readers.append(reader)
+                self.count += 1
+
+    def __dealloc__(self):
+        PyMem_Free(self.codes)
+
+    cdef RequestReader find(self, int64_t code):
+        cdef Py_ssize_t number
+        for number in range(self.count):
+            if self.codes[number] == code:
+                return <RequestReader>self.readers[number]
+        return None
+
+
 include "_short.pxi"
 include "_groups.pxi"
 include "_properties.pxi"
 include "_rows.pxi"
 include "_encode.pxi"
 include "_dispatch.pxi"
-include "_sends.pxi"
 include "_replies.pxi"
-include "_pulls.pxi"
-include "_answers.pxi"
 include "_stored.pxi"
 
 
-cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind):
+cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind, Readers readers):
     """The request with this header, or None when the plain decoder must look at it."""
     cdef Field fields[FIELDS_MAX]
     cdef Head head
     cdef HotRequest request
+    cdef RequestReader reader
     if not read_head(kind, header, size, &head, fields) or head.flag & RESPONSE or not -0x80000000LL <= head.opaque <= 0x7FFFFFFFLL:
         return None
     if not 0 <= head.flag <= 0x7FFFFFFF or not -0x80000000LL <= head.code <= 0x7FFFFFFFLL:
         return None
-    if head.code == SEND_V2 or head.code == SEND_BATCH or head.code == SEND:
-        request = read_send(block, fields, head.count, head.code == SEND)
-    elif head.code == PULL or head.code == LITE_PULL:
-        request = read_pull(fields, head.count)
-    else:
+    reader = None if readers is None else readers.find(head.code)
+    if reader is None:
         request = read_other(fields, head.count)
+    else:
+        request = reader.read(block, fields, head.count, <int>head.code)
+        if request is not None:
+            request.keeps_frame = reader.keeps_frames
     if request is not None:
         request.code = <int>head.code
         request.opaque = <int>head.opaque
@@ -198,11 +240,6 @@ cdef HotRequest read_other(Field* fields, int count):
         if fields[number].value.escaped or fields[number].value.wide:
             return None
     return HotRequest.__new__(HotRequest)
-
-
-cdef inline bint may_wait(HotRequest request):
-    """Whether it may be held until the disk or a task has done something. Pulls look after themselves."""
-    return type(request) is not PullRequest
 
 
 cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit) noexcept nogil:
@@ -225,7 +262,7 @@ cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit
     return position
 
 
-def read_requests(connection, buffer, limit):
+def read_requests(connection, buffer, limit, Readers readers=None):
     """See :func:`gantrymq.kernel.fast.plain_requests.read_requests`."""
     cdef const uint8_t[::1] view = buffer
     cdef Py_ssize_t size = len(view), taken, position = 0, header_size, length, sent = 0
@@ -237,7 +274,7 @@ def read_requests(connection, buffer, limit):
     cdef object effort_until = None
     taken = whole_frames(data, size, limit)
     if taken < 0:
-        return plain.read_requests(connection, buffer, limit)
+        return plain.read_requests(connection, buffer, limit)  # which refuses them
     if not taken:
         return requests, 0
     block = Block.__new__(Block)
@@ -247,7 +284,7 @@ def read_requests(connection, buffer, limit):
         length = get32(data + position)
         mark = get32(data + position + 4)
         header_size = mark & 0xFFFFFF
-        request = read_hot(block, data + position + 8, header_size, mark >> 24)
+        request = read_hot(block, data + position + 8, header_size, mark >> 24, readers)
         if request is not None:
             request.connection = connection
             request.block = block
@@ -256,7 +293,7 @@ def read_requests(connection, buffer, limit):
             request.body = request.head + header_size
             request.body_size = length - 4 - header_size
             requests.append(request)
-            if type(request) is SendRequest:
+            if request.keeps_frame:
                 sent += length
         else:
             if effort_until is None:
@@ -273,6 +310,6 @@ def read_requests(connection, buffer, limit):
     if 4 * sent < size:
         # What waits must not keep much alive that is not its own.
         for one in requests:
-            if isinstance(one, HotRequest) and may_wait(<HotRequest>one):
-                move_out(<HotRequest>one)
+            if isinstance(one, HotRequest):
+                (<HotRequest>one).move_out()
     return requests, taken

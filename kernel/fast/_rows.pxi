@@ -149,9 +149,9 @@ cdef class AppendRows(Columns):
             sender = &self.senders[number]
             origin = self.origins_kept[number]
             if sender.kind == SEVERAL:
-                origin = self.many(origin, sender.first, sender.count, None)
+                origin = self.make_origin(origin, sender.first, sender.count, None)
             elif sender.kind == MOVABLE:
-                origin = self.many(origin, sender.first, sender.count, (<SendRequest>origin).queue_id)
+                origin = self.make_origin(origin, sender.first, sender.count, sender.queue_id)
             origins += [origin] * sender.count
         return origins
 
@@ -206,6 +206,7 @@ cdef class AppendRows(Columns):
         self.senders[self.senders_count].first = self.count
         self.senders[self.senders_count].count = count
         self.senders[self.senders_count].kind = kind
+        self.senders[self.senders_count].queue_id = 0
         self.senders_count += 1
         self.origins_kept.append(origin)
         return 0

@@ -1,66 +1,63 @@
-"""The wire's inner loops as plain functions: requests out of received bytes, rows out of sends, pull bodies.
+"""The wire's inner loops as plain functions: requests out of received bytes, answers to rows.
 
-Their compiled twins know the hot requests in their usual forms and hand everything else to what is here or to the
-``other`` that the caller passes, so that there is one meaning of every request and one text for every refusal.
+Their compiled twins read requests in their usual forms and hand everything else to what is here, so that there is one
+meaning of every request and one text for every refusal. What a plugin's requests say, its own readers know.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import STORED, AppendBatch
 from gantrymq.kernel.fast.plain import dispatch_batch, encode_rows, queue_entries, scan
-from gantrymq.kernel.fast.plain_hot import CODE_BYTES, HOT_HEADERS, UNUSUAL, SendRequest
-from gantrymq.kernel.fast.plain_sends import ReplyForm, Terms, add_sends, answer_rows, answer_sends, reply_form
-from gantrymq.kernel.layouts import ENTRY, PROOF_V4, QUEUE_PLACE
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.store.log.record import (
-    CRC_MASK,
-    HOST_V6_BITS,
-    BadRecord,
-    Record,
-    body_end_in,
-    decode_at,
-    is_intact,
-)
-from gantrymq.remoting.codes import RESPONSE_FLAG
+from gantrymq.kernel.store.log.record import BadRecord, Record, decode_at
+from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import decode
 from gantrymq.remoting.frame import BINARY_HEADER, PREFIX, Frame, cut_frames
-from gantrymq.remoting.headers.header import read_header
-from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.lenient_header import EFFORT
-from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
-"""A queue entry: log offset, record size, tag code."""
-FILLER_SIZE: Final = 0x7FFFFFFF
-"""The size in an entry that stands for no message: where the queue begins late, or lost a record."""
-
 UNUSUAL_VALUES: Final = 512
 """Values of headers in other forms than the Java client's that one call reads, before the last one: milliseconds."""
 
-Window = Callable[[int, int, int], "memoryview | bytes | None"]
-"""By the number of an entry, its offset and size: see :func:`gather`."""
-
 __all__ = [
-    "FILLER_SIZE", "PullLimits", "QueuePart", "ReplyForm", "Terms", "Window", "add_sends", "answer_rows",
-    "answer_sends", "dispatch_batch", "encode_rows", "gather", "new_batch", "queue_entries", "read_pull_header",
-    "read_records", "read_requests", "reply_form", "scan",
+    "Readers", "Unusual", "answer_rows", "dispatch_batch", "encode_rows", "new_batch", "queue_entries", "read_records",
+    "read_requests", "scan",
 ]  # fmt: skip
 
 _LENGTH_MASK: Final = 0xFFFFFF
+_BEGIN_BYTES: Final = len('{"code":-2147483648,')
 _LENGTH = struct.Struct(">i")
-_LAST_OF_V1: Final = MAGIC_V1 & 0xFF
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
-_V4_HEAD_SIZE: Final = HEADS[0].size
 
 
-def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int) -> tuple[list[Request], int]:
+class Unusual(Exception):
+    """A header has another form than the usual one: the decoder must look at it."""
+
+
+class Readers:
+    """What reads the requests of some codes in place of the decoder; a processor brings its own as ``readers``.
+
+    A reader of this twin is a function of the connection, the header and the body that returns a
+    :class:`~gantrymq.kernel.processors.Request`, or what has its attributes. It is asked where a JSON header begins
+    with the code, as the Java client writes it, and raises :class:`Unusual` for what the decoder must look at. Readers
+    of the compiled twin are passed over.
+    """
+
+    def __init__(self, readers: Mapping[int, Any] | None = None) -> None:
+        self.by_begin = {b'{"code":%d,' % code: reader for code, reader in (readers or {}).items() if callable(reader)}
+
+
+_NO_READERS: Final = Readers()
+
+
+def read_requests(
+    connection: Connection, buffer: bytes | bytearray, limit: int, readers: Readers | None = None
+) -> tuple[list[Request], int]:
     """The requests in all whole frames at the start of ``buffer``, and how many bytes those took.
 
     Frames are left for the next call once it has read :data:`UNUSUAL_VALUES` values of headers that are not in the
@@ -73,7 +70,7 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
     is_whole = len(buffer) >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= len(buffer)
     data = bytes(buffer if is_whole else buffer[:8])
     position, size = 0, len(data)
-    unpack, hot_headers = PREFIX.unpack_from, HOT_HEADERS
+    unpack, by_begin = PREFIX.unpack_from, (readers or _NO_READERS).by_begin
     effort_until = EFFORT.values + UNUSUAL_VALUES
     while size - position >= 8 and EFFORT.values < effort_until:
         length, mark = unpack(data, position)
@@ -83,16 +80,14 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
             break
         header, body = data[start:body_start], data[body_start:end]
         position = end
-        read = hot_headers.get(header[:CODE_BYTES]) if mark <= _LENGTH_MASK else None  # a JSON header, that is
-        if read is not None:
-            try:
-                head = read(header)
-            except UNUSUAL:
-                pass
-            else:
-                if not head.flag & RESPONSE_FLAG:
-                    requests.append(SendRequest(connection, head.code, head.ext, head.opaque, head.flag, header, body))
+        if mark <= _LENGTH_MASK:  # a JSON header, that is
+            read = by_begin.get(header[: header.find(b",", 0, _BEGIN_BYTES) + 1])
+            if read is not None:
+                try:
+                    requests.append(read(connection, header, body))
                     continue
+                except Unusual:
+                    pass
         command = decode(Frame(mark >> 24, header, body))
         if command.is_response:
             connection.take_answer(command)
@@ -103,13 +98,20 @@ def read_requests(connection: Connection, buffer: bytes | bytearray, limit: int)
 
 
 def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch:
-    """An empty batch for :func:`add_sends`; the compiled twin has a kind of its own, which looks the same."""
+    """An empty batch; the compiled twin has a kind of its own, which looks the same."""
     return AppendBatch(done=done)
 
 
-def read_pull_header(request: Request) -> PullMessageHeader:
-    """The header of a pull request; ``RemoteFault`` as :func:`read_header`."""
-    return read_header(PullMessageHeader, request.command.ext)
+def answer_rows(batch: AppendBatch) -> None:
+    """Answer each request that is the origin of a row: with success alone when the row lies in the log, else with its
+    status and remark. A row may have no origin."""
+    for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
+        if request is None:
+            continue
+        if status in STORED:
+            request.answer(ResponseCode.SUCCESS)
+        else:
+            request.answer(status, batch.remarks.get(row))
 
 
 def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -> list[Record | None]:
@@ -127,116 +129,3 @@ def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -
         except BadRecord:
             records.append(None)
     return records
-
-
-class PullLimits(NamedTuple):
-    """How much one answer to a pull may carry. The first record always fits, a further one only within the limits."""
-
-    messages: int
-    size: int
-    """In bytes."""
-    disk_messages: int
-    disk_size: int
-    """The limits for records that count as read from the disk."""
-    disk_end: int
-    """The log offset where memory begins: records below it count as read from the disk."""
-
-    @property
-    def most(self) -> int:
-        """The most records that any answer within these limits has."""
-        return max(self.messages, self.disk_messages)
-
-
-def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, number: int) -> bool:
-    """Whether an intact record, whose body ends there, is the one of an entry of ``part``."""
-    if part is None:
-        return True
-    start = body_end + (1 if record[7] == _LAST_OF_V1 else 2)
-    return (
-        record[start : start + len(part.topic)] == part.topic
-        and int.from_bytes(record[body_end:start], "big") == len(part.topic)
-        and QUEUE_PLACE.unpack_from(record, 12) == (part.queue_id, part.first + number)
-    )
-
-
-class QueuePart(NamedTuple):
-    """Which entries of which queue are read: what their records must say of themselves."""
-
-    topic: bytes
-    queue_id: int
-    first: int
-    """The queue offset of the first one."""
-    is_current: bool
-    """Whether no entry is known to lie before the log's begin."""
-
-
-def gather(
-    entries: bytes,
-    limits: PullLimits,
-    oldest: int,
-    matches: Callable[[int], bool] | None,
-    window: Window,
-    wrong: Callable[[int], None],
-    part: QueuePart | None,
-) -> tuple[list[bytes | memoryview], int, bool, int]:
-    """The records of these queue entries that ``matches`` lets through, within ``limits``.
-
-    As in RocketMQ the first entry that does not fit ends the answer, whether or not its record is wanted.
-    ``window(number, offset, size)`` gives the log from that offset on, the record at least, or None when there is none
-    that can be read. An entry that leads to no record (see :func:`is_intact`), or to one of another place than
-    ``part`` says, is reported to ``wrong(number)`` and left out. Both may raise.
-    Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
-    records in the body.
-    """
-    parts: list[bytes | memoryview] = []
-    total = scanned = base = end = 0
-    removed = False
-    data: bytes | memoryview = b""
-    unpack, crc32 = PROOF_V4.unpack_from, zlib.crc32
-    messages, room, disk_messages, disk_room, disk_end = limits
-    for number, (at, size, code) in enumerate(ENTRY.iter_unpack(entries)):
-        if not parts:
-            pass
-        elif at < disk_end:
-            if len(parts) >= disk_messages or total + size > disk_room:
-                break
-        elif len(parts) >= messages or total + size > room:
-            break
-        scanned += 1
-        if size == FILLER_SIZE:
-            continue
-        if at < oldest:
-            if at < 0 or (part is not None and part.is_current):
-                wrong(number)
-            else:
-                removed = True
-        elif matches is None or matches(code):
-            if at < base or at + size > end or size < 0:
-                found = window(number, at, size)
-                if found is None:
-                    continue
-                data, base, end = found, at, at + len(found)
-            start = at - base
-            record = data[start : start + size]
-            if size >= _V4_HEAD_SIZE:
-                told, magic, crc, place, bits, length = unpack(record)
-                if (
-                    told == size
-                    and place == at
-                    and not bits & HOST_V6_BITS
-                    and 0 <= length < size - _V4_HEAD_SIZE
-                    and magic in _MAGICS
-                    and crc32(record[_V4_HEAD_SIZE : _V4_HEAD_SIZE + length]) & CRC_MASK == crc
-                    and is_of(record, _V4_HEAD_SIZE + length, part, number)
-                ):
-                    parts.append(record)
-                    total += size
-                    continue
-            if is_intact(record, at) and is_of(record, body_end_in(record), part, number):
-                parts.append(record)
-                total += size
-            else:
-                wrong(number)
-                # What was just quarantined is not to be read through the window of before.
-                base = end = 0
-    return parts, scanned, removed, len(parts)

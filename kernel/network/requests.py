@@ -62,6 +62,8 @@ class RequestTable:
         self.waiting = WaitingRequests(self._limits)
         self._heavy = trio.CapacityLimiter(self._limits.heavy_requests)
         self._batch: dict[int, BatchProcessor] = {}
+        self.readers: dict[int, Any] = {}
+        """By code, what the batch processors brought to read their own requests."""
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
         self._heavy_codes: set[int] = set()
@@ -270,6 +272,9 @@ class RequestTable:
             self._heavy_codes.add(code)
         elif hasattr(processor, "handle"):
             self._batch[code] = processor
+            reader = getattr(processor, "readers", {}).get(code)
+            if reader is not None:
+                self.readers[code] = reader
         elif inspect.iscoroutinefunction(processor):
             self._async[code] = _guarded(processor)
         elif inspect.isgeneratorfunction(processor):

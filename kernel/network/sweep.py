@@ -19,7 +19,7 @@ import trio
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.errors import StartError
-from gantrymq.kernel.fast import read_requests
+from gantrymq.kernel.fast import Readers, read_requests
 from gantrymq.kernel.network.adaptive_wait import AdaptiveWait
 from gantrymq.kernel.network.admission import Admission
 from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
@@ -93,6 +93,8 @@ class Sweep:
         self._few = self._gives_way = False
         self.has_waiting: Callable[[], bool] = bool
         """Whether requests wait for a turn: ``handle`` is then called with none as well."""
+        self.readers = Readers()
+        """What reads requests of some codes in place of the decoder."""
 
     # ------------------------------------------------------------------------------------------------- listening
 
@@ -378,7 +380,7 @@ class Sweep:
         if inbound:
             inbound += data
         try:
-            received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes)
+            received, taken = read_requests(connection, inbound or data, self._limits.frame_bytes, self.readers)
         except FatalRemoteFault as error:
             self._bad_bytes.report(connection.address, error, now)
             self.drop(connection, str(error))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.fast import PullLimits
+from gantrymq.plugins.consume.plain import PullLimits
 
 if TYPE_CHECKING:
     from gantrymq.plugins.consume.config import ConsumeConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class TransferLimits:
     """RocketMQ's limits from memory and from the disk, and the limits of clients that accept more.
 
-    ``transfer`` and ``memory_bytes``: see :class:`gantrymq.kernel.fast.plain_pulls.Transfer`.
+    ``transfer`` and ``memory_bytes``: see :class:`gantrymq.plugins.consume.plain.Transfer`.
     """
 
     def __init__(self, config: ConsumeConfig, suggestions: Suggestions) -> None:

@@ -11,11 +11,12 @@ import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
 from gantrymq.kernel.errors import UnreadableRange
-from gantrymq.kernel.fast import PullAnswers, PullDesk, PullForm, PullTerms, pull_form, read_pull_header
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
+from gantrymq.plugins.consume.fast import READERS, PullAnswers, read_pull_header
 from gantrymq.plugins.consume.limits import TransferLimits
+from gantrymq.plugins.consume.plain import PullContext, PullForm, PullPolicy, pull_form
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
 from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
@@ -40,6 +41,8 @@ SUGGESTED = "suggestWhichBrokerId"
 class PullProcessor:
     """Batch processor of the pull codes."""
 
+    readers = READERS
+
     def __init__(self, broker: Broker, config: ConsumeConfig, limits: TransferLimits, suggestions: Suggestions) -> None:
         self._broker = broker
         self._suggestions = suggestions
@@ -61,8 +64,8 @@ class PullProcessor:
         self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)
         """The pulls that wait for their turn or for the disk; somebody has to run it."""
         self._answers = PullAnswers(
-            PullDesk(
-                terms=self._terms,
+            PullContext(
+                policy=self._policy,
                 find_queue=broker.queues.get,
                 commit=_ignore_commit if self._is_slave else self._offsets.commit,
                 pulled=None if self._statistics is None else self._statistics.pulled,
@@ -206,10 +209,10 @@ class PullProcessor:
             header.gantrymq_max_bytes or 0,
         )
 
-    def _terms(
+    def _policy(
         self, group: str, topic: str, expression: str | None, kind: str | None, version: int, sys_flag: int
-    ) -> PullTerms | None:
-        """See :class:`PullDesk`: what :meth:`_parse` finds out of the group, the topic and the filter."""
+    ) -> PullPolicy | None:
+        """See :class:`PullContext`: what :meth:`_parse` finds out of the group, the topic and the filter."""
         consumers, config = self._groups.find(group), self._topics.get(topic)
         if consumers is None or not consumers.consume_enable or config is None:
             return None

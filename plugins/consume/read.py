@@ -13,11 +13,12 @@ import attrs
 import structlog
 
 from gantrymq.kernel.errors import CorruptRange, UnreadableRange
-from gantrymq.kernel.fast import PullLimits, QueuePart, gather
 from gantrymq.kernel.filters import MessageFilter, RecordFilter
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.kernel.store.queues.consume_queue import LIGHT_TOPIC, ConsumeQueue
+from gantrymq.plugins.consume.fast import gather
+from gantrymq.plugins.consume.plain import PullLimits, QueuePart
 from gantrymq.plugins.consume.select import SCAN_ENTRIES, select_records
 from gantrymq.remoting.codes import ResponseCode
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gantrymq.kernel.fast import PullLimits, QueuePart
-from gantrymq.kernel.fast.plain_requests import is_of
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import body_end_in, is_intact, properties_in
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
+from gantrymq.plugins.consume.plain import PullLimits, QueuePart, Window, is_of
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES
 
 READ_AT_ONCE = 64
@@ -20,7 +19,6 @@ SCAN_WORK = 40_000
 """What one pull may look at, and how much work that may be (see ``RecordFilter.cost``): it runs while other connections
 wait. The consumer comes back for the rest at once."""
 
-Window = Callable[[int, int, int], memoryview | bytes | None]
 Found = tuple[int, int, memoryview | bytes]
 
 
@@ -33,7 +31,7 @@ def select_records(
     wrong: Callable[[int], None],
     part: QueuePart | None,
 ) -> tuple[list[memoryview | bytes], int, bool]:
-    """As :func:`gantrymq.kernel.fast.gather`, with the records that ``wanted`` selects."""
+    """As :func:`gantrymq.plugins.consume.plain.gather`, with the records that ``wanted`` selects."""
     found: list[memoryview | bytes] = []
     total = scanned = looked_at = work = 0
     removed = False

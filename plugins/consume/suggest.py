@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gantrymq.kernel.fast import Suggest
+from gantrymq.plugins.consume.plain import Suggest
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

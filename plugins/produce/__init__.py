@@ -13,11 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import attrs
-
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.config.fields import plain
+from gantrymq.plugins.produce.config import ProduceConfig
 from gantrymq.plugins.produce.rules import Rules
 from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
@@ -29,14 +27,6 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.processors import Processor
-
-
-@attrs.frozen
-class ProduceConfig:
-    """``[plugin.produce]``."""
-
-    region: str = "DefaultRegion"
-    trace: bool = plain(True, rocketmq="traceOn")
 
 
 class ProducePlugin:

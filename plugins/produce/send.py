@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import attrs
 
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
-from gantrymq.kernel.fast import add_sends, answer_sends, new_batch, reply_form
+from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.processors import Request
+from gantrymq.plugins.produce.fast import READERS, add_sends, answer_sends
+from gantrymq.plugins.produce.plain import reply_form
 from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
 from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -44,6 +46,8 @@ class Origin:
 
 class SendProcessor:
     """Batch processor of the send codes."""
+
+    readers = READERS
 
     def __init__(self, broker: Broker, topics: TopicTable, groups: GroupTable, reply_fields: dict[str, str]) -> None:
         self._broker = broker

@@ -14,9 +14,7 @@ else:
     try:
         from gantrymq.plugins.transaction import _fast as twin
     except (ImportError, TypeError, ValueError) as error:
-        if getattr(error, "name", None) is None:
-            # It is there, but the kernel's rows are not those that it was built for.
-            raise ImportError(fast.STALE.format(error)) from error
+        fast.refuse_stale(error)
         from gantrymq.plugins.transaction import plain as twin
 
 KIND = twin.KIND

@@ -17,9 +17,13 @@ from gantrymq.kernel.config.sources import ConfigError, read_settings
 from gantrymq.kernel.fast import plain, plain_requests
 from gantrymq.kernel.store.log.record import BadRecord, decode, is_intact, properties_in
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, decode_checkpoint, decode_marks
+from gantrymq.plugins.consume import fast as consume_fast
+from gantrymq.plugins.consume import plain as consume_plain
 from gantrymq.plugins.filter.sql92 import compile_sql92
 from gantrymq.plugins.filter.tags import compile_tags
 from gantrymq.plugins.index.layout import decode_header
+from gantrymq.plugins.produce import fast as produce_fast
+from gantrymq.plugins.produce import plain as produce_plain
 from gantrymq.plugins.produce.validate import split_batch, traits_of
 from gantrymq.remoting import fastjson
 from gantrymq.remoting.address import parse_address
@@ -37,6 +41,7 @@ from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.remoting.properties import decode_properties, find_property
 from gantrymq.remoting.records import BodyError, decode_records, decompress
+from support.loops import Loops
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -105,10 +110,12 @@ CONFIG = (
     b"brokerName=b\nlistenPort=1\n# x\nk\\\n =v\n",
 )
 
+PLAIN = Loops(plain_requests, produce_plain, consume_plain)
+BUILT = Loops(fast, produce_fast, consume_fast)
 TARGETS = {
     "frames and headers": Target(frame, FRAMES, (FatalRemoteFault,)),
-    "requests, plain": Target(requests(plain_requests.read_requests), FRAMES, (FatalRemoteFault,)),
-    "requests, as built": Target(requests(fast.read_requests), FRAMES, (FatalRemoteFault,)),
+    "requests, plain": Target(requests(PLAIN.read_requests), FRAMES, (FatalRemoteFault,)),
+    "requests, as built": Target(requests(BUILT.read_requests), FRAMES, (FatalRemoteFault,)),
     "a batch": Target(lambda data: list(split_batch(data)), golden("records", "batch"), (RemoteFault,)),
     "properties": Target(properties, (b"TAGS\x01a\x02KEYS\x01b c\x02WAIT\x01true\x02", b"DELAY\x013"), ()),
     "a record": Target(record, RECORDS, (BadRecord,)),

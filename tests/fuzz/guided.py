@@ -32,31 +32,35 @@ INSTRUMENTED = [
     "gantrymq.kernel.store.recovery.checkpoint",
     "gantrymq.kernel.fast",
     "gantrymq.kernel.store.log.record",
+    "gantrymq.plugins.consume.fast",
+    "gantrymq.plugins.consume.plain",
     "gantrymq.plugins.filter",
+    "gantrymq.plugins.produce.fast",
+    "gantrymq.plugins.produce.plain",
     "gantrymq.plugins.produce.validate",
     "gantrymq.remoting",
 ]
 with atheris.instrument_imports(include=INSTRUMENTED, enable_loader_override=False):
     from fuzz_targets import TARGETS
 
-TWINS = Path(__file__).parents[1] / "kernel" / "fast"
+TESTS = Path(__file__).parents[1]
 PROPERTIES = {
-    "twins: damaged requests": ("test_twins_requests", "test_damaged_requests_are_refused_alike"),
-    "twins: sends": ("test_twins_requests", "test_sends_become_the_same_records_entries_and_answers"),
-    "twins: records": ("test_twins_requests", "test_one_record_is_read_alike"),
-    "twins: pulls": ("test_twins_requests", "test_gather"),
-    "twins: rows": ("test_twins_records", "test_encode_rows"),
+    "twins: damaged requests": ("kernel/fast/test_twins_requests", "test_damaged_requests_are_refused_alike"),
+    "twins: sends": ("plugins/produce/test_twins", "test_sends_become_the_same_records_entries_and_answers"),
+    "twins: records": ("kernel/fast/test_twins_requests", "test_one_record_is_read_alike"),
+    "twins: pulls": ("plugins/consume/test_twins", "test_gather"),
+    "twins: rows": ("kernel/fast/test_twins_records", "test_encode_rows"),
 }
-"""Names of property-based tests: the module below ``tests/kernel/fast`` and the test."""
+"""Names of property-based tests: the module below ``tests`` and the test."""
 
 
 def property_test(module: str, test: str) -> Callable[[bytes], object]:
     """The test as a function of the bytes that its examples are built from."""
-    spec = importlib.util.spec_from_file_location(module, TWINS / f"{module}.py")
+    spec = importlib.util.spec_from_file_location(module.replace("/", "_"), TESTS / f"{module}.py")
     assert spec is not None
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules[module] = loaded
+    sys.modules[loaded.__name__] = loaded
     spec.loader.exec_module(loaded)
     run: Callable[[bytes], object] = getattr(loaded, test).hypothesis.fuzz_one_input
     return run

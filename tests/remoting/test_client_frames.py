@@ -11,7 +11,12 @@ from typing import Any
 import attrs
 import pytest
 
-from gantrymq.kernel.fast import KIND, plain_requests, read_requests
+from gantrymq.kernel import fast
+from gantrymq.kernel.fast import KIND, plain_requests
+from gantrymq.plugins.consume import fast as consume_fast
+from gantrymq.plugins.consume import plain as consume_plain
+from gantrymq.plugins.produce import fast as produce_fast
+from gantrymq.plugins.produce import plain as produce_plain
 from gantrymq.remoting.bodies.clients import HeartbeatData
 from gantrymq.remoting.bodies.queues import LockBatchRequestBody, MessageQueue
 from gantrymq.remoting.codes import RequestCode
@@ -21,6 +26,7 @@ from gantrymq.remoting.headers.offsets import UpdateConsumerOffsetHeader
 from gantrymq.remoting.headers.pull import PullMessageHeader
 from gantrymq.remoting.headers.send import SendMessageHeader, read_send_header
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
+from support.loops import Loops
 
 
 def frame(header: bytes, body: bytes = b"") -> bytes:
@@ -161,7 +167,8 @@ class Nobody:
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.client)
 @pytest.mark.parametrize("twin", ["plain", "built"])
 def test_a_request_in_a_clients_own_shape_is_understood(shape: Shape, twin: str) -> None:
-    read = plain_requests.read_requests if twin == "plain" else read_requests
+    plain, built = Loops(plain_requests, produce_plain, consume_plain), Loops(fast, produce_fast, consume_fast)
+    read = (plain if twin == "plain" else built).read_requests
     data = frame(shape.header.encode(), b"body")
     nobody: Any = Nobody()
     (request,), taken = read(nobody, data, 16 * 1024 * 1024)

@@ -72,26 +72,35 @@ def test_loops_that_cannot_be_loaded_are_done_without(name: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("plain", "")
 
 
-PLUGIN = FAILING_IMPORT.replace("kernel.fast._records", "plugins.transaction._fast")
+PLUGINS = pytest.mark.parametrize("plugin", ["consume", "produce", "transaction"])
+"""Those whose compiled loops work on the kernel's requests and rows."""
 
 
+def failing_plugin(plugin: str, error: str) -> str:
+    """The begin of a program in which a plugin's compiled loops cannot be imported."""
+    return FAILING_IMPORT.replace("kernel.fast._records", f"plugins.{plugin}._fast").format(error)
+
+
+@PLUGINS
 @pytest.mark.parametrize("error", ["ValueError('HotRequest size changed')", "ImportError('no function find_value')"])
-def test_a_plugins_loops_that_were_built_for_other_rows_say_what_to_do(error: str) -> None:
+def test_a_plugins_loops_that_were_built_for_other_rows_say_what_to_do(plugin: str, error: str) -> None:
     pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
-    done = run(f"import sys\n{PLUGIN.format(error)}\nimport gantrymq.plugins.transaction")
+    done = run(f"import sys\n{failing_plugin(plugin, error)}\nimport gantrymq.plugins.{plugin}")
     assert done.returncode == 1
     assert "make install" in done.stderr.splitlines()[-1]
 
 
-def test_a_plugins_loops_that_are_not_there_are_done_without() -> None:
-    error = "ModuleNotFoundError('no', name='gantrymq.plugins.transaction._fast')"
-    done = run(f"import sys\n{PLUGIN.format(error)}\nfrom gantrymq.plugins.transaction.fast import KIND; print(KIND)")
+@PLUGINS
+def test_a_plugins_loops_that_are_not_there_are_done_without(plugin: str) -> None:
+    begin = failing_plugin(plugin, f"ModuleNotFoundError('no', name='gantrymq.plugins.{plugin}._fast')")
+    done = run(f"import sys\n{begin}\nfrom gantrymq.plugins.{plugin}.fast import KIND; print(KIND)")
     assert (done.stdout.strip(), done.stderr) == ("plain", "")
 
 
 @pytest.mark.skipif(os.environ.get("CI") != "true", reason="elsewhere there may be no compiler")
 def test_ci_tests_both_twins() -> None:
-    for name in ("kernel.fast._requests", "plugins.transaction._fast", "plugins.index._build"):
+    plugins = ("consume._fast", "index._build", "produce._fast", "transaction._fast")
+    for name in ("kernel.fast._requests", *(f"plugins.{module}" for module in plugins)):
         assert importlib.util.find_spec(f"gantrymq.{name}") is not None
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -14,30 +12,29 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.fast import Layout, plain_requests, reply_form
-from gantrymq.kernel.fast.plain import encode_rows
-from gantrymq.kernel.processors import Request
+from gantrymq.kernel.fast import Layout, plain_requests
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
-from gantrymq.plugins.produce.send import Origin, SendProcessor
+from gantrymq.plugins.consume import plain as plain_pulls
+from gantrymq.plugins.produce import plain as plain_sends
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.frame import cut_frames
-from gantrymq.remoting.headers.send import SEND_LETTERS
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
-from gantrymq.remoting.properties import encode_properties
-from support.columns import columns_of, dispatched
+from support.columns import columns_of
+from support.loops import HOSTS, LONG_NAMES, PROPERTIES, SEND, Loops, Peer, SlowPath, frame, outcome
 
 pytestmark = pytest.mark.once  # it runs both twins
 
-compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+compiled = Loops(
+    pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built"),
+    pytest.importorskip("gantrymq.plugins.produce._fast", reason="the extension is not built"),
+    pytest.importorskip("gantrymq.plugins.consume._fast", reason="the extension is not built"),
+)
+plain = Loops(plain_requests, plain_sends, plain_pulls)
 
 LIMIT = 64 * 1024
-HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]
-SEND = {"a": "g", "b": "orders", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1700000000000", "h": "3"}
-LONG_NAMES = {letter: name for name, letter in SEND_LETTERS.items()}
 PULL = {
     "consumerGroup": "g", "topic": "orders", "queueId": "1", "queueOffset": "7", "maxMsgNums": "32", "sysFlag": "2",
     "commitOffset": "5", "suspendTimeoutMillis": "15000", "subscription": "*", "subVersion": "1",
@@ -47,17 +44,6 @@ END = {
     "producerGroup": "g", "tranStateTableOffset": "3", "commitLogOffset": "700", "commitOrRollback": "8",
     "fromTransactionCheck": "true", "msgId": "A0",
 }  # fmt: skip
-PROPERTIES = [
-    "", "\x02", "UNIQ_KEY\x01A0\x02WAIT\x01true", "WAIT\x01false\x02KEYS\x01k\x02", "AWAIT\x01false",
-    "WAIT\x01x\x02\x02",
-    "TIMER_DELAY_MS\x015\x02K\x01v", "K\x01v\x02TIMER_DEL_UNIQKEY\x01a", "XTIMER_DELIVER_MS\x011",
-    "DELAY\x013", "TRAN_MSG\x01true\x02K\x01v", "CLUSTER\x01other\x02K\x01v", "XCLUSTER\x01other", "TAGS\x01é€😀",
-    'quoted\x01"\\/\b\f\n\r\t', "K\x01v\x00", "\x02\x02K\x01v\x02\x02WAIT\x01true\x02\x02", "K\x01\x7f\x80",
-    "x" * 32760,
-    "TRAN_MSG\x01true\x02PGROUP\x01g\x02WAIT\x01true\x02TAGS\x01a", "PGROUP\x01g\x02TRAN_MSG\x01true\x02WAIT\x01false",
-    "TRAN_MSG\x01TRUE", "TRAN_MSG\x01true\x02TRAN_MSG\x01false", "TRAN_MSG\x01false\x02TRAN_MSG\x01true",
-    "TRAN_MSG\x01true\x02DELAY\x013", "XTRAN_MSG\x01true", "TRAN_MSG\x01", "TRAN_MSG\x01true\x02K\x02\x02K\x01\x02",
-]  # fmt: skip
 VALUES = st.one_of(
     st.sampled_from(
         ["", "0", "-1", "7", "01", "-0", "+1", " 1", "1.0", "1e2", "9" * 18, "9" * 19, "2147483648", "-2147483649",
@@ -65,30 +51,6 @@ VALUES = st.one_of(
     ),
     st.text(max_size=8),
 )  # fmt: skip
-
-
-class Peer:
-    """A connection that keeps what is sent to it."""
-
-    def __init__(self, host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f") -> None:
-        self.host = host
-        self.frames: list[bytes] = []
-        self.answers: list[Command] = []
-
-    def take_answer(self, command: Command) -> None:
-        self.answers.append(command)
-
-    def send(self, command: Command) -> None:
-        self.send_bytes(encode(command))
-
-    def send_bytes(self, data: bytes) -> None:
-        frames, taken = cut_frames(data)
-        assert taken == len(data)
-        start = 0
-        for frame in frames:
-            end = start + 8 + len(frame.header) + len(frame.body)
-            self.frames.append(data[start:end])
-            start = end
 
 
 @st.composite
@@ -125,54 +87,10 @@ def seen(result: Any) -> Any:
     ], taken  # fmt: skip
 
 
-def outcome(call: Any) -> Any:
-    """What a call returns, or the kind and text of what it raises."""
-    try:
-        return call()
-    except Exception as error:
-        return type(error), str(error)
-
-
-class SlowRoad:
-    """What the twins' functions mean: each frame a command, each request and each row for ``other``."""
-
-    new_batch = staticmethod(plain_requests.new_batch)
-    encode_rows = staticmethod(plain_requests.encode_rows)
-    dispatch_batch = staticmethod(plain_requests.dispatch_batch)
-    queue_entries = staticmethod(plain_requests.queue_entries)
-
-    @staticmethod
-    def read_requests(peer: Any, data: bytes, limit: int) -> Any:
-        requests: list[Request] = []
-        position = 0
-        while True:
-            length = int.from_bytes(data[position : position + 4], "big", signed=True)
-            frames, taken = cut_frames(data[position : position + 4 + max(0, length)], limit)
-            if not taken:
-                return requests, position
-            position += taken
-            command = decode(frames[0])
-            if command.is_response:
-                peer.take_answer(command)
-            else:
-                requests.append(Request(peer, command))
-
-    @staticmethod
-    def add_sends(batch: AppendBatch, requests: list[Request], *given: Any) -> None:
-        for request in requests:
-            given[-1](batch, request)
-
-    @staticmethod
-    def answer_sends(batch: AppendBatch, form: Any, other: Any) -> None:
-        row = 0
-        while row < len(batch):
-            row = other(batch, row)
-
-
 def both_read(data: bytes, limit: int = LIMIT) -> Any:
     peer: Any = Peer()
-    expected = outcome(lambda: seen(SlowRoad.read_requests(peer, data, limit)))
-    for twin, form in itertools.product((plain_requests, compiled), (data, bytearray(data))):
+    expected = outcome(lambda: seen(SlowPath.read_requests(peer, data, limit)))
+    for twin, form in itertools.product((plain, compiled), (data, bytearray(data))):
         other: Any = Peer()
         found = outcome(lambda twin=twin, form=form, other=other: seen(twin.read_requests(other, form, limit)))  # type: ignore[misc]
         assert found == expected
@@ -193,10 +111,6 @@ def test_damaged_requests_are_refused_alike(command: Command, damage: list[tuple
     for at, value in damage:
         data[at % len(data)] = value
     both_read(bytes(data))
-
-
-def frame(header: bytes, body: bytes = b"body", kind: int = 0) -> bytes:
-    return struct.pack(">iI", 4 + len(header) + len(body), kind << 24 | len(header)) + header + body
 
 
 def test_a_header_of_the_other_form_than_its_frame_says_is_refused_alike() -> None:
@@ -233,23 +147,6 @@ def test_fields_of_any_type_are_read_alike(
 ) -> None:
     header = {"code": usual[0], "opaque": 5, "extFields": {**usual[1], **changes}}
     both_read(frame(json.dumps(header, separators=separators).encode()))
-
-
-def test_numbers_and_booleans_of_a_send_are_read_as_their_text() -> None:
-    for code, names in ((310, {}), (10, LONG_NAMES)):
-        ext: dict[str, Any] = {
-            names.get(name, name): value for name, value in {**SEND, "k": "false", "m": "false"}.items()
-        }
-        typed = {name: json.loads(value) if value[0] in "0123456789f" else value for name, value in ext.items()}
-        text, numbers = (
-            frame(json.dumps({"code": code, "opaque": 5, "extFields": fields}, separators=(",", ":")).encode())
-            for fields in (ext, typed)
-        )
-        assert numbers != text
-        runs = [Produce(twin).run(data) for twin in (plain_requests, compiled) for data in (text, numbers)]
-        assert runs[1:] == runs[:1] * 3
-        (request,), _ = compiled.read_requests(Peer(), numbers, LIMIT)
-        assert type(request) is compiled.SendRequest  # the fast path, not only the same meaning
 
 
 @pytest.mark.parametrize("kind", [0, 1])
@@ -335,253 +232,7 @@ def test_anything_is_read_alike(data: bytes) -> None:
     both_read(data)
 
 
-@given(st.dictionaries(st.sampled_from([*PULL]), VALUES, max_size=3), st.sampled_from([0, 1]))
-def test_pull_headers(changes: dict[str, str], kind: int) -> None:
-    data = encode(Command(11, {**PULL, **changes}, kind=kind))
-    peer: Any = Peer()
-    results = []
-    for twin in (plain_requests, compiled):
-        result = outcome(lambda twin=twin: twin.read_requests(peer, data, LIMIT))  # type: ignore[misc]
-        if isinstance(result[0], list):
-            (request,) = result[0]
-            result = outcome(lambda twin=twin, request=request: twin.read_pull_header(request))  # type: ignore[misc]
-        results.append(result)
-    assert results[0] == results[1]
-
-
-class Produce(SendProcessor):
-    """The real send processor over tables that hold three topics, with either twin."""
-
-    def __init__(self, twin: Any) -> None:
-        self.twin = twin
-        self._broker = type("B", (), {"name": "b"})  # type: ignore[assignment]
-        self._topics = self._groups = self  # type: ignore[assignment]
-        self._reply_fields = {"MSG_REGION": 'region "é"', "TRACE_ON": "true"}
-        self._cluster = b"CLUSTER\x01C"
-        self._max_bytes = 150
-        self._id_prefix = "7F00000100002A9F"
-        self._form = reply_form(self._reply_fields, self._id_prefix)
-
-    def find(self, group: str) -> None:
-        return None
-
-    def get(self, topic: str) -> Any:
-        kind = {"orders": "SINGLE_TAG", "multi": "MULTI_TAG", "%RETRY%g": "SINGLE_TAG"}.get(topic)
-        return (
-            None
-            if kind is None
-            else type("T", (), {"read_queue_nums": 2, "write_queue_nums": 3, "topic_filter_type": kind, "order": False})
-        )
-
-    def for_send(self, topic: str, default_topic: str, default_queues: int, unit_mode: bool) -> Any:
-        return self.get("orders") if topic == "made" else None
-
-    def refuses_sends(self, topic: str) -> bool:
-        return topic == "SCHEDULE_TOPIC_XXXX"
-
-    def run(
-        self,
-        data: bytes,
-        host: bytes = HOSTS[0],
-        *,
-        changes: Sequence[tuple[str, int, Any]] = (),
-        diverted: Sequence[tuple[int, str, dict[bytes, bytes | None]]] = (),
-        refused: Sequence[int] = (),
-        late: Sequence[int] = (),
-        own: Sequence[tuple[int, int]] = (),
-        store_host: bytes = HOSTS[0],
-        room: int = 10**6,
-    ) -> Any:
-        """Take all requests, let a plugin change cells and refuse rows, encode, change statuses, answer, dispatch.
-
-        A ``room`` that is too small lets the batch go on in a second file. Returns all that can be seen of it.
-        """
-        peers: list[Any] = [Peer(host), Peer()]
-        batch = self.twin.new_batch(None)
-        for peer in peers:
-            requests, _ = self.twin.read_requests(peer, data, LIMIT)
-            self.twin.add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
-        count = len(batch)
-        for name, row, value in changes if count else ():
-            getattr(batch, name)[row % count] = value
-        for row, topic, changed in diverted if count else ():
-            batch.divert(row % count, topic, 3, changed, 12)
-        told = [
-            (batch.queue_of(row), batch.sizes_of(row), batch.place_of(row),
-             [batch.property_of(row, name) for name in (b"K", b"TRAN_MSG", b"CLUSTER", b"none", b"")])
-            for row in range(count)
-        ]  # fmt: skip
-        for row in refused if count else ():
-            batch.refuse(row % count, 13, "odd")
-        for row, queue_offset in own if count else ():
-            batch.own_queue_offsets[row % count] = queue_offset
-        batch.place(500, 1_700_000_000_000)
-        rows, table = batch.live, {("orders", 1): 7}
-        layout = Layout(store_host, 140, 1000)
-        parts, index, end = self.twin.encode_rows(batch, rows, 0, 500, room, table, layout)
-        if index < len(rows):
-            more, index, end = self.twin.encode_rows(batch, rows, index, end, 10**6, table, layout)
-            parts += more
-        batch.end = end
-        for row in late if count else ():
-            if batch.statuses[row % count] == ResponseCode.SUCCESS:
-                batch.statuses[row % count], batch.remarks[row % count] = ResponseCode.FLUSH_DISK_TIMEOUT, "late"
-        places = [batch.place_of(row) for row in range(count)]
-        sent = self.twin.dispatch_batch([batch])
-        rules = {"multi": lambda queue_id, properties, stored: queue_id + len(properties) + stored}
-        entries = self.twin.queue_entries(sent, rules)
-        self.twin.answer_sends(batch, self._form, self._reply_one)
-        answers = [list(cut_frames(b"".join(peer.frames))[0]) for peer in peers]
-        seen = (
-            columns_of(batch),
-            batch.traits,
-            batch.remarks,
-            batch.attempts_max,
-            batch.refused,
-            batch.waited_for,
-            len(batch),
-        )
-        origins = [(one.first, one.rows, one.queue_id) if isinstance(one, Origin) else None for one in batch.origins]
-        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins, told, places
-
-
-@st.composite
-def batch_bodies(draw: st.DrawFn) -> bytes:
-    """Bodies of SEND_BATCH_MESSAGE, some of them with a length that does not add up."""
-    body = bytearray()
-    for own in draw(
-        st.lists(
-            st.sampled_from(["", "K\x01v", "K\x01v\x02\x02", "DELAY\x011", "TIMER_DELAY_SEC\x011", "TRAN_MSG\x01x"]),
-            max_size=4,
-        )
-    ):
-        raw = own.encode()
-        content = draw(st.binary(max_size=9))
-        sizes = (22 + len(content) + len(raw), draw(st.integers(-3, 3)), len(content))
-        body += struct.pack(">iiiii", sizes[0], 0, 0, sizes[1], sizes[2]) + content + struct.pack(">h", len(raw)) + raw
-    if body and draw(st.integers(0, 5)) == 0:
-        body[draw(st.integers(0, len(body) - 1))] ^= draw(st.sampled_from([1, 128, 255]))
-    return bytes(body)
-
-
-@st.composite
-def sends(draw: st.DrawFn) -> Command:
-    ext = {
-        **SEND,
-        "b": draw(st.sampled_from(["orders", "orders", "multi", "made", "none", "%RETRY%g", "SCHEDULE_TOPIC_XXXX"])),
-        "e": draw(st.sampled_from(["0", "1", "2", "3"])),
-        "f": draw(st.sampled_from(["0", "1", "4", "12", "16", "18", "-1"])),
-        "i": draw(st.one_of(st.sampled_from(PROPERTIES), st.dictionaries(
-            st.sampled_from(["WAIT", "K", "CLUSTER", "DELAY", "TIMER_DELIVER_MS", "TRAN_MSG", ""]),
-            st.sampled_from(["true", "false", "0", ""])
-        ).map(encode_properties))),
-        **draw(st.sampled_from([{}, {"j": "3", "k": "false", "m": "false"}, {"m": "true"}, {"n": "broker-a"}])),
-    }  # fmt: skip
-    code = draw(st.sampled_from([310, 310, 310, 320, 10]))
-    if code == 10:
-        ext = {LONG_NAMES.get(name, name): value for name, value in ext.items()}
-    return Command(
-        code,
-        ext,
-        draw(st.one_of(batch_bodies(), batch_bodies(), st.binary(max_size=16), st.just(bytes(151)))),
-        opaque=draw(st.integers(-(2**31), 2**31 - 1)),
-        flag=draw(st.sampled_from([0, 0, 0, ONEWAY_FLAG])),
-        kind=draw(st.sampled_from([0, 1])),
-    )
-
-
-CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
-    st.tuples(st.just(name), st.integers(0, 20), values)
-    for name, values in {
-        "topics": st.sampled_from(["multi", "T", "orders", "", "é", "x" * 128, "a\0b"]),
-        "queue_ids": st.sampled_from([0, 1, 5, -1, 2**31 - 1, 2**31, True]),
-        "bodies": st.sampled_from([b"", b"other", bytes(141), bytearray(b"odd")]),
-        "properties": st.sampled_from([b"", b"TAGS\x01a", "TAGS\x01é".encode(), b"a\0b", bytes(32768), b"x" * 32767]),
-        "flags": st.sampled_from([-5, 2**31, 2**70]),
-        "sys_flags": st.sampled_from([0, 4, 8, 12, 0x30, 2**31]),
-        "born_timestamps": st.sampled_from([0, -(2**63), 2**63]),
-        "born_hosts": st.sampled_from([*HOSTS, b"bad"]),
-        "reconsume_times": st.sampled_from([3, -(2**31) - 1]),
-        "prepared_offsets": st.sampled_from([9, 2**63]),
-        "waits": st.booleans(),
-    }.items()
-]
-
-
-@given(
-    st.lists(sends(), max_size=6), st.sampled_from(HOSTS),
-    st.lists(st.one_of(CELLS), max_size=3), st.lists(st.integers(0, 9), max_size=2),
-    st.lists(st.integers(0, 9), max_size=2), st.sampled_from(HOSTS), st.sampled_from([10**6, 10**6, 300, 900]),
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 5, 2**63 - 1])), max_size=3),
-    st.lists(st.tuples(
-        st.integers(0, 9), st.sampled_from(["orders", "elsewhere"]),
-        st.dictionaries(st.sampled_from([b"K", b"TRAN_MSG", b"CLUSTER", b"new", b""]),
-                        st.sampled_from([None, b"", b"v", b"longer"]), max_size=3),
-    ), max_size=2),
-)  # fmt: skip
-def test_sends_become_the_same_records_entries_and_answers(
-    some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int], late: list[int],
-    store_host: bytes, room: int, own: list[tuple[int, int]],
-    diverted: list[tuple[int, str, dict[bytes, bytes | None]]],
-) -> None:  # fmt: skip
-    data = b"".join(map(encode, some))
-    results = [
-        outcome(
-            lambda twin=twin: Produce(twin).run(  # type: ignore[misc]
-                data,
-                host,
-                changes=changes,
-                refused=refused,
-                late=late,
-                store_host=store_host,
-                room=room,
-                own=own,
-                diverted=diverted,
-            )
-        )
-        for twin in (SlowRoad, plain_requests, compiled)
-    ]
-    assert results[1] == results[0]
-    assert results[2] == results[0]
-
-
-def test_a_queue_that_a_prepared_record_names_first_has_its_place_in_the_order() -> None:
-    sends = [("made", 4), ("orders", 0), ("made", 0)]
-    data = b"".join(encode(Command(310, {**SEND, "b": topic, "f": str(flag), "i": ""})) for topic, flag in sends)
-    results = [
-        Produce(twin).run(data, HOSTS[0], changes=[], refused=[], late=[], store_host=HOSTS[0], room=10**6, own=[])
-        for twin in (plain_requests, compiled)
-    ]
-    assert results[0] == results[1]
-    assert [entries.topic for entries in results[0][5]] == ["made", "orders"]
-
-
-@pytest.mark.parametrize("more", [{}, {"recallHandle": "r"}])
-def test_who_sent_what_is_prepared_is_told_the_queue_that_was_asked_for(more: dict[str, str]) -> None:
-    results: list[Any] = []
-    twins: list[Any] = [SlowRoad, plain_requests, compiled]
-    for twin in twins:
-        peer: Any = Peer()
-        send = {**SEND, "i": "TRAN_MSG\x01true\x02PGROUP\x01g"}
-        requests, _ = twin.read_requests(peer, encode(Command(310, send, opaque=4)) * 2, LIMIT)
-        made = Produce(twin)
-        batch = twin.new_batch(None)
-        twin.add_sends(batch, requests, made._terms, made._cluster, 100, Origin, made._take)
-        assert batch.traits == Trait.PREPARED
-        for row in range(2):
-            batch.divert(row, "elsewhere", 0, {b"REAL_QID": b"1"}, 12)
-        if more:
-            batch.answers[1] = more
-        batch.place(500, 1_700_000_000_000)
-        twin.encode_rows(batch, batch.live, 0, 500, 10**6, {}, Layout(HOSTS[0], 140, 1000))
-        twin.answer_sends(batch, made._form, made._reply_one)
-        results.append([decode(one).ext for one in cut_frames(b"".join(peer.frames))[0]])
-    assert results[0] == results[1] == results[2]
-    assert [(ext["queueId"], ext["queueOffset"]) for ext in results[0]] == [("1", "0"), ("1", "1")]
-    assert ("recallHandle" in results[0][1]) == bool(more)
-
-
-@pytest.mark.parametrize("twin", [plain_requests, compiled])
+@pytest.mark.parametrize("twin", [plain, compiled])
 def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
     batch = twin.new_batch(None)
     for number in range(4):
@@ -624,7 +275,7 @@ def test_one_record_is_read_alike(
     raw = bytes(data)[:cut] if cut < 0 else bytes(data) + bytes(cut)
     results = [
         [parts_of(found) for found in twin.read_records(form, 500 - elsewhere, [500 - elsewhere, 497, -1, 500, 2**62])]
-        for twin in (plain_requests, compiled)
+        for twin in (plain, compiled)
         for form in (raw, memoryview(raw))
     ]
     assert results[1:] == results[:1] * 3
@@ -641,7 +292,7 @@ def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: b
         Record("orders", 1, b"body", b"K\x01v", -5, 4, 3, 500, 1_700_000_000_000, host, 9, HOSTS[1], 2)
     )
     seen = []
-    twins: list[Any] = [plain_requests, compiled]
+    twins: list[Any] = [plain, compiled]
     for twin in twins:
         (record,) = twin.read_records(stored, 500, [500])
         batch = twin.new_batch(None)
@@ -659,43 +310,6 @@ def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: b
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("code", [310, 10])
-def test_a_send_of_either_name_becomes_fields(code: int) -> None:
-    names = LONG_NAMES if code == 10 else {}
-    ext = {names.get(name, name): value for name, value in {**SEND, "i": "K\x01v"}.items()}
-    peer: Any = Peer(HOSTS[1])
-    requests, _ = compiled.read_requests(peer, encode(Command(code, ext, b"x")), LIMIT)
-    batch, others = compiled.new_batch(None), []
-    compiled.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
-    assert (batch.born_hosts, batch.sys_flags, others) == ([HOSTS[1]], [0x10], [])
-
-
-def test_a_send_that_waits_keeps_no_more_alive_than_its_frame() -> None:
-    peer: Any = Peer()
-    small = encode(Command(310, {**SEND, "i": "K\x01v"}, b"body"))
-    data = encode(Command(999, {}, bytes(30_000))) + small
-    requests, _ = compiled.read_requests(peer, data, LIMIT)
-    batch = compiled.new_batch(None)
-    compiled.add_sends(batch, requests[1:], lambda topic: (4, 0), b"C\x01c", 100, Origin, None)
-    del requests
-    assert sys.getrefcount(data) == 2
-    assert (batch.bodies, batch.properties) == ([b"body"], [b"K\x01v\x02C\x01c"])
-    assert batch.origins[0].command.body == b"body"
-
-
-@pytest.mark.parametrize(("more", "traits"), [("", 0), ("\x02TRAN_MSG\x01true", Trait.PREPARED)])
-@pytest.mark.parametrize("twin", [plain_requests, compiled])
-def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int) -> None:
-    peer: Any = Peer()
-    send = {**SEND, "i": f"K\x01v\x02WAIT\x01true{more}"}
-    requests, _ = twin.read_requests(peer, encode(Command(310, send, b"x")), LIMIT)
-    batch = twin.new_batch(None)
-    others: list[Any] = []
-    twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
-    stored = f"{send['i']}\x02C\x01c" if traits else "K\x01v\x02C\x01c"
-    assert (batch.properties, batch.traits, others) == ([stored.encode()], traits, [])
-
-
 @given(st.dictionaries(st.sampled_from([*END]), VALUES, max_size=3), st.sampled_from([0, 1]))
 def test_typed_headers(changes: dict[str, str], kind: int) -> None:
     both_read(encode(Command(37, {**END, **changes}, kind=kind)))
@@ -711,7 +325,7 @@ def test_typed_headers_that_miss_fields(ext: str) -> None:
 @pytest.mark.parametrize("kind", [0, 1])
 def test_answers_of_a_code_alone_are_what_the_encoder_writes(code: int, opaque: int, kind: int) -> None:
     data = encode(Command(37, END, opaque=opaque, kind=kind))
-    for twin in (plain_requests, compiled):
+    for twin in (plain, compiled):
         peer: Any = Peer()
         (request,), _ = twin.read_requests(peer, data, LIMIT)
         request.answer(code)
@@ -728,7 +342,7 @@ def test_rows_are_answered_alike(
     rows: list[tuple[int, int, int]], outcomes: list[tuple[int, int]], looked_at: str | None, placed: bool
 ) -> None:
     results = []
-    twins: list[Any] = [plain_requests, compiled]
+    twins: list[Any] = [plain, compiled]
     for reader, writer in itertools.product(twins, twins):
         peers: list[Any] = [Peer(), Peer()]
         batch = writer.new_batch(None)
@@ -755,7 +369,7 @@ def test_rows_are_answered_alike(
 def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> None:
     peer: Any = Peer()
     data = encode(Command(code, ext, opaque=8)) + encode(Command(code, ext, opaque=9, flag=ONEWAY_FLAG))
-    for twin in (plain_requests, compiled):
+    for twin in (plain, compiled):
         requests, _ = twin.read_requests(peer, data, LIMIT)
         for request in requests:
             request.forget()
@@ -764,95 +378,6 @@ def test_an_answer_and_a_forgotten_request(code: int, ext: dict[str, str]) -> No
             request.answer(19, "nothing")
     frames, _ = cut_frames(b"".join(peer.frames))
     assert [(decode(one).code, decode(one).opaque, decode(one).remark) for one in frames] == [(19, 8, "nothing")] * 2
-
-
-@given(
-    st.lists(st.tuples(st.binary(max_size=30), st.booleans()), min_size=1, max_size=8),
-    st.sampled_from([b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]),
-    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1, -1, 7]), st.integers(0, 3)), max_size=12),
-    st.lists(st.tuples(st.integers(0, 1500), st.integers(1, 255)), max_size=2),
-    st.builds(
-        plain_requests.PullLimits,
-        st.integers(1, 8),
-        st.integers(0, 1500),
-        st.integers(1, 8),
-        st.integers(0, 1500),
-        st.integers(0, 1500),
-    ),
-    st.integers(0, 400),
-    st.sampled_from([None, {1, 2}, set()]),
-    st.sampled_from([0, 0, 5, 300, 5000]),
-    st.one_of(st.none(), st.integers(0, 1000)),
-    st.one_of(
-        st.none(),
-        st.builds(
-            plain_requests.QueuePart,
-            st.sampled_from([b"orders", b"orders", b"order", b"others", b""]),
-            st.sampled_from([1, 1, 1, 2]),
-            st.sampled_from([0, 0, 1, -1, 2**62]),
-            st.booleans(),
-        ),
-    ),
-)
-def test_gather(
-    bodies: list[tuple[bytes, bool]], store_host: bytes, asked: list[tuple[int, int, int]],
-    damage: list[tuple[int, int]], limits: plain_requests.PullLimits, oldest: int, wanted: set[int] | None, ahead: int,
-    hole: int | None, part: plain_requests.QueuePart | None,
-) -> None:  # fmt: skip
-    rows = AppendBatch()
-    for body, six in bodies:
-        rows.add("orders", 1, body, b"K\x01v", born_host=bytes(20) if six else bytes(8))
-    rows.offsets, rows.sizes, rows.queue_offsets = ([0] * len(bodies) for _ in range(3))
-    start = 100
-    parts, _, _ = encode_rows(rows, rows.live, 0, start, 10**6, {}, Layout(store_host, 4096, 8192))
-    log = bytearray(b"".join(parts))
-    for at, flip in damage:
-        log[at % len(log)] ^= flip
-    entries = b""
-    for number, more, code in asked:
-        row = number % len(bodies)
-        entries += struct.pack(">qiq", rows.offsets[row], rows.sizes[row] + more if number < 9 else 0x7FFFFFFF, code)
-    results = []
-    for twin in (plain_requests, compiled):
-        told: list[int] = []
-
-        def window(number: int, offset: int, size: int, told: list[int] = told) -> memoryview | None:
-            behind = offset - start + size
-            if behind > len(log) or (hole is not None and offset <= hole < offset + size):
-                return None
-            return memoryview(log)[offset - start : behind + (ahead if hole is None and not told else 0)]
-
-        matches = None if wanted is None else wanted.__contains__
-        found, *counts = twin.gather(entries, limits, oldest, matches, window, told.append, part)
-        results.append((b"".join(found), counts, told))
-    assert results[0] == results[1]
-
-
-@pytest.mark.parametrize("at", [2**63 - 1, 2**63 - 50, -(2**63), -1])
-@pytest.mark.parametrize("size", [120, 2**31 - 2, -(2**31), 0])
-def test_an_entry_that_points_beyond_64_bits_is_left_out(at: int, size: int) -> None:
-    rows = AppendBatch()
-    for body in (b"one", b"two"):
-        rows.add("orders", 1, body, b"")
-    rows.offsets, rows.sizes, rows.queue_offsets = ([0] * 2 for _ in range(3))
-    parts, _, _ = encode_rows(rows, rows.live, 0, 0, 10**6, {}, Layout(HOSTS[0], 4096, 8192))
-    log = b"".join(parts)
-    asked = [(0, rows.sizes[0]), (at, size), (rows.offsets[1], rows.sizes[1])]
-    entries = b"".join(struct.pack(">qiq", *one, 0) for one in asked)
-    limits = plain_requests.PullLimits(8, 1 << 40, 8, 1 << 40, 0)
-    for twin in (plain_requests, compiled):
-        told: list[int] = []
-        found, scanned, removed, messages = twin.gather(
-            entries,
-            limits,
-            0,
-            None,
-            lambda number, offset, size: log[offset:] if offset >= 0 and offset + size <= len(log) else None,
-            told.append,
-            None,
-        )
-        assert (b"".join(found), scanned, removed, messages) == (log, 3, False, 2)
-        assert told == ([1] if at < 0 else [])
 
 
 @pytest.mark.parametrize("offsets", [[2**63 - 1, 3], [2**63 - 2, 2**63 - 1], [2**63 - 1, -(2**63)], [-(2**63)], [5, 7]])
@@ -865,7 +390,7 @@ def test_queue_offsets_at_the_end_of_64_bits_make_entries_alike(offsets: list[in
     assert {len(part) for part in parts} == {len(data) // len(offsets)}
     start = 0
     results = []
-    for twin in (plain_requests, compiled):
+    for twin in (plain, compiled):
         data = b"".join(
             encode_record(Record("orders", 1, b"x", offset=start + len(parts[0]) * number, queue_offset=queue_offset))
             for number, queue_offset in enumerate(offsets)
@@ -880,5 +405,5 @@ def test_queue_offsets_at_the_end_of_64_bits_make_entries_alike(offsets: list[in
 @pytest.mark.parametrize("offsets", [[2**63 - 1], [-(2**63), 2**63 - 1], [2**63 - 1, -(2**63)]])
 def test_records_are_not_looked_for_beyond_64_bits(offsets: list[int]) -> None:
     for start in (0, 2**63 - 1, -(2**63)):
-        for twin in (plain_requests, compiled):
+        for twin in (plain, compiled):
             assert twin.read_records(bytes(200), start, offsets) == [None] * len(offsets)

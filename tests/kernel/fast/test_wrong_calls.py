@@ -18,6 +18,8 @@ from gantrymq.kernel import fast, hookimpl
 from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
+from gantrymq.plugins.consume import plain as plain_pulls
+from gantrymq.plugins.produce import plain as plain_sends
 from gantrymq.plugins.produce.send import Origin
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
@@ -25,11 +27,16 @@ from gantrymq.remoting.command import Command, encode
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
+from support.loops import Loops
 
 pytestmark = pytest.mark.once  # it runs both twins
 
-compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
-TWINS: list[Any] = [plain_requests, compiled]
+compiled = Loops(
+    pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built"),
+    pytest.importorskip("gantrymq.plugins.produce._fast", reason="the extension is not built"),
+    pytest.importorskip("gantrymq.plugins.consume._fast", reason="the extension is not built"),
+)
+TWINS: list[Any] = [Loops(plain_requests, plain_sends, plain_pulls), compiled]
 LAYOUT = fast.Layout(b"\x7f\0\0\x01\0\0\x2a\x9f", 1000, 100_000)
 LIMIT = 1 << 24
 WRONG: list[Any] = [
@@ -215,6 +222,8 @@ def things() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "dispatched", lambda: compiled.dispatch_batch([placed()])
     yield "scanned", lambda: compiled.scan(encode_record(record), 500, 5, check_body=True)[0]
     yield "record", lambda: compiled.read_records(encode_record(record), 500, [500])[0]
+    yield "readers", lambda: compiled.Readers(compiled.readers_by_code)
+    yield "reader", lambda: next(iter(compiled.readers_by_code.values()))
     for name, command in (("send", sends(1)[0]), ("pull", pull("T")), ("other", Command(999, {"a": "b"}))):
         yield name, lambda command=command: requests_of(compiled, command)[0]  # type: ignore[misc]
 
@@ -267,7 +276,7 @@ def test_attributes_can_be_set_to_what_they_cannot_be(name: str) -> None:
     shake()
 
 
-FORM = fast.reply_form({}, HOST.hex())
+FORM = plain_sends.reply_form({}, HOST.hex())
 
 
 @pytest.mark.parametrize("change", ["pop", "append", "clear", "extend", "types"])

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from gantrymq.kernel.fast import PullLimits, QueuePart
 from gantrymq.kernel.filters import RecordFilter
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record, encode
 from gantrymq.plugins.consume import select
+from gantrymq.plugins.consume.plain import PullLimits, QueuePart
 from gantrymq.plugins.consume.select import select_records
 
 

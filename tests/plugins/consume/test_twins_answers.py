@@ -16,9 +16,10 @@ from hypothesis import given
 from gantrymq.kernel.batch import AppendBatch, PullBatch
 from gantrymq.kernel.config.declarations import LimitsSection
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.fast import plain_pulls, plain_requests, tag_code
+from gantrymq.kernel.fast import plain_requests, tag_code
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.plugins.consume import plain as plain_pulls
 from gantrymq.plugins.consume import pull as pull_module
 from gantrymq.plugins.consume.config import ConsumeConfig
 from gantrymq.plugins.consume.limits import TransferLimits
@@ -30,10 +31,15 @@ from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.tinystore import commit
+from support.loops import Loops
 
 pytestmark = pytest.mark.once  # it runs both twins
 
-compiled = pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built")
+compiled = Loops(
+    pytest.importorskip("gantrymq.kernel.fast._requests", reason="the extension is not built"),
+    pytest.importorskip("gantrymq.plugins.consume._fast", reason="the extension is not built"),
+)
+plain = Loops(plain_requests, plain_pulls)
 
 TINY = StoreConfig(commit_log_file_bytes=8192, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=300)
 ADDRESSES = (-(2**63), -(2**31) - 1, -(2**31), 7)
@@ -121,12 +127,12 @@ class Run:
                 max_messages=16, max_bytes=5000, scan_entries=32,
             )  # fmt: skip
             limits = TransferLimits(config, suggestions)
-            patch.setattr(pull_module, "PullDesk", self.keep_desk)
+            patch.setattr(pull_module, "PullContext", self.keep_context)
             self.processor = pull_module.PullProcessor(broker, config, limits, suggestions)
 
-    def keep_desk(self, **fields: Any) -> plain_pulls.PullDesk:
-        self.desk = plain_pulls.PullDesk(**fields)
-        return self.desk
+    def keep_context(self, **fields: Any) -> plain_pulls.PullContext:
+        self.context = plain_pulls.PullContext(**fields)
+        return self.context
 
     def hold(self, batch: PullBatch) -> bool:
         self.held += [
@@ -234,7 +240,7 @@ def test_pulls_are_answered_alike(
 ) -> None:
     data = b"".join(map(encode, some))
     store.log.quarantine = []
-    expected = Run(store, plain_requests, plain_pulls.PullAnswers, max_bytes, suggests, broker_id).outcome(data)
+    expected = Run(store, plain, plain.PullAnswers, max_bytes, suggests, broker_id).outcome(data)
     store.log.quarantine = []
     assert Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id).outcome(data) == expected
 
@@ -300,7 +306,7 @@ def test_a_usual_pull_never_leaves_the_compiled_road(store: Store) -> None:
 
 
 def test_no_more_is_given_than_may_be(store: Store) -> None:
-    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
         run = Run(store, twin, answers, 1 << 20)
         peer: Any = Peer(False)
         requests = twin.read_requests(peer, encode(Command(11, {**PULL, **LARGE, "queueOffset": "80"})) * 5, 1 << 20)[0]
@@ -315,7 +321,7 @@ def test_no_more_is_given_than_may_be(store: Store) -> None:
 @pytest.mark.parametrize("tags", ["B", "||".join(f"t{number}" for number in range(40))])
 def test_an_address_of_an_extension_file_passes_whatever_tags_are_wanted(store: Store, tags: str) -> None:
     pull = encode(Command(11, {**PULL, "queueId": "2", "queueOffset": "0", "subscription": tags}))
-    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
         run = Run(store, twin, answers, 1 << 20)
         run.outcome(pull)
         given = [messages for _, _, _, messages, _ in run.tables.counted]
@@ -393,8 +399,8 @@ def test_what_an_answer_is_made_from_is_held_until_it_is_made(tmp_path: Path) ->
     store.append(batch)
     commit(store)
     run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
-    desk = attrs.evolve(run.desk, windows=FleetingWindows(store), max_messages=1000, max_bytes=1 << 20)
-    answers, peer = compiled.PullAnswers(desk), Peer(False)
+    context = attrs.evolve(run.context, windows=FleetingWindows(store), max_messages=1000, max_bytes=1 << 20)
+    answers, peer = compiled.PullAnswers(context), Peer(False)
     left: list[Any] = []
     for messages in (5, 30, 64, 65, 300):
         ext = {**PULL, "queueOffset": "0", "maxMsgNums": str(messages), "gantrymqMaxBytes": "1000000"}
@@ -422,7 +428,7 @@ def test_an_entry_that_points_beyond_64_bits_costs_its_message_and_no_other(tmp_
     entries = bytearray(queue.entries(0, 3))
     entries[20:28] = at.to_bytes(8, "big")
     queue._tail[:] = entries
-    for twin, answers in ((plain_requests, plain_pulls.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
         run, peer = Run(store, twin, answers, 1 << 20), Peer(False)
         for offset in (0, 0, 1, 2):
             data = encode(Command(11, {**PULL, "queueOffset": str(offset)}))

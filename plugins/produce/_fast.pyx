@@ -1,4 +1,40 @@
-# Requests to send, and the rows of a batch made of them. A part of _requests.pyx.
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Compiled twin of :mod:`gantrymq.plugins.produce.plain`: requests to send, the rows made of them, and their replies.
+
+It works on the kernel's requests and rows as they are in C, and reads a send as the kernel reads any header.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
+from libc.string cimport memchr, memcmp, memcpy
+
+include "../../kernel/fast/_bytes.pxi"
+
+from gantrymq.kernel.fast._requests cimport (
+    BORN_HOST_V6, COLUMNS, ITSELF, MOVABLE, OFFSETS, ONEWAY, ORIGINS, PROPERTIES_MAX, QUEUE_IDS, QUEUE_OFFSETS, SEVERAL,
+    STATUSES, AppendRows, Block, Field, HotRequest, Output, RequestReader, Row, Sender, Text, as_int32, as_int64,
+    name_of, two_texts, utf8_in,
+)
+
+include "../../kernel/fast/_texts.pxi"
+
+from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, Trait
+from gantrymq.plugins.produce import plain
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+
+KIND = "compiled"
+
+cdef enum:
+    MORE_STORED = 128 + 256  # bytes of a record beside body and properties: fixed fields and hosts, the longest topic
+
+cdef int SEND = RequestCode.SEND_MESSAGE
+cdef int SEND_BATCH = RequestCode.SEND_BATCH_MESSAGE
+cdef object SUCCESS = ResponseCode.SUCCESS
+cdef int BATCH = Trait.BATCH
+cdef int FOR_PREPARED = Trait.PREPARED
+cdef Py_ssize_t MESSAGES_MAX = BATCH_MAX_MESSAGES
+cdef int64_t BATCH_FACTOR = BATCH_STORED_FACTOR
 
 
 @cython.no_gc
@@ -21,6 +57,17 @@ cdef class SendRequest(HotRequest):
         HotRequest.forget(self)
         self.properties = b""
         self.properties_size = 0
+
+    cdef int move_out(self) except -1:
+        cdef Block block = Block.__new__(Block)
+        cdef Py_ssize_t frame = self.header_size + self.body_size
+        # The properties lie among the texts without escapes, or in the header itself.
+        block.data = two_texts(self.head, frame, self.properties, self.properties_size)
+        self.properties = <const uint8_t*>PyBytes_AS_STRING(block.data) + frame
+        self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
+        self.body = self.head + self.header_size
+        self.block = block
+        return 0
 
 
 cdef int send_field(Text* name) noexcept nogil:
@@ -96,39 +143,20 @@ cdef SendRequest read_send(Block block, Field* fields, int count, bint long_name
     return send
 
 
-cdef int move_out(HotRequest request) except -1:
-    """Let the request keep nothing alive of what was received but its own frame."""
-    cdef Block block = Block.__new__(Block)
-    cdef Py_ssize_t frame = request.header_size + request.body_size
-    cdef SendRequest send = <SendRequest>request if type(request) is SendRequest else None
-    if send is None:
-        block.data = PyBytes_FromStringAndSize(<const char*>request.head, frame)
-    else:
-        # The properties lie among the texts without escapes, or in the header itself.
-        block.data = two_texts(send.head, frame, send.properties, send.properties_size)
-        send.properties = <const uint8_t*>PyBytes_AS_STRING(block.data) + frame
-    request.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
-    request.body = request.head + request.header_size
-    request.block = block
-    return 0
+@cython.final
+cdef class SendReader(RequestReader):
+    """Reads requests to send."""
+
+    def __cinit__(self):
+        self.keeps_frames = True
+
+    cdef HotRequest read(self, Block block, Field* fields, int count, int code):
+        return read_send(block, fields, count, code == SEND)
 
 
-cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL:
-    """The text as UTF-8, in what was received or the block's own room; NULL where only the plain decoder can tell."""
-    cdef const uint8_t* at = text.at
-    size[0] = text.size
-    if text.escaped:
-        at = block.room()
-        size[0] = unescape(text, <uint8_t*>at)
-        if size[0] < 0:
-            return NULL
-        block.used += size[0]
-    if text.wide:
-        try:
-            PyUnicode_DecodeUTF8(<const char*>at, size[0], NULL)
-        except UnicodeDecodeError:
-            return NULL
-    return at
+READERS = dict.fromkeys(
+    (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE), SendReader()
+)
 
 
 cdef Py_ssize_t without_wait(
@@ -228,12 +256,12 @@ cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t co
     return count
 
 
-cdef bytes common_properties(SendRequest send, bytes mark):
+cdef bytes common_properties(SendRequest send, bytes suffix):
     """What all messages of a batch get behind their own properties, with a separator before it."""
     cdef bytes given = two_texts(
         send.properties, without_end(send.properties, send.properties_size), <const uint8_t*>b"", 0
     )
-    return b"\x02" + given + mark if send.properties_size else mark
+    return b"\x02" + given + suffix if send.properties_size else suffix
 
 
 cdef inline bint has_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
@@ -246,13 +274,6 @@ cdef inline bint has_word(const uint8_t* at, Py_ssize_t size, const char* word, 
             return True
         at += 1
     return False
-
-
-cdef enum:
-    MORE_STORED = 128 + 256  # bytes of a record beside body and properties: fixed fields and hosts, the longest topic
-
-cdef Py_ssize_t MESSAGES_MAX = BATCH_MAX_MESSAGES
-cdef int64_t BATCH_FACTOR = BATCH_STORED_FACTOR
 
 
 cdef struct Terms:
@@ -277,13 +298,13 @@ cdef inline int set_row(AppendRows some, Row* row, SendRequest send, Terms* term
     return 0
 
 
-cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes mark) except -1:
-    """Add the row of a message; False when ``other`` must look at it. ``mark`` begins with a separator."""
+cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes suffix) except -1:
+    """Add the row of a message; False when the fallback must look at it. ``suffix`` begins with a separator."""
     cdef Py_ssize_t size = send.properties_size
     cdef uint8_t* own = NULL
     cdef bint wait = True, prepared = False
     cdef Row* row
-    if size + PyBytes_GET_SIZE(mark) > PROPERTIES_MAX:
+    if size + PyBytes_GET_SIZE(suffix) > PROPERTIES_MAX:
         return False
     if size:
         own = some.arena.take(size)
@@ -295,12 +316,13 @@ cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes mark) e
         some.traits |= FOR_PREPARED
     some.keep_block(send.block)
     some.new_sender(send, 1, MOVABLE if prepared else ITSELF)
+    some.senders[some.senders_count - 1].queue_id = send.queue_id
     row = some.new_row()
     set_row(some, row, send, terms, some.groups.find(terms.topic, send.queue_id), wait)
     row.body = send.body
     row.body_size = <int32_t>send.body_size
     row.flag = send.message_flag
-    set_properties(row, own, size, size > 0, mark)
+    set_properties(row, own, size, size > 0, suffix)
     some.waited = some.waited or wait
     return True
 
@@ -313,9 +335,9 @@ cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, b
     row.common_size = <int32_t>PyBytes_GET_SIZE(common) - (0 if apart else 1)
 
 
-cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark, int64_t room) except -1:
-    """Add the rows of a batch; False when ``other`` must look at it. ``room``: for all of it as it is stored."""
-    cdef bytes common = common_properties(send, mark)
+cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix, int64_t room) except -1:
+    """Add the rows of a batch; False when the fallback must look at it. ``room``: for all of it as it is stored."""
+    cdef bytes common = common_properties(send, suffix)
     cdef const uint8_t* at = send.body
     cdef Py_ssize_t length, body_size, own_size
     cdef Py_ssize_t count = count_messages(at, send.body_size, PyBytes_GET_SIZE(common) - 1, room)
@@ -343,24 +365,26 @@ cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes mark, 
     return True
 
 
-def add_sends(batch, list requests not None, terms, bytes mark not None, Py_ssize_t max_body_bytes, many, other):
-    """See :func:`gantrymq.kernel.fast.plain_requests.add_sends`."""
+def add_sends(
+    batch, list requests not None, terms, bytes suffix not None, Py_ssize_t max_body_bytes, make_origin, fallback
+):
+    """See :func:`gantrymq.plugins.produce.plain.add_sends`."""
     cdef AppendRows some
     cdef dict known = {}
     cdef object request, topic = None, connection = None, host = None, usual = None
     cdef SendRequest send
     cdef Terms now
     cdef bint batched = False, taken, several
-    cdef bytes parted = b"\x02" + mark
+    cdef bytes parted = b"\x02" + suffix
     cdef int64_t room = BATCH_FACTOR * <int64_t>max_body_bytes
     if type(batch) is not AppendRows:
-        return plain.add_sends(batch, requests, terms, mark, max_body_bytes, many, other)
+        return plain.add_sends(batch, requests, terms, suffix, max_body_bytes, make_origin, fallback)
     some = <AppendRows>batch
-    some.many = many
+    some.make_origin = make_origin
     some.kept.append(parted)
     for request in requests:
         if type(request) is not SendRequest or (<SendRequest>request).block is None:  # which was forgotten
-            other(batch, request)
+            fallback(batch, request)
             continue
         send = <SendRequest>request
         if send.topic is not topic:
@@ -387,10 +411,143 @@ def add_sends(batch, list requests not None, terms, bytes mark not None, Py_ssiz
             taken = add_many(some, send, &now, parted, room) if several else add_one(some, send, &now, parted)
             batched = batched or (several and taken)
         if not taken:
-            other(batch, request)
+            fallback(batch, request)
             if usual is None:
                 # It may have brought the topic into being.
                 known.clear()
                 topic = None
     if batched:
         batch.traits |= BATCH
+
+
+# ------------------------------------------------------------------------------------------------------------ replies
+
+
+cdef inline uint8_t* put_hex(uint8_t* at, uint64_t value) noexcept nogil:
+    cdef int place
+    for place in range(16):
+        at[place] = b"0123456789ABCDEF"[(value >> (60 - 4 * place)) & 15]
+    return at + 16
+
+
+@cython.final
+cdef class Replies:
+    """The pieces of a reply form, and the replies of one connection so far."""
+
+    cdef bytes first, second, third, fourth, last, fixed, fields, id_prefix
+    cdef Py_ssize_t most
+    cdef Output output
+
+    def __cinit__(self, form):
+        (self.first, self.second, self.third, self.fourth, self.last), self.fixed, self.fields, self.id_prefix = form
+        self.most = sum(map(len, form.json)) + len(self.fixed) + len(self.fields) + len(self.id_prefix) + 256
+        self.output = Output()
+
+    cdef uint8_t* put_ids(self, uint8_t* at, Row* rows, Py_ssize_t count) noexcept:
+        """The message ids of rows that follow each other, with commas between them."""
+        cdef Py_ssize_t row
+        for row in range(count):
+            if row:
+                at[0] = c','
+                at += 1
+            at = put_hex(put_bytes(at, self.id_prefix), <uint64_t>rows[row].offset)
+        return at
+
+    cdef int add(self, SendRequest send, Row* rows, Py_ssize_t count, int32_t queue_id) except -1:
+        """The reply to a request with these rows, which tells it this queue."""
+        cdef Py_ssize_t ids_size = count * (PyBytes_GET_SIZE(self.id_prefix) + 17) - 1
+        cdef uint8_t* start = self.output.reserve(self.most + ids_size)
+        cdef uint8_t* at = start + 8
+        cdef uint8_t* fields
+        if send.kind:
+            at = put_bytes(at, self.fixed)
+            put32(start + 8 + 5, <uint32_t>send.opaque)
+            put32(at, 0)
+            fields = at + 8
+            at = put_bytes(fields, self.fields)
+            at = put_name(at, b"msgId", 5)
+            put32(at, <uint32_t>ids_size)
+            at = self.put_ids(at + 4, rows, count)
+            at = put_field_number(at, b"queueId", 7, queue_id)
+            at = put_field_number(at, b"queueOffset", 11, rows.queue_offset)
+            put32(fields - 4, at - fields)
+        else:
+            at = put_bytes(self.put_ids(put_bytes(at, self.first), rows, count), self.second)
+            at = put_bytes(put_number(at, queue_id), self.third)
+            at = put_bytes(put_number(at, rows.queue_offset), self.fourth)
+            at = put_bytes(put_number(at, send.opaque), self.last)
+        put32(start, at - start - 4)
+        put32(start + 4, <uint32_t>send.kind << 24 | <uint32_t>(at - start - 8))
+        self.output.size += at - start
+        return 0
+
+
+def answer_sends(batch, form, fallback):
+    """See :func:`gantrymq.plugins.produce.plain.answer_sends`."""
+    cdef AppendRows some
+    cdef Replies replies
+    cdef SendRequest send
+    cdef Sender* sender
+    cdef Row* row
+    cdef int32_t number, following = 0
+    cdef object connection = None
+    if type(batch) is not AppendRows or (<AppendRows>batch).listed or not (<AppendRows>batch).placed:
+        return plain.answer_sends(batch, form, fallback)
+    some = <AppendRows>batch
+    if some.made[QUEUE_IDS] is not None or some.some_made(ORIGINS, COLUMNS):
+        return answer_lists(some, form, fallback)
+    replies = Replies(form)
+    for number in range(some.senders_count):
+        sender = &some.senders[number]
+        if sender.first < following:
+            continue
+        origin = some.origins_kept[number]
+        if type(origin) is not SendRequest or some.remarks or (sender.kind == MOVABLE and some.answers):
+            replies.output.let_go(connection)
+            following = fallback(batch, sender.first)
+            continue
+        send = <SendRequest>origin
+        if send.connection is not connection:
+            replies.output.let_go(connection)
+            connection = send.connection
+        if not (send.answered or send.flag & ONEWAY):
+            send.answered = True
+            row = &some.rows[sender.first]
+            replies.add(send, row, sender.count, send.queue_id if sender.kind == MOVABLE else row.queue_id)
+    replies.output.let_go(connection)
+
+
+@cython.boundscheck(True)
+@cython.wraparound(True)
+cdef int answer_lists(AppendRows some, form, fallback) except -1:
+    """As :func:`answer_sends`, where somebody may have changed a column that the replies tell of."""
+    cdef list origins = some.column(ORIGINS), statuses = some.column(STATUSES), queue_ids = some.column(QUEUE_IDS)
+    cdef list queue_offsets = some.column(QUEUE_OFFSETS), offsets = some.column(OFFSETS)
+    cdef Py_ssize_t row = 0, count = some.count
+    cdef int64_t queue_id = 0, queue_offset = 0, offset = 0
+    cdef Replies replies = Replies(form)
+    cdef SendRequest send
+    cdef Row fields
+    cdef object connection = None
+    if not count == len(origins) == len(statuses) == len(queue_ids) == len(queue_offsets) == len(offsets):
+        return plain.answer_sends(some, form, fallback)
+    while row < count:
+        if (
+            type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks
+            and as_int32(queue_ids[row], &queue_id) and as_int64(queue_offsets[row], &queue_offset)
+            and as_int64(offsets[row], &offset)
+        ):
+            send = <SendRequest>origins[row]
+            if send.connection is not connection:
+                replies.output.let_go(connection)
+                connection = send.connection
+            if not (send.answered or send.flag & ONEWAY):
+                send.answered = True
+                fields.queue_offset, fields.offset = queue_offset, offset
+                replies.add(send, &fields, 1, <int32_t>queue_id)
+            row += 1
+            continue
+        replies.output.let_go(connection)
+        row = fallback(some, row)
+    replies.output.let_go(connection)
+    return 0

@@ -1,7 +1,6 @@
-# Answers to pulls, from blocks of the log straight to the bytes that are sent. A part of _requests.pyx.
+# Answers to pulls, from blocks of the log straight to the bytes that are sent. A part of _fast.pyx.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.object cimport PyObject
 
 from array import array
 
@@ -57,7 +56,7 @@ cdef class Frames:
 
 @cython.final
 cdef class Form:
-    """The pieces of one kind of answer; see :class:`gantrymq.kernel.fast.plain_pulls.PullForm`."""
+    """The pieces of one kind of answer; see :class:`gantrymq.plugins.consume.plain.PullForm`."""
 
     cdef bytes first, second, third, fourth, last, fixed, remark, fields
     cdef Py_ssize_t most
@@ -109,9 +108,9 @@ cdef class KeptEntries:
 
 @cython.final
 cdef class PullAnswers:
-    """See :class:`gantrymq.kernel.fast.plain_pulls.PullAnswers`."""
+    """See :class:`gantrymq.plugins.consume.plain.PullAnswers`."""
 
-    cdef object terms, find_queue, commit, pulled, reader
+    cdef object policy, find_queue, commit, pulled, reader
     cdef int64_t max_messages, max_bytes, scan_entries
     cdef object limits_now, log, transfer
     cdef Limits limits
@@ -138,16 +137,17 @@ cdef class PullAnswers:
     cdef object quarantine
     cdef int64_t oldest
 
-    def __cinit__(self, desk):
-        self.terms, self.find_queue, self.commit, self.pulled = desk.terms, desk.find_queue, desk.commit, desk.pulled
-        self.reader = desk.windows
-        self.max_messages, self.max_bytes, self.scan_entries = desk.max_messages, desk.max_bytes, desk.scan_entries
-        self.make_forms, self.other_forms = desk.forms, {}
-        self.found, self.unmatched = map(Form, desk.forms(0))
+    def __cinit__(self, context):
+        self.policy, self.find_queue = context.policy, context.find_queue
+        self.commit, self.pulled = context.commit, context.pulled
+        self.reader = context.windows
+        self.max_messages, self.max_bytes, self.scan_entries = context.max_messages, context.max_bytes, context.scan_entries
+        self.make_forms, self.other_forms = context.forms, {}
+        self.found, self.unmatched = map(Form, context.forms(0))
         self.frames = Frames()
         self.kept = {}
         self.packed_codes = {}
-        self.limits_now, self.log = desk.limits, desk.log
+        self.limits_now, self.log = context.limits, context.log
 
     def __dealloc__(self):
         self.close_windows()
@@ -176,7 +176,7 @@ cdef class PullAnswers:
             self.close_windows()
 
     cdef const uint8_t* bytes_at(self, int64_t at, int64_t size) except? NULL:
-        """The log's bytes there; NULL where only the plain road can tell what they are, or wait for them."""
+        """The log's bytes there; NULL where only the fallback can tell what they are, or wait for them."""
         cdef int number
         cdef int64_t start
         cdef Window* window
@@ -420,13 +420,13 @@ cdef class PullAnswers:
         cdef object key = (
             pull.group, pull.topic, pull.subscription, pull.expression_type, 0 if which else pull.numbers[6], which
         )
-        cdef object terms = known.get(key, known)
+        cdef object policy = known.get(key, known)
         cdef Limits limits
-        if terms is known:
-            terms = known[key] = self.terms(*key)
-        if terms is None or pull.answered or pull.flag & ONEWAY:
+        if policy is known:
+            policy = known[key] = self.policy(*key)
+        if policy is None or pull.answered or pull.flag & ONEWAY:
             return -1
-        queues, codes, suggest = terms
+        queues, codes, suggest = policy
         if not 0 <= queue_id < queues:
             return -1
         limits = self.limits_of(pull.numbers[2], pull.numbers[MAX_BYTES])
@@ -435,8 +435,8 @@ cdef class PullAnswers:
             &pull.numbers[4] if pull.numbers[3] & COMMIT_OFFSET else NULL,
         )
 
-    def answer(self, list requests, Py_ssize_t first, int64_t budget, other):
-        """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.answer`."""
+    def answer(self, list requests, Py_ssize_t first, int64_t budget, fallback):
+        """See :meth:`gantrymq.plugins.consume.plain.PullAnswers.answer`."""
         cdef dict known = {}
         cdef int64_t given
         self.oldest = self.reader.min_offset
@@ -450,7 +450,7 @@ cdef class PullAnswers:
                     # What it finds out, or what it brings about, may change all that was known.
                     self.finish()
                     known.clear()
-                    given = other(request)
+                    given = fallback(request)
                     self.take_limits()
                 budget -= given
         finally:
@@ -458,7 +458,7 @@ cdef class PullAnswers:
         return first
 
     def resume(self, pull, codes, suggest):
-        """See :meth:`gantrymq.kernel.fast.plain_pulls.PullAnswers.resume`."""
+        """See :meth:`gantrymq.plugins.consume.plain.PullAnswers.resume`."""
         cdef HotRequest request
         cdef Limits limits
         if not isinstance(pull.request, HotRequest):

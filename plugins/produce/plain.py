@@ -1,24 +1,33 @@
-"""Sends of the plain twin: usual ones become rows without a header object, their replies come from one template.
+"""The inner loops of sends as plain functions: usual ones become rows without a header object, their replies come from
+one template.
 
+Only the form that clients write is read here: ``code`` first, no field but those that are known, text in all of them.
+Whatever else a header may be is for :func:`gantrymq.remoting.command.decode`, which gives it its meaning or its error.
 Written for speed, not for reading: a row is a tuple first, and all tuples become columns at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from gantrymq.kernel.batch import STORED, AppendBatch, Trait
-from gantrymq.kernel.fast.plain_hot import Numbers, SendRequest
-from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, ResponseCode
-from gantrymq.remoting.command import Command, encode
-from gantrymq.remoting.frame import BINARY_HEADER, PREFIX
+import msgspec
+
+from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.fast.plain_requests import Unusual
+from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
+from gantrymq.remoting.command import Command, decode, encode
+from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, PREFIX, Frame
+from gantrymq.remoting.headers.header import H, read_header
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.processors import Request
+
+KIND: Final = "plain"
 
 Terms = tuple[int, int]
 
@@ -28,6 +37,131 @@ _VARYING_MAX: Final = 3 * 20
 """The longest that queue id, queue offset and opaque are together, in decimal digits."""
 _BORN_HOST_V6: Final = 0x10
 _SUCCESS: Final = ResponseCode.SUCCESS
+_NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
+_MEMORY: Final = 10_000
+_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+_Flag = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Bool = Literal["true", "false"]
+
+
+class Numbers(dict[str, int]):
+    """The numbers of texts that were met before; others are read when they are asked for.
+
+    Asking raises ``ValueError`` for what is not plainly a number of ``bits`` bits.
+    """
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self._end = 1 << (bits - 1)
+
+    def __missing__(self, text: str) -> int:
+        number = int(text) if _NUMBER.fullmatch(text) else self._end
+        if not -self._end <= number < self._end:
+            raise ValueError(text)
+        if len(self) >= _MEMORY:
+            self.clear()
+        self[text] = number
+        return number
+
+
+class SendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """The fields of SEND_MESSAGE_V2 as they travel; see :class:`gantrymq.remoting.headers.send.SendMessageHeader`."""
+
+    a: str
+    b: str
+    c: str
+    d: str
+    e: str
+    f: str
+    g: str
+    h: str
+    i: str = ""
+    j: str = "0"
+    k: _Bool = "false"
+    l: str = "0"  # noqa: E741
+    m: _Bool = "false"
+    n: str = ""
+
+
+class _SendHeader(msgspec.Struct, rename={"ext": "extFields"}, gc=False, forbid_unknown_fields=True):
+    code: Literal[310]
+    ext: SendFields
+    opaque: _Int32 = 0
+    flag: _Flag = 0
+    language: str = ""
+    version: int = 0
+    remark: str | None = None
+    serializeTypeCurrentRPC: str = ""  # noqa: N815
+
+
+class SendRequest(msgspec.Struct, gc=False, eq=False):
+    """A send request whose header has not become a ``Command``: that one is made when it is asked for.
+
+    Has the attributes of :class:`gantrymq.kernel.processors.Request`.
+    """
+
+    connection: Connection
+    code: int
+    fields: SendFields
+    opaque: int
+    flag: int
+    head: bytes
+    body: bytes
+    answered: bool = False
+    decoded: Command | None = None
+
+    @property
+    def command(self) -> Command:
+        """The request as :mod:`gantrymq.remoting` decodes it."""
+        if self.decoded is None:
+            self.decoded = decode(Frame(JSON_HEADER, self.head, self.body))
+        return self.decoded
+
+    @property
+    def is_oneway(self) -> bool:
+        """See :attr:`gantrymq.kernel.processors.Request.is_oneway`."""
+        return bool(self.flag & ONEWAY_FLAG)
+
+    @property
+    def size(self) -> int:
+        """See :attr:`gantrymq.kernel.processors.Request.size`."""
+        return len(self.head) + len(self.body)
+
+    def header(self, kind: type[H]) -> H:
+        """See :meth:`gantrymq.kernel.processors.Request.header`."""
+        return read_header(kind, self.command.ext)
+
+    def forget(self) -> None:
+        """See :meth:`gantrymq.kernel.processors.Request.forget`."""
+        self.head = self.body = b""
+        self.decoded = Command(self.code, None, b"", self.opaque, self.flag, kind=JSON_HEADER)
+
+    def answer(
+        self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """See :meth:`gantrymq.kernel.processors.Request.answer`."""
+        if not (self.answered or self.flag & ONEWAY_FLAG):
+            self.answered = True
+            self.connection.send(Command(code, ext, body, self.opaque, RESPONSE_FLAG, remark, kind=JSON_HEADER))
+
+
+_decode: Final = msgspec.json.Decoder(_SendHeader).decode
+
+
+def read_send(connection: Connection, header: bytes, body: bytes) -> SendRequest:
+    """The request of a frame whose header begins as one of SEND_MESSAGE_V2; :class:`Unusual` for any other form."""
+    try:
+        head = _decode(header)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Unusual from error
+    if head.flag & RESPONSE_FLAG:
+        raise Unusual
+    return SendRequest(connection, head.code, head.ext, head.opaque, head.flag, header, body)
+
+
+READERS: Final[Mapping[int, Any]] = {RequestCode.SEND_MESSAGE_V2: read_send}
+"""What reads requests to send before somebody asks for their headers; by code."""
+
 _int32 = Numbers(32)
 _int64 = Numbers(64)
 
@@ -63,19 +197,19 @@ def add_sends(
     batch: AppendBatch,
     requests: list[Request],
     terms: Callable[[str], Terms | None],
-    mark: bytes,
+    suffix: bytes,
     max_body_bytes: int,
-    many: Callable[[Any, int, int, int | None], Any],
-    other: Callable[[AppendBatch, Request], None],
+    make_origin: Callable[[Any, int, int, int | None], Any],
+    fallback: Callable[[AppendBatch, Request], None],
 ) -> None:
     """Make rows of ``batch`` from the send requests, in their order.
 
     A usual one (nothing but WAIT for us in its properties, to a topic with ``terms``: its number of queues and the sys
-    flag bits that its rows get) may become a row here: its properties without WAIT, ``mark`` behind them, the request
-    itself as origin; or, if it is a batch, rows with the origin ``many(request, first row, rows, None)``, which have
-    the batch's properties and ``mark`` behind their own. One that is prepared (TRAN_MSG is true) may as well: the trait
-    is set, WAIT stays, and its origin is ``many(request, row, 1, queue id)``, for somebody will let it go to another
-    queue. All others go to ``other``.
+    flag bits that its rows get) may become a row here: its properties without WAIT, ``suffix`` behind them, the request
+    itself as origin; or, if it is a batch, rows with the origin ``make_origin(request, first row, rows, None)``, which
+    have the batch's properties and ``suffix`` behind their own. One that is prepared (TRAN_MSG is true) may as well:
+    the trait is set, WAIT stays, and its origin is ``make_origin(request, row, 1, queue id)``, for somebody will let it
+    go to another queue. All others go to ``fallback``.
     """
     int32, int64, known = _int32, _int64, dict[str, "Terms | None"]()
     connection: Connection | None = None
@@ -98,7 +232,7 @@ def add_sends(
                     born, _, _ = int64[fields.g], int32[fields.d], int32[fields.l]
                 except ValueError:
                     queue_id = -1
-                own, wait, prepared = _stored(fields.i, mark) if fields.i else (mark, True, False)
+                own, wait, prepared = _stored(fields.i, suffix) if fields.i else (suffix, True, False)
                 if own and 0 <= queue_id < usual[0]:
                     if request.connection is not connection:
                         connection = request.connection
@@ -108,13 +242,13 @@ def add_sends(
                     origin: Any = request
                     if prepared:
                         batch.traits |= Trait.PREPARED
-                        origin = many(request, len(batch) + len(rows), 1, queue_id)
+                        origin = make_origin(request, len(batch) + len(rows), 1, queue_id)
                     add((topic, queue_id, body, own, flag, sys_flag, born, host, times, 0, wait, origin, _SUCCESS))
                     continue
         if rows:
             _add_rows(batch, rows)
             rows.clear()
-        other(batch, request)
+        fallback(batch, request)
         if usual is None:
             # It may have brought the topic into being.
             known.clear()
@@ -133,14 +267,14 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
         column.extend(values)
 
 
-def _stored(text: str, mark: bytes) -> tuple[bytes, bool, bool]:
-    """The properties as they are stored, with ``mark``; whether it waits for the guarantees; whether it is prepared.
+def _stored(text: str, suffix: bytes) -> tuple[bytes, bool, bool]:
+    """The properties as they are stored, with ``suffix``; whether it waits for the guarantees; whether it is prepared.
 
-    Nothing where ``other`` has to look at them, or they are too long.
+    Nothing where ``fallback`` has to look at them, or they are too long.
     """
     given = text.encode()
     if (
-        len(given) + len(mark) >= PROPERTIES_MAX_BYTES
+        len(given) + len(suffix) >= PROPERTIES_MAX_BYTES
         or b"DELAY\x01" in given
         or b"TIMER_DEL" in given
         or b"CLUSTER\x01" in given
@@ -161,11 +295,11 @@ def _stored(text: str, mark: bytes) -> tuple[bytes, bool, bool]:
                 given = b"\x02".join([piece for piece in pieces if not piece.startswith(b"WAIT\x01")])
     if given.endswith(b"\x02"):
         given = given.rstrip(b"\x02")
-    return (given + b"\x02" + mark if given else mark), wait, prepared
+    return (given + b"\x02" + suffix if given else suffix), wait, prepared
 
 
-def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBatch, int], int]) -> None:
-    """Answer the senders of the rows. ``other`` answers the one whose first row it is given, and returns the next row.
+def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[AppendBatch, int], int]) -> None:
+    """Answer the senders of the rows. ``fallback`` answers the one whose first row it is given; returns the next row.
 
     A reply in ``form`` to a row whose origin is the request itself may be sent here.
     """
@@ -175,7 +309,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBat
     row = following = 0
     if any(len(column) != len(batch) for column in columns):  # refused before it came to the log
         while row < len(batch):
-            row = other(batch, row)
+            row = fallback(batch, row)
         return
     connection: Connection | None = None
     frames: list[bytes] = []
@@ -184,7 +318,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBat
             continue
         if type(request) is not SendRequest or status is not _SUCCESS or row in remarks:
             _send(connection, frames)
-            following = other(batch, row)
+            following = fallback(batch, row)
             continue
         if request.connection is not connection:
             _send(connection, frames)
@@ -195,18 +329,6 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, other: Callable[[AppendBat
             frames.append(prefixes[len(header)])
             frames.append(header)
     _send(connection, frames)
-
-
-def answer_rows(batch: AppendBatch) -> None:
-    """Answer each request that is the origin of a row: with success alone when the row lies in the log, else with its
-    status and remark. A row may have no origin."""
-    for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
-        if request is None:
-            continue
-        if status in STORED:
-            request.answer(_SUCCESS)
-        else:
-            request.answer(status, batch.remarks.get(row))
 
 
 def _send(connection: Connection | None, frames: list[bytes]) -> None:

@@ -1,0 +1,25 @@
+"""The inner loops of pulls. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in ``kernel/fast``, on
+whose compiled requests the compiled one works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel import fast
+
+if TYPE_CHECKING or fast.KIND == "plain":
+    from gantrymq.plugins.consume import plain as twin
+else:
+    try:
+        from gantrymq.plugins.consume import _fast as twin
+    except (ImportError, TypeError, ValueError) as error:
+        fast.refuse_stale(error)
+        from gantrymq.plugins.consume import plain as twin
+
+KIND = twin.KIND
+READERS = twin.READERS
+PullAnswers = twin.PullAnswers
+gather = twin.gather
+read_pull_header = twin.read_pull_header
+
+__all__ = ["KIND", "READERS", "PullAnswers", "gather", "read_pull_header"]

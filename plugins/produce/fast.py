@@ -1,0 +1,24 @@
+"""The inner loops of sends. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in ``kernel/fast``, on
+whose compiled requests and rows the compiled one works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gantrymq.kernel import fast
+
+if TYPE_CHECKING or fast.KIND == "plain":
+    from gantrymq.plugins.produce import plain as twin
+else:
+    try:
+        from gantrymq.plugins.produce import _fast as twin
+    except (ImportError, TypeError, ValueError) as error:
+        fast.refuse_stale(error)
+        from gantrymq.plugins.produce import plain as twin
+
+KIND = twin.KIND
+READERS = twin.READERS
+add_sends = twin.add_sends
+answer_sends = twin.answer_sends
+
+__all__ = ["KIND", "READERS", "add_sends", "answer_sends"]
