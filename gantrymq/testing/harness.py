@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from os import PathLike, fspath
 
 import attrs
@@ -145,7 +145,8 @@ def cluster_in_thread(
     finally:
         if found:
             _, token, stop = found[0]
-            token.run_sync_soon(stop.set)
+            with suppress(trio.RunFinishedError):  # it has ended by itself, of what is raised below
+                token.run_sync_soon(stop.set)
         thread.join()
     if failed:
         raise failed[0]
