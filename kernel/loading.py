@@ -10,7 +10,6 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -70,23 +69,25 @@ def _import(origin: str, name: str) -> ModuleType:
 
 def _run_file(origin: str, path: str) -> ModuleType:
     """The module in the file ``path``, which need not be on Python's path; what lies beside it cannot be imported."""
-    file = Path(path).absolute()
-    if not file.is_file():
-        raise StartError(f"plugin {origin!r}: there is no file {file}")
-    name = f"gantrymq_plugin_file_{file.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(file):
-        return known
-    spec = importlib.util.spec_from_file_location(name, file)
+    name = "gantrymq_plugin_file_" + path.rpartition("/")[2].removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise StartError(f"plugin {origin!r}: {file} cannot be loaded as a module")
+        raise StartError(f"plugin {origin!r}: {path} cannot be loaded as a module")
+    known = sys.modules.get(name)
+    if known is not None and known.__file__ == spec.origin:
+        return known
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # classes with annotations look their module up there
     try:
         spec.loader.exec_module(module)
+    except FileNotFoundError as error:
+        del sys.modules[name]
+        if error.filename != spec.origin:
+            raise StartError(f"plugin {origin!r}: {spec.origin} failed: {error!r}") from error
+        raise StartError(f"plugin {origin!r}: there is no file {spec.origin}") from None
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):
-            raise StartError(f"plugin {origin!r}: {file} failed: {error!r}") from error
+            raise StartError(f"plugin {origin!r}: {spec.origin} failed: {error!r}") from error
         raise
     return module
