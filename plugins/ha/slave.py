@@ -243,6 +243,7 @@ class Tail:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._file_bytes = broker.log.segments.file_bytes
         self._limit = broker.config.store.max_message_bytes + RECORD_EXTRA_BYTES
         self._room = memoryview(bytearray(self._limit + _RECEIVE_BYTES))
         self._size = 0
@@ -285,7 +286,7 @@ class Tail:
             while done < self._size:
                 taken = self._broker.append_encoded(self._at, self._room[done : self._size])
                 if not taken:
-                    check_begun(self._room[done : self._size])
+                    check_begun(self._room[done : self._size], self._file_bytes - self._at % self._file_bytes)
                     break
                 done += taken
                 self._at += taken

@@ -230,12 +230,18 @@ def decode_at(data: bytes | memoryview, offset: int) -> Record:
     return record
 
 
-def check_begun(data: bytes | bytearray | memoryview) -> None:
+def check_begun(data: bytes | bytearray | memoryview, room: int | None = None) -> None:
     """For who waits for the rest of a record: :class:`BadRecord` when the lengths that are there contradict each other.
 
-    A size that is wrong would be waited for. Too little to tell is no error.
+    A size that is wrong would be waited for. Too little to tell is no error. ``room``: what is left of the record's log
+    file, where that is known; a blank fills it.
     """
-    if len(data) < LEAST_BYTES or SIZE_AND_MAGIC.unpack_from(data)[1] == BLANK_MAGIC:
+    if len(data) < SIZE_AND_MAGIC.size:
+        return
+    size, magic = SIZE_AND_MAGIC.unpack_from(data)
+    if room is not None and (size > room or (magic == BLANK_MAGIC and size != room)):
+        raise BadRecord(f"it says {size} bytes, and {room} are left in its log file")
+    if len(data) < LEAST_BYTES or magic == BLANK_MAGIC:
         return
     size, magic, bits = _frame(data, 0)
     body_start = HEADS[bits].size

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.errors import OutOfLog
-from gantrymq.kernel.store.log.record import BadRecord
+from gantrymq.kernel.store.log.record import BLANK_MAGIC, BadRecord
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.ha.frames import HEADER, BadFrame, Pieces
 from gantrymq.plugins.ha.slave import Tail
@@ -125,6 +125,19 @@ def test_row_57_a_length_that_is_wrong_is_not_waited_for(at: int, master: Store)
     slave = Slave()
     assert slave.connect(HEADER.pack(0, len(record)) + record) == "BadRecord"
     assert slave.connect(stream_from(master, 0)) == ""
+    assert bytes_of(slave.store) == bytes_of(master)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_row_57_a_blank_that_does_not_fill_its_file_is_not_waited_for(at: int, master: Store) -> None:
+    size = master.log.segments.file_bytes
+    first = bytearray(bytes_of(master)[:size])
+    blank_at = max(place for place in range(size - 8) if first[place + 4 : place + 8] == BLANK_MAGIC.to_bytes(4, "big"))
+    first[blank_at + at] ^= 1 << 6
+    slave = Slave()
+    assert slave.connect(HEADER.pack(0, blank_at + 8) + first[: blank_at + 8]) == "BadRecord"
+    assert slave.store.log.end == blank_at
+    assert slave.connect(stream_from(master, blank_at)) == ""
     assert bytes_of(slave.store) == bytes_of(master)
 
 

@@ -120,7 +120,9 @@ def test_any_beginning_of_a_record_may_be_waited_for(record: Record) -> None:
     data = encode(record)
     for size in range(len(data) + 1):
         check_begun(data[:size])
+        check_begun(data[:size], len(data) + 8)
     check_begun(blank(300))
+    check_begun(blank(300), 300)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,13 @@ def test_a_length_that_is_wrong_is_told_as_soon_as_it_can_be(at: int, value: byt
     data = GOLDEN[:at] + value + GOLDEN[at + len(value) :]
     with pytest.raises(BadRecord, match=reason):
         check_begun(data[:there])
+
+
+@pytest.mark.parametrize(("data", "room"), [(blank(0x00EF0068), 0x68), (blank(96), 0x68), (GOLDEN, len(GOLDEN) - 1)])
+def test_what_does_not_fit_into_the_rest_of_its_file_is_not_waited_for(data: bytes, room: int) -> None:
+    check_begun(data[:7], room)
+    with pytest.raises(BadRecord, match=f"and {room} are left in its log file"):
+        check_begun(data[:8], room)
 
 
 @given(st.binary(max_size=300))
