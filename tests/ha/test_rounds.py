@@ -28,6 +28,7 @@ import pytest
 import trio
 
 from gantrymq.failover import promotion
+from gantrymq.failover.etcd import EtcdLock, parse_endpoints
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.history import History, Outcome
@@ -137,12 +138,21 @@ class Group:
                 await self.cluster.watch()
             await trio.to_thread.run_sync(create_topic, self.cluster.direct(0), TOPIC)
             await self.until(self.all_have_topic, "the topic is everywhere")
+            if self.cluster.etcd is not None:
+                await self.members_are_stored(self.cluster.etcd.address)
             try:
                 await self.rounds(rounds)
                 await self.check()
             except BaseException as error:
                 error.add_note("the rounds: " + "; ".join(self.story))
                 raise
+
+    async def members_are_stored(self, etcd: str) -> None:
+        """Returns once the watcher has stored what it saw: without that, its successor rightly promotes nobody."""
+        store = EtcdLock(parse_endpoints(etcd), f"/gantrymq/failover/{NAME}", "the rounds", 5.0, 1.0)
+        with trio.fail_after(AGAIN_S):
+            while not await store.read():  # noqa: ASYNC110 - another process
+                await trio.sleep(0.1)
 
     async def rounds(self, rounds: int) -> None:
         """All rounds under load."""
