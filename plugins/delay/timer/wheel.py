@@ -113,13 +113,13 @@ class Wheel:
         count = min(until // PRECISION_MS - first, _CHUNK_BYTES // SLOT_BYTES, self._slots - index)
         if count <= 0:
             return time
+        with self._guard:  # before the file is read: what is in neither later, another thread has written meanwhile
+            unwritten = (*self._writing.values(), *self._changed.values())
         data = self._open_file.pread(count * SLOT_BYTES, index * SLOT_BYTES)
         found = first + count
         if data.count(0) != len(data):
             stored = (slot[0] for slot in _SLOT.iter_unpack(data))
             found = next((second for second, seen in enumerate(stored, first) if second == seen), found)
-        with self._guard:
-            unwritten = (*self._writing.values(), *self._changed.values())
         seconds = (_SLOT.unpack(raw)[0] for raw in unwritten)
         return min((second for second in seconds if first <= second < found), default=found) * PRECISION_MS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -715,3 +716,23 @@ def test_the_next_slot_that_is_set_is_found_as_by_looking_at_each(written: bool)
                 at += 1000
         assert found == sorted(second for second in set_seconds if since <= second < until and second in lap)
     assert wheel.next_set(first * 1000, first * 1000) == first * 1000
+
+
+def test_a_slot_that_is_written_while_the_next_one_is_looked_for_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = Wheel(MemoryEnv(), "timerwheel", 1000)
+    wheel.create({})
+    first = 1_700_000_000_000
+    wheel.put(first + 5000, 52, 104, 1)
+    changes = wheel.take_changes()
+    file = wheel._open_file
+    read = file.pread
+
+    def read_and_write(size: int, at: int) -> bytes:
+        data = read(size, at)
+        wheel.write(changes)  # as the worker thread may at this moment
+        return data
+
+    monkeypatch.setattr(
+        wheel, "_file", SimpleNamespace(pread=read_and_write, pwrite=file.pwrite, datasync=file.datasync)
+    )
+    assert wheel.next_set(first, first + 100_000) == first + 5000
