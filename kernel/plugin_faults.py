@@ -19,8 +19,8 @@ log = structlog.get_logger("gantrymq.plugins")
 STOP: Final = "stop"
 SKIP: Final = "skip"
 DISABLE: Final = "disable"
-EXPLAINED: Final = (StartError, LogPoisoned, PluginError, OSError, MemoryError)
-"""What a background task raises that says by itself what is wrong: it ends the broker whatever the policy is."""
+FATAL: Final = (StartError, LogPoisoned, PluginError, MemoryError)
+"""What a background task raises that ends the broker whatever the policy is, and says by itself what is wrong."""
 
 
 class PluginFaults:
@@ -88,14 +88,16 @@ class PluginFaults:
     def task_failed(self, info: PluginInfo, task: str, error: Exception) -> None:
         """Follow the policy after the background task ``task`` raised ``error``: returns when the broker goes on.
 
-        Raises ``error`` where that says by itself what is wrong, else :class:`TaskFailed`.
+        Raises ``error`` where its text says what is wrong, else :class:`TaskFailed`.
         """
-        if isinstance(error, EXPLAINED) or (isinstance(error, ExceptionGroup) and error.subgroup(EXPLAINED)):
+        if _comes_of(error, FATAL):
             raise error
         if self._policies[info.name] != STOP:
             self._note(info, error, task=task)
             return
         log.error("service_failed", plugin=info.name, service=task, exc_info=error)
+        if _comes_of(error, OSError):  # the system's text, which the command line turns into advice
+            raise error
         raise TaskFailed(self._manager.describe_failure(info, f"its background task {task!r}", error)) from error
 
     def _note(self, info: PluginInfo, error: Exception, **where: str) -> None:
@@ -110,3 +112,8 @@ def _own_policy(info: PluginInfo) -> str:
     if policy not in (STOP, SKIP, DISABLE):
         raise StartError(f"plugin {info.name!r}: on_error = {policy!r} must be 'stop', 'skip' or 'disable'")
     return STOP if info.essential else policy
+
+
+def _comes_of(error: Exception, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
+    """Whether ``error`` is of one of the ``kinds``, or a group with such a one."""
+    return isinstance(error, kinds) or (isinstance(error, ExceptionGroup) and error.subgroup(kinds) is not None)

@@ -228,10 +228,18 @@ async def test_a_plugin_whose_errors_are_not_to_stop_the_broker_is_skipped_or_no
     assert told == [("bad", hook_name, calls == 1)] * calls
 
 
+TASK_ERRORS = pytest.mark.parametrize(
+    "error", [Bug("a bug"), ConnectionRefusedError(111, "refused"), ExceptionGroup("of a nursery", [OSError(111, "x")])]
+)
+
+
 @pytest.mark.trio
-async def test_a_background_task_of_such_a_plugin_ends_alone(bad: Callable[..., str], tmp_path: Path) -> None:
+@TASK_ERRORS
+async def test_a_background_task_of_such_a_plugin_ends_alone(
+    error: Exception, bad: Callable[..., str], tmp_path: Path
+) -> None:
     async def run() -> None:
-        raise Bug("a bug")
+        raise error
 
     enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
     with structlog.testing.capture_logs() as lines:
@@ -243,6 +251,22 @@ async def test_a_background_task_of_such_a_plugin_ends_alone(bad: Callable[..., 
     assert [(line["plugin"], line["task"]) for line in lines if line["event"] == "plugin_failed"] == [
         ("bad", "bad.work")
     ]
+
+
+@pytest.mark.trio
+@TASK_ERRORS
+async def test_whatever_a_background_task_raises_its_plugin_is_in_the_log(
+    error: Exception, bad: Callable[..., str], tmp_path: Path
+) -> None:
+    async def run() -> None:
+        raise error
+
+    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+    with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup):
+        async with run_broker(make_broker(tmp_path, enable=[enable])):
+            await trio.sleep_forever()
+    told = [(line["plugin"], line["service"]) for line in lines if line["event"] == "service_failed"]
+    assert told == [("bad", "bad.work")]
 
 
 @pytest.mark.trio
