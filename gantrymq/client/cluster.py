@@ -47,7 +47,7 @@ from gantrymq.remoting.records import decode_records
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
 STACKS_MAX_CHARACTERS: Final = 1_000_000
-"""What an administrator is told of the stacks of a client's threads."""
+"""The longest text of a client's thread stacks in an answer to an administrator."""
 LEAVE_SECONDS: Final = 3.0
 """How long a closing producer or consumer waits for brokers to take its farewell."""
 
@@ -194,9 +194,7 @@ class Cluster:
             else:
                 await self._greet(channel)
         except ConnectError as error:
-            repeated = self.rare.due("broker_unreachable", address)
-            if repeated is not None:
-                log.warning("broker_unreachable", broker=address, reason=error.reason, repeated=repeated)
+            self.rare.warning("broker_unreachable", address, broker=address, reason=error.reason)
 
     async def _greet(self, channel: Channel) -> None:
         if not self._producers and not self._consumers:
@@ -209,9 +207,7 @@ class Cluster:
         try:
             await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
         except GantryError as error:
-            repeated = self.rare.due("heartbeat_failed", channel.address)
-            if repeated is not None:
-                log.warning("heartbeat_failed", broker=channel.address, reason=str(error), repeated=repeated)
+            self.rare.warning("heartbeat_failed", channel.address, broker=channel.address, reason=str(error))
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
         for data in self.routes.brokers().values():

@@ -301,11 +301,9 @@ class Consumer(Generic[R]):
             if joining and isinstance(error, NotANameserver):
                 raise  # no later attempt will do better
             self.failed(error)
-            repeated = self._cluster.rare.due("rebalance_failed", self.group)
-            if repeated is not None:
-                log.warning(
-                    "rebalance_failed", topics=self.topics, group=self.group, reason=str(error), repeated=repeated
-                )
+            self._cluster.rare.warning(
+                "rebalance_failed", self.group, topics=self.topics, group=self.group, reason=str(error)
+            )
             if isinstance(error, ConnectError):
                 for topic in self.topics:
                     await self._cluster.routes.renew(topic)  # a slave may be there to ask
@@ -398,15 +396,11 @@ class Consumer(Generic[R]):
             await puller.commit(confirmed=confirmed)
         except GantryError as error:
             self.failed(error)
-            repeated = self._cluster.rare.due("commit_failed", puller.queue.broker_name, self.group)
-            if repeated is not None:
-                log.warning(
-                    "commit_failed",
-                    topic=puller.queue.topic,
-                    queue=puller.queue.queue_id,
-                    reason=str(error),
-                    repeated=repeated,
-                )
+            queue = puller.queue
+            self._cluster.rare.warning(
+                "commit_failed", queue.broker_name, self.group,
+                topic=queue.topic, queue=queue.queue_id, reason=str(error),
+            )  # fmt: skip
 
 
 class Batches(Generic[R]):

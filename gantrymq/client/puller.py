@@ -155,12 +155,11 @@ class Puller(Generic[R]):
 
     def _log_failure(self, error: GantryError) -> None:
         self._owner.failed(error)
-        repeated = self._cluster.rare.due("pull_failed", self.queue.broker_name, self._options.group)
-        if repeated is not None:
-            log.warning(
-                "pull_failed", topic=self.queue.topic, queue=self.queue.queue_id, group=self._options.group,
-                reason=str(error), repeated=repeated,
-            )  # fmt: skip
+        queue, group = self.queue, self._options.group
+        self._cluster.rare.warning(
+            "pull_failed", queue.broker_name, group,
+            topic=queue.topic, queue=queue.queue_id, group=group, reason=str(error),
+        )  # fmt: skip
 
     def drop(self) -> None:
         """The queue is another member's now: stop, and ignore acknowledgments from now on."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
+
+from gantrymq.remoting.logs import LibraryLog
 
 QUIET_SECONDS: Final = 30.0
 SUBJECTS: Final = 256
+
+_log = LibraryLog()
 
 
 class RareWarnings:
@@ -15,14 +19,14 @@ class RareWarnings:
     def __init__(self) -> None:
         self._logged: dict[tuple[str, ...], tuple[float, int]] = {}
 
-    def due(self, *subject: str) -> int | None:
-        """How many warnings about ``subject`` were left out, if one is to be logged now; None if it is too soon."""
+    def warning(self, event: str, *subject: str, **fields: Any) -> None:
+        """Log ``event`` about ``subject`` with ``fields``, and how often it was left out since the last time."""
         now = time.monotonic()
-        at, left_out = self._logged.get(subject, (-QUIET_SECONDS, 0))
+        at, left_out = self._logged.get((event, *subject), (-QUIET_SECONDS, 0))
         if now - at < QUIET_SECONDS:
-            self._logged[subject] = (at, left_out + 1)
-            return None
+            self._logged[event, *subject] = (at, left_out + 1)
+            return
         if len(self._logged) >= SUBJECTS:
             self._logged.clear()
-        self._logged[subject] = (now, 0)
-        return left_out
+        self._logged[event, *subject] = (now, 0)
+        _log.warning(event, **fields, repeated=left_out)

@@ -16,14 +16,11 @@ from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
-from gantrymq.remoting.logs import LibraryLog
 
 DEFAULT_TOPIC: Final = "TBW102"
 """Its route says which brokers create topics on first send."""
 DEFAULT_TOPIC_QUEUES: Final = 4
 MASTER_ID: Final = 0
-
-log = LibraryLog()
 
 
 def queues_to_publish(topic: str, route: TopicRouteData) -> list[MessageQueue]:
@@ -162,9 +159,7 @@ class Routes:
         try:
             await self._ask(topic, again=True)
         except GantryError as error:
-            repeated = self._rare.due("route_refresh_failed", *self._nameservers.addresses)
-            if repeated is not None:
-                log.warning("route_refresh_failed", topic=topic, reason=str(error), repeated=repeated)
+            self._rare.warning("route_refresh_failed", *self._nameservers.addresses, topic=topic, reason=str(error))
 
     async def wait_asked(self, topic: str) -> None:
         """Returns when nobody is asking for the route of ``topic``."""

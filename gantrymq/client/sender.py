@@ -22,7 +22,6 @@ from gantrymq.client.window import Window
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import ResponseCode
-from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import within
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
@@ -42,8 +41,6 @@ LONGEST_PAUSE_SECONDS: Final = 0.5
 IN_FLIGHT_MAX_MESSAGES: Final = 1024
 """Sends of one producer that are under way; more wait."""
 IN_FLIGHT_MAX_BYTES: Final = 8 * 1024 * 1024
-
-log = LibraryLog()
 
 
 class Sender:
@@ -122,7 +119,10 @@ class Sender:
                     queues = await self._renew(outgoing.topic, queues, deadline)
                 elif isinstance(error, CallTimeout | TimeoutError):
                     self._unanswered.add(outgoing.topic)
-            self._log_failure(outgoing.topic, target.broker_name, failure)
+            self._cluster.rare.warning(
+                "send_failed", target.broker_name,
+                topic=outgoing.topic, broker=target.broker_name, reason=str(failure),
+            )  # fmt: skip
             attempts -= sent  # what reached no broker may be tried until the deadline
             if anyio.current_time() < deadline and attempts:
                 tried.add(target.broker_name)
@@ -142,11 +142,6 @@ class Sender:
                 f"broker {target.broker_name} acknowledged nothing sent to {outgoing.topic} within {limit:g} s: "
                 f"it may be stored all the same ({failure or 'no connection came about'})"
             ) from failure
-
-    def _log_failure(self, topic: str, broker: str, failure: Exception) -> None:
-        repeated = self._cluster.rare.due("send_failed", broker)
-        if repeated is not None:
-            log.warning("send_failed", topic=topic, broker=broker, reason=str(failure), repeated=repeated)
 
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""

@@ -66,7 +66,8 @@ async def promote(
     something acknowledged could be lost, unless ``accept_loss``. It returns when the slave has taken the order.
     ``answer_timeout``: how many seconds a slave may take to keep the epoch on its disk.
     ``end_at_least``: whose log ends before that may lack something that was acknowledged.
-    ``check`` is called before each request that changes something; what it raises ends the promotion.
+    ``check`` is called before the slaves are told of the epoch, and before one is promoted; what it raises ends the
+    promotion.
     """
     report(f"asking the brokers of {name} for their state")
     rows = [row for row in await brokers() if row["broker"] == name]

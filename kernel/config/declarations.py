@@ -113,7 +113,7 @@ class LimitsSection:
     write_buffer_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
     buffered_bytes: int = size("256 MiB", minimum="256 KiB", maximum="64 GiB")
     """What all connections together may have sent of unfinished frames, and as much that they have not yet taken of
-    their answers; who has most is closed first."""
+    their answers; the connection with the most is closed first."""
     unacknowledged_bytes: int = size("64 MiB", minimum="64 KiB", maximum="16 GiB")
     sweep_bytes: int = size("8 MiB", minimum="4 KiB", maximum="256 MiB")
     sweep_rows: int = number(4096, 1, 65_536)

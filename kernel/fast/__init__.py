@@ -6,6 +6,8 @@ The plain twin is the reference. It also runs where the package was installed wi
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import environment
@@ -18,13 +20,19 @@ STALE = (
 """What to say of a compiled module that there is and that does not fit; with what is wrong."""
 
 
-def refuse_stale(error: Exception) -> None:
-    """Raise ``ImportError`` where a plugin's compiled module is there, but not built for these requests and rows.
+def twin_of(package: str) -> ModuleType:
+    """The inner loops of a plugin that work on the compiled requests and rows: its ``_fast``, or ``plain`` where the
+    kernel's are plain or the plugin's were not built.
 
-    ``error`` is what its import has raised. Returns where the module is missing: the plain twin then does.
+    Raises ``ImportError`` where ``_fast`` is there, but not built for these requests and rows.
     """
-    if getattr(error, "name", None) is None:
-        raise ImportError(STALE.format(error)) from error
+    if KIND == "compiled":
+        try:
+            return import_module(f"{package}._fast")
+        except (ImportError, TypeError, ValueError) as error:
+            if getattr(error, "name", None) is None:
+                raise ImportError(STALE.format(error)) from error
+    return import_module(f"{package}.plain")
 
 
 if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
@@ -72,5 +80,5 @@ except AttributeError as error:
 __all__ = [
     "KIND", "STALE", "Flusher", "Layout", "QueueEntries", "Readers", "Stop", "answer_rows", "dispatch_batch",
     "encode_rows", "end_where_memory_ends", "new_batch", "queue_entries", "read_records", "read_requests",
-    "refuse_stale", "scan", "tag_code", "tag_codes",
+    "scan", "tag_code", "tag_codes", "twin_of",
 ]  # fmt: skip

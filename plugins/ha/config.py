@@ -62,15 +62,15 @@ class HaConfig:
     sync_slaves: int = number(1, 1, 16)
     """How many slaves must have a message before a ``sync_master`` answers."""
     sync_timeout: float = duration("3s", minimum="10ms", maximum="5m", rocketmq="slaveTimeout")
-    """After it the sender gets FLUSH_SLAVE_TIMEOUT."""
+    """After this time the sender gets FLUSH_SLAVE_TIMEOUT."""
     fall_behind_max: int = size("256 MiB", minimum="64 KiB", maximum="1024 GiB", rocketmq="haSlaveFallbehindMax")
-    """Who is further behind is not waited for: SLAVE_NOT_AVAILABLE."""
+    """The master does not wait for a slave that lags by more: SLAVE_NOT_AVAILABLE."""
     transfer_batch: int = size("32 KiB", minimum="1 KiB", maximum=f"{CHUNK_MAX_BYTES}", rocketmq="haTransferBatchSize")
     """The most that is sent behind one header."""
     heartbeat: float = duration("5s", minimum="10ms", maximum="1m", rocketmq="haSendHeartbeatInterval")
     """How long either side is silent at most."""
     housekeeping: float = duration("20s", minimum="20ms", maximum="10m", rocketmq="haHousekeepingInterval")
-    """Who is silent for longer is cut off."""
+    """A peer that is silent for longer gets disconnected."""
     lease: float = duration("10s", minimum="1s", maximum="10m")
     """A master that hears from no nameserver and no slave for so long confirms nothing (``sync_master``)."""
     refuse_without_lease: bool = True

@@ -520,7 +520,7 @@ def answer_sends(batch, form, fallback):
 @cython.boundscheck(True)
 @cython.wraparound(True)
 cdef int answer_lists(AppendRows some, form, fallback) except -1:
-    """As :func:`answer_sends`, where somebody may have changed a column that the replies tell of."""
+    """As :func:`answer_sends`, where a plugin may have changed a column that the replies are made from."""
     cdef list origins = some.column(ORIGINS), statuses = some.column(STATUSES), queue_ids = some.column(QUEUE_IDS)
     cdef list queue_offsets = some.column(QUEUE_OFFSETS), offsets = some.column(OFFSETS)
     cdef Py_ssize_t row = 0, count = some.count

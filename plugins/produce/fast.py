@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel import fast
 
-if TYPE_CHECKING or fast.KIND == "plain":
+if TYPE_CHECKING:
     from gantrymq.plugins.produce import plain as twin
 else:
-    try:
-        from gantrymq.plugins.produce import _fast as twin
-    except (ImportError, TypeError, ValueError) as error:
-        fast.refuse_stale(error)
-        from gantrymq.plugins.produce import plain as twin
+    twin = fast.twin_of(__package__)
 
 KIND = twin.KIND
 READERS = twin.READERS

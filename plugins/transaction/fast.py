@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 from gantrymq.kernel import fast
 from gantrymq.plugins.transaction.plain import Ending, EndTerms
 
-if TYPE_CHECKING or fast.KIND == "plain":
+if TYPE_CHECKING:
     from gantrymq.plugins.transaction import plain as twin
 else:
-    try:
-        from gantrymq.plugins.transaction import _fast as twin
-    except (ImportError, TypeError, ValueError) as error:
-        fast.refuse_stale(error)
-        from gantrymq.plugins.transaction import plain as twin
+    twin = fast.twin_of(__package__)
 
 KIND = twin.KIND
 add_ends = twin.add_ends

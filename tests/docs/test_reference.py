@@ -189,6 +189,8 @@ LOGGED = (
     "gantrymq/remoting",
     "gantrymq/spark",
 )
+RARE = ("self.rare", "self._rare", "self._cluster.rare")
+"""What logs each warning of the client twice a minute at most: gantrymq/client/rare_warnings.py."""
 LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
 ALL_LEVELS = {**LEVELS, "debug": "debug", "info": "info"}
 
@@ -199,7 +201,7 @@ def logged(levels: Mapping[str, str] = LEVELS) -> Iterator[tuple[str, str, str]]
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in levels):
                 continue
-            if ast.unparse(node.func.value) in {"log", "self._log"}:
+            if ast.unparse(node.func.value) in {"log", "self._log", *RARE}:
                 event = node.args[0]
                 is_passed_on = (
                     isinstance(event, ast.Name) and event.id == "failed"

@@ -159,7 +159,7 @@ class Machine:
         self.network.kill(self.host)
 
     def power_cut(self, seed: int | None = None) -> None:
-        """The machine is off: nobody is told, and what was not synced is gone, but for what a ``seed`` picks.
+        """The machine loses power: no peer gets a signal, and unsynced data is lost, except for what ``seed`` picks.
 
         Who never starts it again has lost it for good.
         """
