@@ -43,6 +43,7 @@ if TYPE_CHECKING or environment("GANTRYMQ_PURE") == "1":
 else:
     try:
         from gantrymq.kernel.fast import _flusher as flusher
+        from gantrymq.kernel.fast import _memory as memory
         from gantrymq.kernel.fast import _records as records
         from gantrymq.kernel.fast import _requests as requests
     except ImportError as error:
@@ -51,13 +52,10 @@ else:
             raise ImportError(STALE.format(error)) from error
         from gantrymq.kernel.fast import plain as records
         from gantrymq.kernel.fast import plain_flusher as flusher
+        from gantrymq.kernel.fast import plain_memory as memory
         from gantrymq.kernel.fast import plain_requests as requests
     except AttributeError as error:
         raise ImportError(STALE.format(error)) from error
-    try:
-        from gantrymq.kernel.fast import _memory as memory
-    except ImportError:
-        from gantrymq.kernel.fast import plain_memory as memory
 
 try:
     KIND = records.KIND

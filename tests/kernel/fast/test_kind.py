@@ -34,7 +34,8 @@ def test_the_plain_twin_runs_when_it_is_asked_for() -> None:
 
 def test_the_compiled_twin_runs_where_it_was_built() -> None:
     built = all(
-        importlib.util.find_spec(f"gantrymq.kernel.fast.{name}") for name in ("_flusher", "_records", "_requests")
+        importlib.util.find_spec(f"gantrymq.kernel.fast.{name}")
+        for name in ("_flusher", "_memory", "_records", "_requests")
     )
     assert kind() == ("compiled" if built else "plain")
 
@@ -63,7 +64,7 @@ def test_loops_that_were_built_from_another_source_say_what_to_do(begin: str) ->
     assert "make install" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["_records", "_requests"])
+@pytest.mark.parametrize("name", ["_memory", "_records", "_requests"])
 def test_loops_that_cannot_be_loaded_are_done_without(name: str) -> None:
     begin = FAILING_IMPORT.replace("_records", name).format(
         f"ImportError('no such libc', name='gantrymq.kernel.fast.{name}')"
