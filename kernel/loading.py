@@ -70,7 +70,7 @@ def _import(origin: str, name: str) -> ModuleType:
 def _run_file(origin: str, path: str) -> ModuleType:
     """The module in the file ``path``, which need not be on Python's path; what lies beside it cannot be imported."""
     name = "plugin_file_" + path.rpartition("/")[2].removesuffix(".py")
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path.removeprefix("./"))
     if spec is None or spec.loader is None:
         raise StartError(f"plugin {origin!r}: {path} cannot be loaded as a module")
     known = sys.modules.get(name)
