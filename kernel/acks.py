@@ -31,14 +31,14 @@ class AckGate(Protocol):
 
 
 @runtime_checkable
-class ForgivingGate(AckGate, Protocol):
+class DegradableGate(AckGate, Protocol):
     """A gate that lets go what it kept too long: that is then readable, though not promised.
 
     Nothing that comes behind is held up by it. With a ``timeout_s`` of 0 there is no hope at the moment: batches are
     answered at once.
     """
 
-    def gave_up(self, end: int) -> None:
+    def on_timeout(self, end: int) -> None:
         """All that waited up to ``end`` was answered with ``late_code``: the watermark is not below it any more."""
 
 
@@ -47,16 +47,16 @@ class Acks:
 
     def __init__(self, gates: list[AckGate]) -> None:
         self._gates = gates
-        self._forgiving = [gate for gate in gates if isinstance(gate, ForgivingGate)]
+        self._degradable = [gate for gate in gates if isinstance(gate, DegradableGate)]
         self._waiting: deque[tuple[float, AppendBatch]] = deque()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def hopeless(self) -> bool:
+    def expires_now(self) -> bool:
         """Whether a forgiving gate has no hope for what waits: :meth:`expire` should not be waited for."""
-        return bool(self._waiting) and any(gate.timeout_s <= 0 for gate in self._forgiving)
+        return bool(self._waiting) and any(gate.timeout_s <= 0 for gate in self._degradable)
 
     def committed(self, log_end: int) -> int:
         """The end of what every gate has passed; without gates, the log's end."""
@@ -71,7 +71,7 @@ class Acks:
         """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""
         if not self._gates or batch.refused == len(batch) or not batch.waited_for:
             _finish(batch)
-            if self._forgiving and batch.refused < len(batch):
+            if self._degradable and batch.refused < len(batch):
                 self._waiting.append((now, batch))  # nobody waits, but a gate may have to let go
         else:
             self._waiting.append((now, batch))
@@ -92,15 +92,15 @@ class Acks:
             since, batch = self._waiting[0]
             missing = [gate for gate in self._gates if gate.watermark < batch.end]
             late = [gate for gate in missing if now - since >= gate.timeout_s]
-            if not late or (len(late) < len(missing) and all(gate in self._forgiving for gate in late)):
+            if not late or (len(late) < len(missing) and all(gate in self._degradable for gate in late)):
                 return  # what is given up, as far as copies go, may still become durable in time
             self._waiting.popleft()
             for row in batch.live:
                 if batch.waits[row]:
                     batch.statuses[row] = late[0].late_code
                     batch.remarks[row] = late[0].late_remark
-            for gate in self._forgiving:
-                gate.gave_up(batch.end)
+            for gate in self._degradable:
+                gate.on_timeout(batch.end)
             _finish(batch)
 
 

@@ -97,7 +97,7 @@ class AppendBatch:
     end: int = 0
     store_timestamp: int = 0
     refused: int = 0
-    _followers: dict[int, int] = attrs.field(factory=dict, init=False)
+    _tied: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self.topics)
@@ -162,9 +162,9 @@ class AppendBatch:
             origin=origin,
         )
 
-    def follow(self, row: int) -> None:
+    def tie_next_to(self, row: int) -> None:
         """The row that is added next stands or falls with ``row``: what refuses that one refuses it as well."""
-        self._followers[row] = len(self)
+        self._tied[row] = len(self)
 
     def refuse(self, row: int, code: int, remark: str) -> None:
         """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands.
@@ -177,8 +177,8 @@ class AppendBatch:
             self.statuses[row] = code
             self.remarks[row] = remark
             self.refused += 1
-        if row in self._followers:
-            self.refuse(self._followers[row], code, remark)
+        if row in self._tied:
+            self.refuse(self._tied[row], code, remark)
 
     def place(self, start: int, store_timestamp: int) -> None:
         """Begin with the log at ``start``: no row has a place there yet (offset -1, size 0)."""

@@ -137,7 +137,7 @@ class Broker:
 
     def progress(self) -> None:
         """Dispatch what every gate has passed, then let its replies go: who has an answer finds the message."""
-        if self._acks.hopeless:
+        if self._acks.expires_now:
             self._acks.expire(self.env.monotonic())
         committed = self._acks.committed(self.log.end)
         if committed > self.store.dispatched:
@@ -187,19 +187,19 @@ class Broker:
             self.store = Store(self.env, self.root, self._store_config())
             self.store.open()
             try:
-                self.manager.by_plugin("configure", broker=self, config=self.config)
+                self.manager.call_each("configure", broker=self, config=self.config)
                 self.store.recover(self._dispatch)
-                self.manager.by_plugin("recovered", broker=self)
+                self.manager.call_each("recovered", broker=self)
                 recovered = True
                 await self._serve(task_status)
             except BaseException as error:
-                culprit = _fatal(error)
-                if culprit is not None or not recovered:
+                fatal = _fatal(error)
+                if fatal is not None or not recovered:
                     # Nothing more may be written: the next start looks at the log as after a crash.
                     self.store.abandon()
-                    if culprit is None:
+                    if fatal is None:
                         raise
-                    raise culprit from error
+                    raise fatal from error
                 # Cancelled, or something failed that has nothing to do with the log: closed like at any stop.
                 self._close()
                 raise
@@ -232,7 +232,7 @@ class Broker:
                     self.sweep.listen()
                 handlers.start_soon(self.sweep.run, self._is_full)
                 if not self._stop.is_set():
-                    self.manager.by_plugin("started", broker=self)
+                    self.manager.call_each("started", broker=self)
                 task_status.started(self)
                 await self._stop.wait()
                 await self._drain()
@@ -264,7 +264,7 @@ class Broker:
         self._strategy = self._make_strategy()
         gates = self._registered("register_ack_gates", lambda gate: hasattr(gate, "watermark"))
         self._acks = Acks([gate for _, gate in gates])
-        for info, compilers in self.manager.by_plugin("register_filters", dict, broker=self):
+        for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
                     raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
@@ -278,7 +278,7 @@ class Broker:
         self._services = [(info, service) for info, service in services if service.runs_on(self.broker_id)]
 
     def _make_strategy(self) -> FlushStrategy:
-        for info, made in self.manager.by_plugin("make_flush_strategy", log=self.log, config=self.config):
+        for info, made in self.manager.call_each("make_flush_strategy", log=self.log, config=self.config):
             if made is not None:
                 if not hasattr(made, "appended") or not hasattr(made, "run"):
                     raise StartError(f"plugin {info.name!r}: make_flush_strategy returned no strategy: {made!r:.100}")
@@ -288,7 +288,7 @@ class Broker:
 
     def _registered(self, hook_name: str, is_right: Callable[[Any], bool]) -> list[tuple[PluginInfo, Any]]:
         found = []
-        for info, made in self.manager.by_plugin(hook_name, list, broker=self):
+        for info, made in self.manager.call_each(hook_name, list, broker=self):
             for item in made:
                 if not is_right(item):
                     raise StartError(f"plugin {info.name!r}: {hook_name} returned {item!r:.100} in its list")

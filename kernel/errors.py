@@ -6,7 +6,7 @@ import errno
 
 
 class StartError(Exception):
-    """The broker cannot start as it is configured; the text names the culprit and the remedy."""
+    """The broker cannot start as it is configured; the text names what is wrong and the remedy."""
 
 
 class PluginError(Exception):

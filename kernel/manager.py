@@ -69,7 +69,7 @@ class PluginManager:
             except pluggy.PluginValidationError as error:
                 raise StartError(f"plugin {info.name!r} ({info.origin}): {error}") from None
 
-    def by_plugin(
+    def call_each(
         self, hook_name: str, kind: type[Any] | None = None, **arguments: Any
     ) -> list[tuple[PluginInfo, Any]]:
         """Call a hook of the start and keep who answered what, in call order.
@@ -135,7 +135,7 @@ class PluginManager:
             for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
         ]
 
-    def culprit(self, hook_name: str, error: BaseException) -> PluginInfo | None:
+    def failing_plugin(self, hook_name: str, error: BaseException) -> PluginInfo | None:
         """The plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
         owners = {
             implementation.function.__code__: info
@@ -198,14 +198,14 @@ class PluginManager:
             plugin,
         )
 
-    def _check_arguments(self, culprit: str, plugin: Any, hook_name: str) -> None:
+    def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:
         """An implementation may leave out arguments of its hook; it cannot have others, unless they have a default."""
         given = list(inspect.signature(self._hookspecs[hook_name]).parameters)
         wanted = inspect.signature(getattr(plugin, hook_name)).parameters.values()
         unknown = [each.name for each in wanted if each.name not in given and each.default is each.empty]
         if unknown:
             raise StartError(
-                f"{culprit}: the hook {hook_name} has no argument {unknown[0]!r}{did_you_mean(unknown[0], given)};"
+                f"{owner}: the hook {hook_name} has no argument {unknown[0]!r}{did_you_mean(unknown[0], given)};"
                 f" write {hook_name}({', '.join(('self', *given))})"
             )
 

@@ -61,11 +61,11 @@ class PluginFaults:
             except (LogPoisoned, PluginError):
                 raise
             except Exception as error:
-                culprit = self._manager.culprit(hook_name, error)
+                failing = self._manager.failing_plugin(hook_name, error)
                 log.error(
-                    "plugin_failed", plugin="?" if culprit is None else culprit.name, hook=hook_name, exc_info=error
+                    "plugin_failed", plugin="?" if failing is None else failing.name, hook=hook_name, exc_info=error
                 )
-                raise PluginError(self._manager.describe_failure(culprit, hook_name, error)) from error
+                raise PluginError(self._manager.describe_failure(failing, hook_name, error)) from error
 
         return call_all
 

@@ -224,7 +224,7 @@ class Replication(Protocol):
     def nameserver_answered(self, asked_at: float) -> None:
         """A nameserver has answered what was asked at this time of the monotonic clock; it knows of no other master."""
 
-    def tell_epoch(self, address: str) -> None:
+    def send_epoch(self, address: str) -> None:
         """Tell the broker of this name at ``address`` of this master's epoch, soon."""
 
 

@@ -162,7 +162,7 @@ def plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
     """
     sections: dict[str, type[Any]] = {}
     owners: dict[str, str] = {}
-    for info, answer in manager.by_plugin("config_section", tuple):
+    for info, answer in manager.call_each("config_section", tuple):
         pair: tuple[Any, Any] = answer if len(answer) == 2 else ("?", None)
         name, section = pair
         if name in owners:

@@ -203,7 +203,7 @@ cdef class AppendRows(Columns):
     cdef Groups groups
     cdef Arena arena
     cdef object make_origin
-    cdef dict followers
+    cdef dict tied
     cdef Block last_block
 
     cdef object cell(self, int number, Py_ssize_t place)

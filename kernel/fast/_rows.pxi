@@ -89,7 +89,7 @@ cdef class AppendRows(Columns):
         self.answers = {}
         self.attempts_max = {}
         self.own_queue_offsets = {}
-        self.followers = {}
+        self.tied = {}
         self.made = [None] * COLUMNS
         self.origins_kept = []
         self.kept = []
@@ -410,12 +410,12 @@ cdef class AppendRows(Columns):
             statuses[row] = code
             self.remarks[row] = remark
             self.refused += 1
-        if row in self.followers:
-            self.refuse(self.followers[row], code, remark)
+        if row in self.tied:
+            self.refuse(self.tied[row], code, remark)
 
-    def follow(self, row):
-        """See :meth:`gantrymq.kernel.batch.AppendBatch.follow`."""
-        self.followers[row] = len(self)
+    def tie_next_to(self, row):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.tie_next_to`."""
+        self.tied[row] = len(self)
 
     cdef bint all_stored(self):
         """Whether the log took every row, as far as is known here, and each row's origin is what it was added with."""

@@ -76,7 +76,7 @@ class RequestTable:
         """Connections that have requests left from this call."""
         self._passed_over = False
         owners: dict[int, str] = {}
-        for info, processors in manager.by_plugin("register_processors", dict, broker=broker):
+        for info, processors in manager.call_each("register_processors", dict, broker=broker):
             for code, processor in processors.items():
                 if code in owners:
                     raise StartError(f"request code {code} is taken by plugins {owners[code]!r} and {info.name!r}")

@@ -28,7 +28,7 @@ from gantrymq.kernel.store.queues.repair import QueueRepair
 from gantrymq.kernel.store.queues.table import ConsumeQueues, ExtensionPlace, check_topic
 from gantrymq.kernel.store.recovery.checkpoint import MarkFiles, Marks
 from gantrymq.kernel.store.recovery.recovery import Recovery, RecoveryReport
-from gantrymq.kernel.store.recovery.salvage import keep_aside
+from gantrymq.kernel.store.recovery.salvage import save_to_lost_and_found
 
 log = structlog.get_logger("gantrymq.store")
 
@@ -183,7 +183,9 @@ class Store:
         is whole up to there at least, and can be cut again. The recovery builds the queues anew.
         """
         files, segments = self._files, self.log.segments
-        kept = keep_aside(self._env, segments, offset, segments.last_nonzero(offset), f"{self.root}/lost+found")
+        kept = save_to_lost_and_found(
+            self._env, segments, offset, segments.last_nonzero(offset), f"{self.root}/lost+found"
+        )
         if files.marks is not None:
             marks, checkpoint = files.marks, files.checkpoint
             files.save(

@@ -17,8 +17,8 @@ from gantrymq.plugins.admin.brokers import BrokerAdmin
 from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
+from gantrymq.plugins.admin.metrics import report
 from gantrymq.plugins.admin.settings import ChangeableSettings
-from gantrymq.plugins.admin.told import tell
 from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.services import LiveSettings
 
@@ -52,7 +52,7 @@ class AdminPlugin:
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """The broker itself: store, connections, what waits."""
-        tell(metrics, broker)
+        report(metrics, broker)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:

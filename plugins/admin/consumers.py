@@ -89,8 +89,8 @@ class ConsumerAdmin:
 
     async def _stats(self, group: str, topic: str, pace: Pace, *, by_write_queues: bool) -> ConsumeStats | None:
         config = self._topics.get(topic)
-        wishes = self._groups.subscriptions_of(group)
-        if config is None or (wishes and topic not in wishes):
+        subscriptions = self._groups.subscriptions_of(group)
+        if config is None or (subscriptions and topic not in subscriptions):
             return None
         consumed = self._offsets.queues_of(group, topic)
         queues = config.write_queue_nums if by_write_queues else config.read_queue_nums

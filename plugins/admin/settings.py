@@ -113,7 +113,7 @@ class ChangeableSettings:
         """The typed values of all sections, as they are now."""
         config = self._broker.config
         sections: dict[str, Any] = {"broker": config.broker, "store": config.store, "limits": config.limits}
-        for _, (name, kind) in self._broker.manager.by_plugin("config_section", tuple):
+        for _, (name, kind) in self._broker.manager.call_each("config_section", tuple):
             sections[f"plugin.{name}"] = config.section(kind)
         return sections | {name: live.current for name, live in self._live.items()}
 

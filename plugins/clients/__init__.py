@@ -22,7 +22,7 @@ from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
 from gantrymq.plugins.clients.heartbeat import Heartbeats
-from gantrymq.plugins.clients.told import tell
+from gantrymq.plugins.clients.metrics import report
 from gantrymq.plugins.services import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, QueueLocks, TopicTable
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ClientsPlugin:
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """Who is connected."""
-        tell(metrics, self._clients)
+        report(metrics, self._clients)
 
     def _wake(self) -> None:
         self._changed.set()
@@ -93,7 +93,7 @@ class ClientsPlugin:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
-            self._clients.tell_changes()
+            self._clients.notify_changes()
 
     async def _expire(self) -> None:
         while True:

@@ -156,7 +156,7 @@ class Clients:
                 connection.close(f"no heartbeat for {self._config.expire_after:g} s")
             self.drop([connection])
 
-    def tell_changes(self) -> None:
+    def notify_changes(self) -> None:
         """Tell each member of the groups that changed, once a group, whatever happened since the last call."""
         changed, self.changed = self.changed, {}
         for name in changed:

@@ -2,7 +2,7 @@
 
 Source: RocketMQ 4.9.7 ``ConsumerManager``, ``ConsumerGroupInfo``, ``ProducerManager``. One thing differs: there the
 last heartbeat replaces the whole group's subscriptions, so that members which differ take them from each other in
-turns. Here a group wants what any of its members wants, and of two wishes for one topic the newer one counts.
+turns. Here a group wants what any of its members wants, and the newer of two subscriptions to one topic counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Member:
     heard_ms: int = 0
     """When the last heartbeat came, in ms of the wall clock: administrators are shown it."""
     subscriptions: Mapping[str, SubscriptionData] = attrs.field(factory=dict)
-    wishes: frozenset[tuple[str, str, str]] = frozenset()
+    subscription_keys: frozenset[tuple[str, str, str]] = frozenset()
     """The subscriptions in a form that can be compared. Retry topics say nothing of their own."""
     versions: Mapping[str, tuple[str, str, int, bool]] = attrs.field(factory=dict)
     """What is compared with the next heartbeat: tags follow from the expression, and comparing many takes long."""
@@ -44,7 +44,7 @@ class Member:
             topic: (wish.expression_type, wish.sub_string, wish.sub_version, wish.class_filter_mode)
             for topic, wish in subscriptions.items()
         }
-        self.wishes = frozenset(
+        self.subscription_keys = frozenset(
             (topic, wish.expression_type, wish.sub_string)
             for topic, wish in subscriptions.items()
             if not is_retry_topic(topic)
@@ -78,12 +78,12 @@ class ConsumerGroup(Group):
         self._unsettled: set[str] = set()
         """Topics whose newest wish has gone: who asks for one looks for what the members want of it now. Doing it for
         a thousand topics each time one of a thousand members leaves would take minutes when all leave."""
-        self._wishes: Counter[frozenset[tuple[str, str, str]]] = Counter()
+        self._subscription_keys: Counter[frozenset[tuple[str, str, str]]] = Counter()
 
     @property
     def differs(self) -> bool:
         """Whether members want different things: each gets only a part of the messages of what it wants."""
-        return len(self._wishes) > 1
+        return len(self._subscription_keys) > 1
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData]:
@@ -116,10 +116,13 @@ class ConsumerGroup(Group):
         if known is None or known.versions != member.versions:
             changed |= self._merge({} if known is None else known.subscriptions, member.subscriptions)
             if known is not None:
-                self._forget_wishes(known)
-            self._wishes[member.wishes] += 1
+                self._forget_keys(known)
+            self._subscription_keys[member.subscription_keys] += 1
         else:
-            member.subscriptions, member.wishes = known.subscriptions, known.wishes  # one copy in memory
+            member.subscriptions, member.subscription_keys = (
+                known.subscriptions,
+                known.subscription_keys,
+            )  # one copy in memory
         return changed
 
     def remove(self, connection_id: int) -> bool:
@@ -128,7 +131,7 @@ class ConsumerGroup(Group):
             return False
         super().remove(connection_id)
         self._merge(known.subscriptions, {})
-        self._forget_wishes(known)
+        self._forget_keys(known)
         return True
 
     def client_ids(self) -> list[str]:
@@ -168,7 +171,7 @@ class ConsumerGroup(Group):
         else:
             self._merged[topic] = newest
 
-    def _forget_wishes(self, member: Member) -> None:
-        self._wishes[member.wishes] -= 1
-        if not self._wishes[member.wishes]:
-            del self._wishes[member.wishes]
+    def _forget_keys(self, member: Member) -> None:
+        self._subscription_keys[member.subscription_keys] -= 1
+        if not self._subscription_keys[member.subscription_keys]:
+            del self._subscription_keys[member.subscription_keys]

@@ -150,7 +150,7 @@ def _gather(
         where = offset + number
         if windows.holds_damaged(at, size, (queue.topic, queue.queue_id, where)):
             # The record says that it is the entry's own: so its body is what is damaged, and the queue is right.
-            windows.mistrust(at, at + size)
+            windows.quarantine_range(at, at + size)
         elif queue.suspect(where):
             raise _Stop(number) from QueueDisagrees(f"the queue's entry {where} is being corrected from the log")
         log.error("record_damaged", queue_offset=where, offset=at, size=size)

@@ -12,7 +12,7 @@ slaves; service LevelPositions) and the part of ``CommitLog`` or ``HookUtils`` t
 
 Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
 SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
-``arrivals`` takes it from rmq_sys_wheel_timer into ``timerlog`` and ``wheel``, ``departures`` delivers each open one of
+``enqueue`` takes it from rmq_sys_wheel_timer into ``timerlog`` and ``wheel``, ``dequeue`` delivers each open one of
 the ``slots``, ``timerfiles`` and ``timercheck`` keep how far that went, ``timer`` drives it; ``recall`` and ``handles``
 take a message back. ``rewrite`` moves messages of both kinds. ``docs/howto/delay-and-retry.md``.
 """
@@ -30,10 +30,10 @@ from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.levels.delivery import Delivery
 from gantrymq.plugins.delay.levels.levels import Levels
 from gantrymq.plugins.delay.levels.positions import Positions, encode_positions
+from gantrymq.plugins.delay.metrics import report_levels, report_timer
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer.timer import Timer
-from gantrymq.plugins.delay.told import tell_levels, tell_timer
 from gantrymq.plugins.services import LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -161,9 +161,9 @@ class DelayPlugin:
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """What waits, and how late it is."""
         if self._delivery is not None:
-            tell_levels(metrics, broker, self._delivery.safe())
+            report_levels(metrics, broker, self._delivery.safe())
         if self._timer is not None and self._timer.is_open:
-            tell_timer(metrics, broker, self._timer.files)
+            report_timer(metrics, broker, self._timer.files)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -13,9 +13,9 @@ Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` an
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
 ``matches`` answers it, ``find`` looks for its master, ``epochs`` knows who was promoted last, ``lease`` who was heard,
-``fencing`` keeps a deposed master from messages, ``slave`` takes, ``tables`` are the master's, ``whereabouts`` is where
-that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who, ``status``, ``lag`` and ``metrics`` report it.
-``docs/howto/cluster.md``.
+``fencing`` keeps a deposed master from messages, ``slave`` takes, ``tables`` are the master's, ``master_address`` is
+where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who, ``status``, ``lag`` and ``metrics``
+report it. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
 from gantrymq.plugins.ha.lease import Lease
 from gantrymq.plugins.ha.master import Master
+from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.matches import MatchRequests
+from gantrymq.plugins.ha.metrics import report_master, report_slave
 from gantrymq.plugins.ha.role import change_number, fixed_number, origin_of
 from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
-from gantrymq.plugins.ha.told import tell_master, tell_slave
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.plugins.ha.whereabouts import Whereabouts
 from gantrymq.plugins.services import LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
@@ -84,7 +84,7 @@ class HaPlugin:
 
     def master_is(self, broker: str, ha: str) -> None:
         """A nameserver has said where the master is."""
-        self._whereabouts.master_is(broker, ha)
+        self._master_address.master_is(broker, ha)
 
     @property
     def epoch(self) -> Epoch:
@@ -120,9 +120,9 @@ class HaPlugin:
         """``source`` says that ``epoch`` has begun."""
         self._epochs.learn(epoch, source, is_master=self.master is not None)
 
-    def tell_epoch(self, address: str) -> None:
+    def send_epoch(self, address: str) -> None:
         """The broker there may have missed that this one was promoted."""
-        self._roles.tell(address, self.ha_address)
+        self._roles.send(address, self.ha_address)
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -135,10 +135,10 @@ class HaPlugin:
         self._config = section = config.section(HaConfig)
         if broker.broker_id and broker.address in (section.master, section.master_broker):
             raise StartError(f"plugin.ha: {broker.address} is this broker itself, it cannot be its own master")
-        self._whereabouts = Whereabouts(broker.address, section.master, section.master_broker)
+        self._master_address = MasterAddress(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         self._epochs = Epochs(broker.env, broker.root)
-        self._roles = RoleChanges(broker, self._epochs, self._whereabouts)
+        self._roles = RoleChanges(broker, self._epochs, self._master_address)
         self._lease = Lease(
             broker.env,
             max(section.lease, 2 * section.heartbeat),
@@ -208,8 +208,8 @@ class HaPlugin:
                 Service("ha master", self.master.run), Service("ha lag", lag.run),
                 Service("vip port", VipPort(broker).run), roles,
             ]  # fmt: skip
-        self.slave = Slave(broker, self._config, self._whereabouts, self._epochs)
-        self._tables = Tables(broker, self._whereabouts, self._config.sync_tables)
+        self.slave = Slave(broker, self._config, self._master_address, self._epochs)
+        self._tables = Tables(broker, self._master_address, self._config.sync_tables)
         return [Service("ha slave", self.slave.run), Service("ha tables", self._tables.run), roles]
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
@@ -225,7 +225,7 @@ class HaPlugin:
             reason = self.refusal
             if reason:
                 refuse_all(batch, reason)
-            self.master.grown()
+            self.master.log_grew()
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
@@ -247,6 +247,6 @@ class HaPlugin:
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """Who is how far behind."""
         if self.slave is not None:
-            tell_slave(metrics, broker, self.slave)
+            report_slave(metrics, broker, self.slave)
         else:
-            tell_master(metrics, broker, self.copies)
+            report_master(metrics, broker, self.copies)

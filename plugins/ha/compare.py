@@ -20,7 +20,7 @@ from gantrymq.kernel.errors import CorruptRange
 from gantrymq.kernel.store.log.commitlog import SCAN_ROWS
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.ha.epochs import FILE
-from gantrymq.plugins.ha.fencing import tell_epoch
+from gantrymq.plugins.ha.fencing import send_epoch
 from gantrymq.plugins.ha.matches import LogMatch
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
@@ -47,7 +47,7 @@ class Unlike(Exception):
     """The logs cannot be brought together now; the text says why."""
 
 
-class Stranger(Exception):
+class UnrelatedStore(Exception):
     """This is not a slave of that master, and will not be by waiting; the text names both."""
 
 
@@ -72,7 +72,7 @@ class Comparison:
     async def check(self, address: str) -> None:
         """Returns when the log's last record is the master's as well, or when there is none.
 
-        :class:`Unlike`, :class:`Stranger`, :class:`Diverged`, or what a call may raise.
+        :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, or what a call may raise.
         """
         if not address:
             if not self._broker.log.end:
@@ -113,7 +113,7 @@ class Comparison:
         broker = self._broker
         name, cluster = says.get("brokerName", broker.name), says.get("brokerClusterName", broker.cluster)
         if (name, cluster) != (broker.name, broker.cluster):
-            raise Stranger(
+            raise UnrelatedStore(
                 f"{channel.address} is the broker {name!r} of the cluster {cluster!r}, and this is a slave of the "
                 f"broker {broker.name!r} of the cluster {broker.cluster!r}: one of them is set wrong (plugin.ha.master)"
             )
@@ -135,7 +135,7 @@ class Comparison:
                 f"{self._broker.root}/{FILE} before the start"
             )
         if epoch is not None and known.outranks(epoch):
-            await tell_epoch(channel.address, known)
+            await send_epoch(channel.address, known)
             raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
         if says.get("haFenced"):
             raise Unlike(f"{channel.address} is no master any more: {says['haFenced']}")
@@ -151,7 +151,7 @@ class Comparison:
             raise Unlike(f"{channel.address} does not tell where its log ends") from None
 
     async def _common_end(self, channel: Channel) -> int:
-        """The offset behind the last record that both have. :class:`Stranger` when there is none."""
+        """The offset behind the last record that both have. :class:`UnrelatedStore` when there is none."""
         end = self._broker.log.end
         while places := await self._places(end):
             if await self._ask(channel, places[0]) is LogMatch.SAME:
@@ -164,7 +164,7 @@ class Comparison:
                         high = middle
                 return places[low] + len(self._record(places[low]))
             end = places[0]
-        raise Stranger(
+        raise UnrelatedStore(
             f"no record of the log in {self._broker.root} is one of the master at {channel.address}: the store belongs "
             "to another broker, or all that both had was deleted there. To follow this master begin with an empty "
             "folder; if the master has lost its disk, let this broker take its place (broker.id = 0)"

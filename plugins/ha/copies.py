@@ -153,7 +153,7 @@ class CopiedGate:
             return "no slave has confirmed the message in time; the master has stored it"
         return "too few slaves are there, or they are too far behind; the master has stored the message"
 
-    def gave_up(self, end: int) -> None:
+    def on_timeout(self, end: int) -> None:
         """What was answered so is readable."""
         self._watermark = max(self._watermark, end)
         self._copies.moved()

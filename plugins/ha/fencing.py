@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.processors import Request
     from gantrymq.plugins.ha.epochs import Epochs
-    from gantrymq.plugins.ha.whereabouts import Whereabouts
+    from gantrymq.plugins.ha.master_address import MasterAddress
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -70,10 +70,10 @@ def refuse_all(batch: AppendBatch, reason: str) -> None:
 class RoleChanges:
     """Answers code 1008, and tells others by it while :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, epochs: Epochs, whereabouts: Whereabouts) -> None:
+    def __init__(self, broker: Broker, epochs: Epochs, master_address: MasterAddress) -> None:
         self._broker = broker
         self._epochs = epochs
-        self._whereabouts = whereabouts
+        self._master_address = master_address
         self._send, self._receive = trio.open_memory_channel[tuple[str, Epoch]](PENDING_MAX)
         self._ha_address = ""
         self.promoted: Epoch | None = None
@@ -97,7 +97,7 @@ class RoleChanges:
         else:
             self._epochs.learn(epoch, format_peer(request), is_master=is_master)
             if not is_master and header.master_address:
-                self._whereabouts.master_is(header.master_address, (command.ext or {}).get(HA_ADDRESS_FIELD, ""))
+                self._master_address.master_is(header.master_address, (command.ext or {}).get(HA_ADDRESS_FIELD, ""))
         ends = {EPOCH_FIELD: str(self._epochs.known), LOG_END_FIELD: str(self._broker.log.end)}
         return command.answer(ResponseCode.SUCCESS, None, ends)
 
@@ -118,7 +118,7 @@ class RoleChanges:
         finally:
             self.promoted = None
 
-    def tell(self, address: str, ha_address: str) -> None:
+    def send(self, address: str, ha_address: str) -> None:
         """Tell the broker there, soon, of this master's epoch, and that its log is at ``ha_address``."""
         if self._epochs.own is not None and self._epochs.own.number:
             self._ha_address = ha_address
@@ -135,12 +135,12 @@ class RoleChanges:
 
     async def _tell(self, address: str, epoch: Epoch) -> None:
         try:
-            await tell_epoch(address, epoch, self._broker.address, self._ha_address)
+            await send_epoch(address, epoch, self._broker.address, self._ha_address)
         except (ConnectError, RemoteFault, ValueError, trio.TooSlowError) as error:
             log.info("epoch_not_told", address=address, epoch=str(epoch), reason=str(error) or "no answer in time")
 
 
-async def tell_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:
+async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:
     """Tell the broker at ``address`` that ``epoch`` has begun, and where its master is if that is known.
 
     What a call may raise, and ``trio.TooSlowError``.

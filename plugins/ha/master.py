@@ -62,7 +62,7 @@ class Master:
         self._peers = PeerRule(config.peers or LOOPBACK)
         self._listener, self.address = _listen(broker, config.listen)
 
-    def grown(self) -> None:
+    def log_grew(self) -> None:
         """Records were appended, or will be before this task gives way."""
         self._grown.unpark_all()
 
@@ -83,7 +83,7 @@ class Master:
         finally:
             with trio.move_on_after(PARTING_S, shield=True):
                 while any(copy.acknowledged < self._broker.log.end for copy in self._copies if copy.start >= 0):
-                    self.grown()
+                    self.log_grew()
                     await trio.sleep(PARTING_PAUSE_S)
             serving.cancel()
 

@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
 from gantrymq.kernel.store.log.record import BadRecord, check_begun
-from gantrymq.plugins.ha.compare import Comparison, Diverged, Stranger, Unlike, plan_cut
+from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, plan_cut
 from gantrymq.plugins.ha.find import find_master
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, REPORT, BadFrame, Pieces
 from gantrymq.remoting.address import parse_address
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
     from gantrymq.plugins.ha.config import HaConfig
     from gantrymq.plugins.ha.epochs import Epochs
-    from gantrymq.plugins.ha.whereabouts import Whereabouts
+    from gantrymq.plugins.ha.master_address import MasterAddress
 
 log = structlog.get_logger("gantrymq.ha")
 
@@ -44,11 +44,11 @@ _MORE_S: Final = 0.001
 class Slave:
     """Follows the master for as long as :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, config: HaConfig, whereabouts: Whereabouts, epochs: Epochs) -> None:
+    def __init__(self, broker: Broker, config: HaConfig, master_address: MasterAddress, epochs: Epochs) -> None:
         self._broker = broker
         self._epochs = epochs
         self._config = config
-        self._whereabouts = whereabouts
+        self._master_address = master_address
         self._moved = trio.lowlevel.ParkingLot()
         self.connected_to = ""
         """The master's address while there is a connection."""
@@ -62,7 +62,7 @@ class Slave:
         self._comparison = Comparison(broker, epochs)
         self._settled = trio.Event()
         self._attempt = trio.CancelScope()
-        whereabouts.changed = self._master_changed
+        master_address.changed = self._master_changed
 
     def _master_changed(self) -> None:
         """Do not wait for an old master that hangs."""
@@ -96,14 +96,14 @@ class Slave:
     async def _settle(self, broker: Broker) -> None:
         reason = "no nameserver knows a master"
         with trio.move_on_after(SETTLE_S) as patience:
-            while address := self._whereabouts.broker or await find_master(broker):
+            while address := self._master_address.broker or await find_master(broker):
                 try:
                     await self._comparison.check(address)
                 except Diverged as diverged:
                     plan_cut(broker, diverged.end)
                     return
-                except Stranger as stranger:
-                    raise StartError(str(stranger)) from None
+                except UnrelatedStore as unrelated:
+                    raise StartError(str(unrelated)) from None
                 except ConnectError as error:
                     reason = str(error)
                     break
@@ -122,7 +122,7 @@ class Slave:
         delay = FIRST_RETRY_S
         told = ""
         while True:
-            address = await self._whereabouts.ha_address()
+            address = await self._master_address.ha_address()
             before = self._broker.log.end
             reason = await self._compare() or await self._follow(address)
             delay = FIRST_RETRY_S if self._broker.log.end > before else min(delay * 2, LAST_RETRY_S)
@@ -142,14 +142,14 @@ class Slave:
         """
         try:
             with trio.CancelScope() as self._attempt:
-                await self._comparison.check(self._whereabouts.broker)
+                await self._comparison.check(self._master_address.broker)
             if self._attempt.cancelled_caught:
                 return "the master is another one now"
         except Diverged as diverged:
             plan_cut(self._broker, diverged.end)
             await trio.sleep_forever()
-        except Stranger as stranger:
-            raise StartError(str(stranger)) from None
+        except UnrelatedStore as unrelated:
+            raise StartError(str(unrelated)) from None
         except (Unlike, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
             return f"the logs cannot be compared: {error}"
         return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
@@ -36,14 +36,14 @@ _SEPARATOR: Final = "@"
 class Tables:
     """Fetches them every ``interval`` seconds for as long as :meth:`run` runs."""
 
-    def __init__(self, broker: Broker, whereabouts: Whereabouts, interval: float) -> None:
+    def __init__(self, broker: Broker, master_address: MasterAddress, interval: float) -> None:
         services = broker.services
         self._topics = services.find(TopicTable)
         self._groups = services.find(GroupTable)
         self._offsets = services.find(ConsumerOffsets)
         self._delays = services.find(LevelPositions)
         self._log_end: Callable[[], int] = lambda: broker.log.end
-        self._whereabouts = whereabouts
+        self._master_address = master_address
         self._interval = interval
         self._failure = ""
         self._asked_for: set[str] = set()
@@ -66,7 +66,7 @@ class Tables:
         pause = FIRST_S
         while True:
             await trio.sleep(pause)
-            address = self._whereabouts.broker
+            address = self._master_address.broker
             if not address:
                 continue
             try:
@@ -80,8 +80,8 @@ class Tables:
 
     async def _stay(self, channel: Channel, address: str) -> None:
         """Fetch again and again, as long as this is the master and the connection holds."""
-        said = SaidOffsets()
-        while not channel.closed and address == self._whereabouts.broker:
+        said = MasterOffsets()
+        while not channel.closed and address == self._master_address.broker:
             self._unknown = trio.Event()
             again_at = trio.current_time() + min(AGAIN_S, self._interval)
             await self._fetch(channel, said)
@@ -93,7 +93,7 @@ class Tables:
                 await channel.while_open(self._unknown.wait)
             await trio.sleep_until(again_at)
 
-    async def _fetch(self, channel: Channel, said: SaidOffsets) -> None:
+    async def _fetch(self, channel: Channel, said: MasterOffsets) -> None:
         if self._topics is not None:
             log_end = self._log_end()
             if self._topics.adopt(await _ask(channel, RequestCode.GET_ALL_TOPIC_CONFIG), log_end):
@@ -106,7 +106,7 @@ class Tables:
             self._delays.adopt(await _ask(channel, RequestCode.GET_ALL_DELAY_OFFSET))
 
 
-class SaidOffsets:
+class MasterOffsets:
     """Consumers' offsets as the master has said them over one connection, that is, in one life of its process.
 
     Higher ones are taken: consumers may have gone on at this slave meanwhile. A lower one is taken only when the master

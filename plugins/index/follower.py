@@ -18,7 +18,7 @@ from gantrymq.kernel.errors import CorruptRange
 from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
-from gantrymq.plugins.index.trust import StopKind, Trust
+from gantrymq.plugins.index.verify import StopKind, Trust
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

@@ -16,7 +16,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.config import OffsetsConfig
-from gantrymq.plugins.offsets.lag import tell_lag
+from gantrymq.plugins.offsets.lag import report_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
 from gantrymq.plugins.services import ConsumerOffsets
@@ -69,7 +69,7 @@ class OffsetsPlugin:
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """How far groups are behind."""
         if self._offsets is not None:
-            tell_lag(broker, self._offsets, metrics)
+            report_lag(broker, self._offsets, metrics)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

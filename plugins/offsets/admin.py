@@ -87,10 +87,10 @@ class OffsetAdmin:
             raise RemoteFault(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {target[:255]}"
             )
-        wishes = {} if header.offline or self._live is None else self._live.subscriptions_of(source)
+        subscriptions = {} if header.offline or self._live is None else self._live.subscriptions_of(source)
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(source)
         for topic in topics:
-            if self._topics.get(topic) is None or (wishes and topic not in wishes):
+            if self._topics.get(topic) is None or (subscriptions and topic not in subscriptions):
                 log.warning("offsets_not_cloned", topic=topic[:127], source=source[:255], target=target)
                 continue
             for queue_id, offset in dict(self._offsets.queues_of(source, topic)).items():

@@ -40,7 +40,7 @@ class _Group:
         }
 
 
-def tell_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
+def report_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
     """Of each topic and group how many messages wait, and how old the oldest of them is."""
     found = []
     for topic, group in offsets.pairs():

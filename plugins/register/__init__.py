@@ -15,8 +15,8 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.registry import Service
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
+from gantrymq.plugins.register.duplicate_check import DuplicateCheck
 from gantrymq.plugins.register.registrar import Registrar
-from gantrymq.plugins.register.rivals import Rivals
 from gantrymq.plugins.services import Registration, Replication, RouteChanges, TopicTable
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class RegisterPlugin:
 
     name = "register"
     _registrar: Registrar  # both from configure on
-    _rivals: Rivals
+    _duplicate_check: DuplicateCheck
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -40,8 +40,8 @@ class RegisterPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         """One link a nameserver; nothing is sent yet."""
         section = config.section(RegisterConfig)
-        self._rivals = Rivals(broker)
-        self._registrar = Registrar(Announcement(broker), self._rivals, config.broker.nameservers, section)
+        self._duplicate_check = DuplicateCheck(broker)
+        self._registrar = Registrar(Announcement(broker), self._duplicate_check, config.broker.nameservers, section)
         broker.services.provide(RouteChanges, self._registrar)
         broker.services.provide(Registration, self._registrar)
 
@@ -50,17 +50,17 @@ class RegisterPlugin:
         """The task that keeps this broker registered."""
         topics = broker.services.find(TopicTable)
         if topics is not None:
-            self._registrar.tell_ordered(topics.set_ordered)
+            self._registrar.on_ordered(topics.set_ordered)
         replication = broker.services.find(Replication)
         if replication is not None and broker.broker_id != 0:
-            self._registrar.tell_master(replication.master_is)
-        self._rivals.replication = replication
+            self._registrar.on_master(replication.master_is)
+        self._duplicate_check.replication = replication
         return [Service("register", self._registrar.run)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """By what this run is told from another broker."""
-        return self._rivals.told()
+        return self._duplicate_check.runtime_info()
 
     @hookimpl
     def started(self, broker: Broker) -> None:

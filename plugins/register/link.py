@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from gantrymq.plugins.register.rivals import LOOKS_S
+from gantrymq.plugins.register.duplicate_check import LOOKS_S
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
@@ -22,7 +22,7 @@ from gantrymq.remoting.headers.nameserver import RegisterBrokerResponse
 
 if TYPE_CHECKING:
     from gantrymq.plugins.register.body import Announcement
-    from gantrymq.plugins.register.rivals import Rivals
+    from gantrymq.plugins.register.duplicate_check import DuplicateCheck
 
 FIRST_RETRY_S = 0.25
 DEBOUNCE_S = 0.005
@@ -36,7 +36,7 @@ class Link:
     """Registers at ``address`` at once, on :meth:`poke`, each ``interval`` seconds, and whenever it is back."""
 
     def __init__(
-        self, address: str, announcement: Announcement, rivals: Rivals, interval: float, timeout: float
+        self, address: str, announcement: Announcement, duplicate_check: DuplicateCheck, interval: float, timeout: float
     ) -> None:
         self.address = address
         self.registered = False
@@ -47,7 +47,7 @@ class Link:
         self.master_is: Callable[[str, str], None] | None = None
         """Who wants to know where the master is: its address for clients and the one for slaves."""
         self._announcement = announcement
-        self._rivals = rivals
+        self._duplicate_check = duplicate_check
         self._interval = interval
         self._timeout = timeout
         self._news = trio.Event()
@@ -74,13 +74,13 @@ class Link:
             await self._keep_registered()
             await trio.sleep_forever()
         finally:
-            if self.registered and not self._rivals.lost:
+            if self.registered and not self._duplicate_check.lost:
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     await self._say_farewell()
 
     async def _keep_registered(self) -> None:
         while not self._leaving.is_set():
-            if self._rivals.is_fenced:
+            if self._duplicate_check.is_fenced:
                 log.warning("nameserver_left", address=self.address, reason="this broker is fenced")
                 return
             try:
@@ -97,7 +97,7 @@ class Link:
             self._delay = min(self._delay * 2, self._interval)
 
     async def _serve(self, channel: Channel) -> None:
-        await self._rivals.check(channel, self._timeout)
+        await self._duplicate_check.check(channel, self._timeout)
         looks = deque(LOOKS_S)
         next_look = trio.current_time() + looks.popleft()
         while not channel.closed:
@@ -108,42 +108,42 @@ class Link:
                 return
             self._news = trio.Event()
             await self._check_epoch(channel)
-            asked_at = self._rivals.monotonic()
+            asked_at = self._duplicate_check.monotonic()
             answer = await self._call(channel, self._announcement.register())
             self._take_epoch(answer, asked_at)
             self._take_order(answer)
             pause = self._take_master(answer)
             if not self.registered:
                 log.info("nameserver_registered", address=self.address)
-            self.registered = self._rivals.has_registered = True
+            self.registered = self._duplicate_check.has_registered = True
             self._failure = None
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
             while await self._beat_until(min(until, next_look), channel) and trio.current_time() < until:
-                is_lost = await self._rivals.check(channel, self._timeout)
+                is_lost = await self._duplicate_check.check(channel, self._timeout)
                 next_look = trio.current_time() + looks.popleft() if looks else inf
                 if next_look == inf:
-                    self._rivals.settle()
+                    self._duplicate_check.settle()
                 if is_lost:
                     break
 
     async def _check_epoch(self, channel: Channel) -> None:
         """A nameserver that knows no epochs takes a deposed master's registration: the master looks first itself."""
-        replication = self._rivals.replication
+        replication = self._duplicate_check.replication
         if replication is not None and self.registered and not self._knows_epochs:
-            await self._rivals.check(channel, self._timeout)
+            await self._duplicate_check.check(channel, self._timeout)
 
     async def _beat_until(self, moment: float, channel: Channel) -> bool:
         """As :meth:`_nothing_until`; meanwhile ask often for a higher epoch: a master's lease needs the answers."""
-        replication = self._rivals.replication
+        replication = self._duplicate_check.replication
         beat = inf if replication is None else replication.beat
         while await self._nothing_until(min(moment, trio.current_time() + beat), channel):
             if trio.current_time() >= moment:
                 return True
             if replication is not None and not self._knows_epochs and not replication.has_lease:
-                await self._rivals.check(channel, self._timeout)
-            asked_at = self._rivals.monotonic()
+                await self._duplicate_check.check(channel, self._timeout)
+            asked_at = self._duplicate_check.monotonic()
             answer = await channel.call(self._announcement.query(), self._timeout)
             self._take_epoch(answer, asked_at)
             if self._knows_epochs and (answer.ext or {}).get("changed") == "true":
@@ -152,7 +152,7 @@ class Link:
 
     def _take_epoch(self, answer: Command, asked_at: float) -> None:
         """A nameserver that knows epochs tells the highest one. :class:`RemoteFault` when this is fenced."""
-        replication = self._rivals.replication
+        replication = self._duplicate_check.replication
         epoch = epoch_in(answer.ext)
         self._knows_epochs = epoch is not None
         if replication is None:

@@ -8,27 +8,32 @@ import trio
 
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
+from gantrymq.plugins.register.duplicate_check import DuplicateCheck
 from gantrymq.plugins.register.link import Link
-from gantrymq.plugins.register.rivals import Rivals
 
 
 class Registrar:
     """Keeps one :class:`Link` to each of ``addresses``; one that is named twice gets one."""
 
     def __init__(
-        self, announcement: Announcement, rivals: Rivals, addresses: Iterable[str], config: RegisterConfig
+        self,
+        announcement: Announcement,
+        duplicate_check: DuplicateCheck,
+        addresses: Iterable[str],
+        config: RegisterConfig,
     ) -> None:
         self._links = [
-            Link(address, announcement, rivals, config.interval, config.timeout) for address in dict.fromkeys(addresses)
+            Link(address, announcement, duplicate_check, config.interval, config.timeout)
+            for address in dict.fromkeys(addresses)
         ]
         self._open = trio.Event()
 
-    def tell_ordered(self, ordered: Callable[[Collection[str]], None]) -> None:
+    def on_ordered(self, ordered: Callable[[Collection[str]], None]) -> None:
         """Let ``ordered`` have the topics that the first nameserver calls ordered; two could contradict each other."""
         for link in self._links[:1]:
             link.ordered = ordered
 
-    def tell_master(self, master_is: Callable[[str, str], None]) -> None:
+    def on_master(self, master_is: Callable[[str, str], None]) -> None:
         """Let ``master_is`` have what any nameserver says of this broker's master."""
         for link in self._links:
             link.master_is = master_is

@@ -137,4 +137,4 @@ class RetentionPlugin:
             )  # fmt: skip
 
     def _reconfigure(self, config: RetentionConfig) -> None:
-        self._cleaner.go_by(config.rules)
+        self._cleaner.set_rules(config.rules)

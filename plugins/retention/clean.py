@@ -43,7 +43,7 @@ class Cleaner:
         self.held = Expired(0)
         """What the last round had to leave, and for whom."""
 
-    def go_by(self, rules: Rules) -> None:
+    def set_rules(self, rules: Rules) -> None:
         """Other rules, from the next look on."""
         self._rules = rules
 

@@ -25,8 +25,8 @@ from gantrymq.plugins.services import Statistics
 from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import PERIODS
 from gantrymq.plugins.stats.measuring import Measuring
+from gantrymq.plugins.stats.metrics import report
 from gantrymq.plugins.stats.table import Table
-from gantrymq.plugins.stats.told import tell
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -89,12 +89,12 @@ class StatsPlugin:
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
         """Totals, rates and times."""
-        return self._measuring.told()
+        return self._measuring.runtime_info()
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
         """Messages and bytes, in and out, by topic and group, and latencies."""
-        tell(metrics, self._table, self._measuring)
+        report(metrics, self._table, self._measuring)
 
     def _view(self, request: Request) -> Command:
         header = read_header(StatsHeader, request.command.ext)

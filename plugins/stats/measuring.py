@@ -48,7 +48,7 @@ class Measuring:
             Totals(self.now(), table.messages_put, table.pulls_found, table.pulls_missed, table.messages_pulled)
         )
 
-    def told(self) -> dict[str, str]:
+    def runtime_info(self) -> dict[str, str]:
         """Everything by RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
         for _ in self._table.look():
             pass  # an administrator wants to know of now
@@ -72,7 +72,7 @@ class Measuring:
             "msgGetTotalYesterdayMorning": str(rates.gets_yesterday),
             "msgGetTotalTodayMorning": str(rates.gets_today),
             "msgGetTotalTodayNow": str(table.messages_pulled),
-            **rates.told(),
+            **rates.runtime_info(),
         }
 
 

@@ -44,7 +44,7 @@ class Rates:
             self.puts_yesterday, self.puts_today = self.puts_today, totals.puts
             self.gets_yesterday, self.gets_today = self.gets_today, totals.transferred
 
-    def told(self) -> dict[str, str]:
+    def runtime_info(self) -> dict[str, str]:
         """The rates by RocketMQ's names: three numbers each, nothing for a span that is not over."""
         return {
             "putTps": self._text("puts"),

@@ -32,7 +32,7 @@ from gantrymq.plugins.transaction.fast import half_rows
 from gantrymq.plugins.transaction.prepare import refuse_halves
 from gantrymq.plugins.transaction.resume import ResumeHalves
 from gantrymq.plugins.transaction.strategies import STRATEGIES
-from gantrymq.plugins.transaction.strategy import Means, Strategy
+from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TransactionPlugin:
     name = "transaction"
     slot = "transaction"
     _config: TransactionConfig  # these three are set by configure
-    _means: Means
+    _context: StrategyContext
     strategy: Strategy
     _endings: EndTransactions  # from register_processors on
 
@@ -72,23 +72,23 @@ class TransactionPlugin:
                 broker.wake()
 
         self._config = config.section(TransactionConfig)
-        self._means = Means(broker.env, broker.store, self._config, broker.services, append)
+        self._context = StrategyContext(broker.env, broker.store, self._config, broker.services, append)
         kind = STRATEGIES.get(self._config.strategy)
         if kind is None:
             raise StartError(f"plugin.transaction.strategy: there is no {self._config.strategy!r} in this version")
-        self.strategy = kind.make(self._means)
+        self.strategy = kind.make(self._context)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """37 and 323. The store is recovered: what is open can be known."""
-        self._refuse_strangers()
+        self._refuse_other_strategies()
         self.strategy.open()
         self._is_open = True
         is_slave = broker.broker_id != 0
         self._endings = EndTransactions(broker.store, self.strategy, is_slave=is_slave)
         return {
             RequestCode.END_TRANSACTION: self._endings,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeHalves(broker.store, self._means.append, is_slave=is_slave),
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeHalves(broker.store, self._context.append, is_slave=is_slave),
         }
 
     @hookimpl
@@ -149,12 +149,12 @@ class TransactionPlugin:
             "rocketmq_rollback_messages_total", "Transactions that their producers rolled back", self._endings.rollbacks
         )
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_other_strategies(self) -> None:
         """:class:`StartError` when another strategy's transactions are open in this store: nobody would end them."""
         for name, kind in STRATEGIES.items():
-            if name != self._config.strategy and (count := kind.count_open(self._means)):
+            if name != self._config.strategy and (count := kind.count_open(self._context)):
                 raise StartError(
-                    f"{count} transactions of the strategy {name!r} are open in {self._means.store.root}: start with "
+                    f"{count} transactions of the strategy {name!r} are open in {self._context.store.root}: start with "
                     f"plugin.transaction.strategy = {name!r} until they have ended (runtime info: openTransactions), "
                     f"then switch to {self._config.strategy!r}"
                 )

@@ -341,7 +341,7 @@ cdef class EndRows:
             row.sys_flag = row.sys_flag & ~STATES | COMMIT
             row.prepared = ending.commit_log_offset
             self.batch.kept.append(record)
-            self.batch.followers[first] = first + 1
+            self.batch.tied[first] = first + 1
             self.add_note(ending.table_offset, None, False)
         else:
             self.add_note(ending.table_offset, request, wait)

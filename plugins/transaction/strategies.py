@@ -10,7 +10,7 @@ from gantrymq.plugins.transaction.half.load import count_open_halves
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.plugins.transaction.state_table.open_transactions import count_open_rows
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
-from gantrymq.plugins.transaction.strategy import Means, Strategy
+from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 
 
 @attrs.frozen
@@ -20,8 +20,8 @@ class StrategyKind:
     ``count_open`` is asked when another strategy is configured, once the store is recovered; it changes nothing.
     """
 
-    make: Callable[[Means], Strategy]
-    count_open: Callable[[Means], int]
+    make: Callable[[StrategyContext], Strategy]
+    count_open: Callable[[StrategyContext], int]
 
 
 STRATEGIES: Mapping[str, StrategyKind] = {

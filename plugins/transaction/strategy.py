@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
-class Means:
+class StrategyContext:
     """What a strategy works with.
 
     ``append`` takes a batch through the write path: its columns are filled when it returns, ``batch.done`` is called

@@ -94,7 +94,7 @@ def value_of(text: str) -> float:
 
 def settings() -> Iterator[tuple[str, float]]:
     manager: PluginManager = load_plugins([*DEFAULT_PLUGINS, "ha", "metrics"])
-    plugins = [(f"plugin.{name}", kind) for _, (name, kind) in manager.by_plugin("config_section", tuple)]
+    plugins = [(f"plugin.{name}", kind) for _, (name, kind) in manager.call_each("config_section", tuple)]
     sections: list[tuple[str, Any]] = [*KERNEL_SECTIONS.items(), *plugins]
     for section, kind in sections:
         values = kind()

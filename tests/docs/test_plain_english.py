@@ -106,7 +106,7 @@ def test_an_old_term_is_not_used(old: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("old", [r"\bPatience\b", r"\bRoomAhead\b", r"\bNotAtHand\b", r"\blook_at\b"])
+@pytest.mark.parametrize("old", OLD_NAMES)
 def test_a_renamed_identifier_does_not_come_back(old: str) -> None:
     assert re.findall(old, code()) == []
 

@@ -109,15 +109,15 @@ def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: dict[int, str] = {}
-    by_plugin = PluginManager.by_plugin
+    call_each = PluginManager.call_each
 
     def spy(self: PluginManager, hook: str, *given: Any, **arguments: Any) -> Any:
-        answers = list(by_plugin(self, hook, *given, **arguments))
+        answers = list(call_each(self, hook, *given, **arguments))
         if hook == "register_processors":
             served.update({int(code): info.name for info, answer in answers for code in answer})
         return answers
 
-    monkeypatch.setattr(PluginManager, "by_plugin", spy)
+    monkeypatch.setattr(PluginManager, "call_each", spy)
 
     async def start() -> None:
         settings = {"plugin.ha.listen": "127.0.0.1:0", "plugin.metrics.listen": "127.0.0.1:0"}

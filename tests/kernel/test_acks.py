@@ -103,7 +103,7 @@ class Copies(Gate):
     timeout_s: float = 3.0
     late_code: int = ResponseCode.FLUSH_SLAVE_TIMEOUT
 
-    def gave_up(self, end: int) -> None:
+    def on_timeout(self, end: int) -> None:
         self.watermark = max(self.watermark, end)
 
 
@@ -136,14 +136,14 @@ def test_without_hope_for_a_copy_the_answer_still_waits_for_the_disk() -> None:
     acks = Acks([disk, copies])
     waiting = batch(100, done)
     acks.add(waiting, 0.0)
-    assert acks.hopeless
+    assert acks.expires_now
     acks.expire(0.1)
     assert done == []
     disk.watermark = 100
     acks.expire(0.2)
     assert done == [100]
     assert waiting.statuses == [ResponseCode.FLUSH_SLAVE_TIMEOUT]
-    assert not acks.hopeless
+    assert not acks.expires_now
 
 
 def test_a_late_disk_is_not_waited_for_until_a_copy_is_late_as_well() -> None:

@@ -27,8 +27,8 @@ async def send(channel: Channel, topic: str) -> Command:
 
 
 async def beat(channel: Channel, client_id: str, wish: SubscriptionData | None = None) -> Command:
-    wishes = [wish or SubscriptionData.for_tags("orders")]
-    data = HeartbeatData(client_id, consumer_data_set=[ConsumerData("shop", subscription_data_set=wishes)])
+    subscriptions = [wish or SubscriptionData.for_tags("orders")]
+    data = HeartbeatData(client_id, consumer_data_set=[ConsumerData("shop", subscription_data_set=subscriptions)])
     return await call(channel, 34, data.to_bytes())
 
 

@@ -99,10 +99,10 @@ class CommitLog:
         return self._tail[1]
 
     def open(self) -> None:
-        """Find the files. Where the log ends is for the recovery to find out (:meth:`opened_at`)."""
+        """Find the files. Where the log ends is for the recovery to find out (:meth:`set_end`)."""
         self.segments.load()
 
-    def opened_at(self, end: int, timestamp: int) -> None:
+    def set_end(self, end: int, timestamp: int) -> None:
         """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
         self._tail = (end, timestamp)
         self._flusher.start_at(end, timestamp)
@@ -342,7 +342,7 @@ class CommitLog:
             if offset < end and offset + size > start:
                 raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
 
-    def mistrust(self, start: int, end: int) -> None:
+    def quarantine_range(self, start: int, end: int) -> None:
         """Quarantine a range that turned out to be damaged, until the next start."""
         self.quarantine = sorted({*self.quarantine, (start, end)})
 

@@ -13,7 +13,7 @@ _ZEROS = bytes(1024 * 1024)
 _ZEROS_MAX_BYTES = 32 * len(_ZEROS)
 _PAGES_MAX_BYTES = 128 * len(_ZEROS)
 _PAGES_BYTES = 128 * 1024
-"""Asked for at once: Linux cuts longer wishes short (``force_page_cache_ra``)."""
+"""Asked for at once: Linux cuts longer requests short (``force_page_cache_ra``)."""
 
 
 class LogPrefault:

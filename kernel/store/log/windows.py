@@ -65,9 +65,9 @@ class LogWindows:
         """The offset of the log's first byte."""
         return self._log.min_offset
 
-    def mistrust(self, start: int, end: int) -> None:
-        """See :meth:`CommitLog.mistrust`."""
-        self._log.mistrust(start, end)
+    def quarantine_range(self, start: int, end: int) -> None:
+        """See :meth:`CommitLog.quarantine_range`."""
+        self._log.quarantine_range(start, end)
 
     def holds_damaged(self, offset: int, size: int, owner: tuple[str, int, int]) -> bool:
         """Whether a record of this size lies there, by its own lengths, that names ``owner``: topic, queue id, offset.

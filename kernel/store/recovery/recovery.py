@@ -25,7 +25,7 @@ from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.recovery.checkpoint import Checkpoint, Marks
-from gantrymq.kernel.store.recovery.salvage import find_record, keep_aside
+from gantrymq.kernel.store.recovery.salvage import find_record, save_to_lost_and_found
 from gantrymq.remoting.records import MAGIC_V1, MAGIC_V2
 
 log = structlog.get_logger("gantrymq.recovery")
@@ -108,7 +108,7 @@ class Recovery:
         self._queues.correct_min(self._segments.start)
         self._queues.count()
         self._queues.limit_log_ends(end)
-        self._log.opened_at(end, self._last_timestamp)
+        self._log.set_end(end, self._last_timestamp)
         report = RecoveryReport(
             clean=self._clean,
             foreign=self._marks is None and end > 0,
@@ -300,7 +300,7 @@ class Recovery:
         last = self._segments.last_nonzero(end)
         kept: tuple[str, ...] = ()
         if last > end:
-            kept = keep_aside(self._env, self._segments, end, last, f"{self._root}/lost+found")
+            kept = save_to_lost_and_found(self._env, self._segments, end, last, f"{self._root}/lost+found")
             log.warning("log_tail_truncated", offset=end, bytes=last - end, kept=kept)
         self._segments.truncate(end)
         return last - end, kept

@@ -68,7 +68,7 @@ def _read_around(segment: Segment, start: int, size: int) -> bytes:
         return bytes(found)
 
 
-def keep_aside(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:
+def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:
     """Copy the bytes from ``start`` to ``end`` into ``folder``, to last. Returns the paths, one for each file."""
     paths = []
     for segment in segments:

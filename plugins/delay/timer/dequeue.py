@@ -68,7 +68,7 @@ class _Flight:
     rows: list[tuple[OpenSlot, int]]
 
 
-class Departures:
+class Dequeue:
     """The way from the wheel to the real topics. ``append`` takes a batch through the write path."""
 
     def __init__(self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None]) -> None:

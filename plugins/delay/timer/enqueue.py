@@ -24,7 +24,7 @@ from gantrymq.remoting.property_bytes import REAL_TOPIC, TIMER_DEL_UNIQKEY, TIME
 if TYPE_CHECKING:
     from gantrymq.kernel.store.log.record import Record
     from gantrymq.kernel.store.store import Store
-    from gantrymq.plugins.delay.timer.dequeue import Departures
+    from gantrymq.plugins.delay.timer.dequeue import Dequeue
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
 ROWS: Final = 512
@@ -38,13 +38,13 @@ def _topic_hash(topic: bytes) -> int:
     return java_hash(topic.decode("utf-8", "replace"))
 
 
-class Arrivals:
-    """The way from the queue to the wheel; ``departures`` know which slots are open already, or over."""
+class Enqueue:
+    """The way from the queue to the wheel; ``dequeue`` knows which slots are open already, or over."""
 
-    def __init__(self, store: Store, files: TimerFiles, departures: Departures) -> None:
+    def __init__(self, store: Store, files: TimerFiles, dequeue: Dequeue) -> None:
         self._store = store
         self._files = files
-        self._departures = departures
+        self._dequeue = dequeue
 
     def turn(self) -> bool:
         """Take the next entries; False when there are no more."""
@@ -71,7 +71,7 @@ class Arrivals:
                 return False
             unit = self._unit(*row, record, now)
             if unit is not None:
-                self._departures.opened(files.add(unit), unit)
+                self._dequeue.opened(files.add(unit), unit)
         files.queue_offset += len(entries) // ENTRY.size
         if files.rebuild is not None and files.queue_offset >= min(files.rebuild.queue_offset, high):
             log.info("timer_built_again", queue_offset=files.queue_offset)
@@ -95,7 +95,7 @@ class Arrivals:
             return None
         if find(TIMER_DEL_UNIQKEY) is not None:
             magic |= DELETE
-        place = self._departures.place(time)
+        place = self._dequeue.place(time)
         due = exact(find, stored, out, self._store.log.clock.at_wall) if place == time or magic & ROLL else place
         written = floor(now)
         topic_hash = _topic_hash(find(REAL_TOPIC) or b"")

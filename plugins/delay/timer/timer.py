@@ -16,8 +16,8 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.errors import NoRoom
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.plugins.delay.levels.delivery import IDLE_MS
-from gantrymq.plugins.delay.timer.dequeue import Departures
-from gantrymq.plugins.delay.timer.enqueue import Arrivals
+from gantrymq.plugins.delay.timer.dequeue import Dequeue
+from gantrymq.plugins.delay.timer.enqueue import Enqueue
 from gantrymq.plugins.delay.timer.files import SIZES, TimerFiles, TimerSizes
 from gantrymq.plugins.delay.timer.log import DamagedUnit
 from gantrymq.remoting.names import TIMER_TOPIC
@@ -46,8 +46,8 @@ class Timer:
         self._store = store
         self._append = append
         self.files = TimerFiles(env, store.root, sizes)
-        self._departures: Departures | None = None
-        self._arrivals: Arrivals | None = None
+        self._dequeue: Dequeue | None = None
+        self._enqueue: Enqueue | None = None
         self._woken = trio.Event()
         self._stopping = False
         self.ended = False
@@ -62,15 +62,15 @@ class Timer:
 
     def moved(self, slot: int, recalls: bytes | None) -> None:
         """A message that is on its way into the log will wait in ``slot``, or recalls one that does."""
-        if recalls is not None and self._departures is not None:
-            self._departures.recalled(slot, recalls)
+        if recalls is not None and self._dequeue is not None:
+            self._dequeue.recalled(slot, recalls)
         self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
         self._woken.set()
 
     @property
     def is_open(self) -> bool:
         """Whether the files are open: not before the first message with a time came."""
-        return self._departures is not None
+        return self._dequeue is not None
 
     def stop(self) -> None:
         """Deliver nothing more."""
@@ -113,16 +113,16 @@ class Timer:
             log.error("timer_not_opened", reason=str(error))
             self.files.close()
             return IDLE_MS
-        arrivals, departures = self._ways(now)
+        enqueue, dequeue = self._ways(now)
         try:
-            more = arrivals.turn()
+            more = enqueue.turn()
             if self.files.rebuild is not None:
                 return 0 if more else SLOW_LOOK_MS
-            departures.stopping = self._stopping
-            wait = departures.turn(now)
+            dequeue.stopping = self._stopping
+            wait = dequeue.turn(now)
         except (DamagedUnit, OSError) as error:
             log.error("timer_files_damaged", reason=str(error))
-            self._departures = self._arrivals = None
+            self._dequeue = self._enqueue = None
             self.files.spoilt = True
             return IDLE_MS
         if more:
@@ -131,11 +131,11 @@ class Timer:
 
     def _open(self, now: int) -> bool:
         """Open the files if that is needed; whether they are open."""
-        if self._departures is not None:
+        if self._dequeue is not None:
             return True
         if self._is_saving:
             return False
-        if self._arrivals is None:
+        if self._enqueue is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if (queue is None or not queue.max_offset) and not self.files.exist():
                 return False
@@ -144,12 +144,12 @@ class Timer:
             self.files.open(now, self._entry_at, trusted=trusted)
         return True
 
-    def _ways(self, now: int) -> tuple[Arrivals, Departures]:
-        if self._departures is None or self._arrivals is None:
-            self._departures = Departures(self._store, self.files, self._append)
-            self._arrivals = Arrivals(self._store, self.files, self._departures)
+    def _ways(self, now: int) -> tuple[Enqueue, Dequeue]:
+        if self._dequeue is None or self._enqueue is None:
+            self._dequeue = Dequeue(self._store, self.files, self._append)
+            self._enqueue = Enqueue(self._store, self.files, self._dequeue)
             self._save_at = now + SAVE_MS
-        return self._arrivals, self._departures
+        return self._enqueue, self._dequeue
 
     def _entry_at(self, queue_offset: int) -> int | None:
         queue = self._store.queues.get(TIMER_TOPIC, 0)
@@ -161,10 +161,10 @@ class Timer:
     def save(self, *, at_once: bool = False) -> Callable[[], None] | None:
         """What brings the files onto the disk, for a worker thread, if it is time for it."""
         now = self._store.log.clock.now_ms()
-        if self._departures is None or not (at_once or now >= self._save_at):
+        if self._dequeue is None or not (at_once or now >= self._save_at):
             return None
         self._save_at = now + SAVE_MS
-        self._departures.settle()
+        self._dequeue.settle()
         try:
             save = self.files.checkpoint(self.files.read_ms, now)
         except (NoRoom, OSError) as error:
@@ -189,19 +189,19 @@ class Timer:
 
     def close(self) -> None:
         """Save everything and close the files, at the end of the broker's life."""
-        if self._departures is None:
+        if self._dequeue is None:
             return
         self._store.flush()
-        self._departures.leave()
+        self._dequeue.leave()
         save = self.save(at_once=True)
         if save is not None:
             save()
-        self._departures = None
+        self._dequeue = None
         self.files.close()
 
     def floor(self) -> int:
         """The log offset of the first message that waits, or of one before it; the log's end if there is none."""
-        if self._departures is None and self._arrivals is None:
+        if self._dequeue is None and self._enqueue is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if queue is None or not self.files.exist():
                 return self._store.log.end

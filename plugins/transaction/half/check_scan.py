@@ -31,7 +31,7 @@ from gantrymq.plugins.transaction.half.rows import (
     real_place,
 )
 from gantrymq.plugins.transaction.half.table import GONE, OPEN, HalfTable
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property, replace_properties
@@ -76,19 +76,19 @@ class HalfWalk:
     ``undispatched`` receives the copies that are written.
     """
 
-    def __init__(self, means: Means, table: HalfTable, undispatched: UndispatchedHalves) -> None:
-        self._means = means
-        self._store = means.store
+    def __init__(self, context: StrategyContext, table: HalfTable, undispatched: UndispatchedHalves) -> None:
+        self._context = context
+        self._store = context.store
         self._table = table
         self._undispatched = undispatched
-        self._questions = Questions(means.env, means.services.get(ProducerGroups))
-        self._host = means.store.config.store_host
+        self._questions = Questions(context.env, context.services.get(ProducerGroups))
+        self._host = context.store.config.store_host
         self.unnoted: list[int] = []
 
     def run(self) -> Iterator[None]:
         """One walk; yields after each slice."""
         self._note_rest()
-        config = self._means.config
+        config = self._context.config
         steps_max = max(int(config.checks_per_second * SLICE_S), 1)
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         end = 0 if queue is None else queue.max_offset
@@ -118,7 +118,7 @@ class HalfWalk:
         if record is None:
             self._table.close(offset, GONE)
             return True
-        config = self._means.config
+        config = self._context.config
         if record.store_timestamp > now - config.timeout * 1000:
             return False
         age = now - self._began(record)
@@ -150,7 +150,7 @@ class HalfWalk:
     def _patience(self, record: Record) -> float:
         """How long, in ms, the producer is not asked: what it asked for, else the configured time."""
         asked_for = number_in(record, CHECK_IMMUNITY_TIME_IN_SECONDS)
-        return self._means.config.timeout * 1000 if asked_for is None else asked_for * 1000
+        return self._context.config.timeout * 1000 if asked_for is None else asked_for * 1000
 
     def _leave(self, part: _Slice, record: Record) -> None:
         """Leave it where it is, unless it keeps too much behind it from being forgotten."""
@@ -165,7 +165,7 @@ class HalfWalk:
         self._add_step(part, _Step(record.queue_offset, record, None, is_copy=False))
 
     def _add_step(self, part: _Slice, step: _Step) -> None:
-        part.batch.follow(len(part.batch) - 1)
+        part.batch.tie_next_to(len(part.batch) - 1)
         add_end(part.batch, step.offset, self._store.log.clock.now_ms(), self._host)
         part.steps.append(step)
 
@@ -180,7 +180,7 @@ class HalfWalk:
         if not steps:
             return
         batch.done = lambda done: self._ask(done, steps)
-        self._means.append(batch)
+        self._context.append(batch)
         self._undispatched.note(batch, [2 * number for number, step in enumerate(steps) if step.is_copy])
         for number, step in enumerate(steps):
             if not is_written(batch, 2 * number):
@@ -203,7 +203,7 @@ class HalfWalk:
         for offset in offsets:
             add_end(batch, offset, self._store.log.clock.now_ms(), self._host)
         if offsets:
-            self._means.append(batch)
+            self._context.append(batch)
         for row, offset in enumerate(offsets):
             if is_written(batch, row):
                 self._table.noted(batch.queue_offsets[row], offset)

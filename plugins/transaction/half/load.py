@@ -13,7 +13,7 @@ from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.services import ConsumerOffsets
 from gantrymq.plugins.transaction.half.rows import END_CODE, GROUP, QUEUE_ID, copy_key, ended_in, number_in
 from gantrymq.plugins.transaction.half.table import GONE, HalfTable
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.property_bytes import TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
 
@@ -23,9 +23,9 @@ ENTRIES = 1024
 log = structlog.get_logger("gantrymq.transaction")
 
 
-def load_halves(means: Means) -> HalfTable:
+def load_halves(context: StrategyContext) -> HalfTable:
     """The table of a recovered store; nothing is changed."""
-    store, offsets = means.store, means.services.get(ConsumerOffsets)
+    store, offsets = context.store, context.services.get(ConsumerOffsets)
     table = HalfTable(
         _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
     )
@@ -36,11 +36,11 @@ def load_halves(means: Means) -> HalfTable:
     return table
 
 
-def count_open_halves(means: Means) -> int:
+def count_open_halves(context: StrategyContext) -> int:
     """How many half messages of the strategy ``half`` are open in a store that uses another one."""
-    if means.store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID) is None:
+    if context.store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID) is None:
         return 0
-    return load_halves(means).open_count
+    return load_halves(context).open_count
 
 
 def read_half(store: Store, offset: int) -> Record | None:

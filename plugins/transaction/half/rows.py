@@ -73,7 +73,7 @@ def fitting_size(config: StoreConfig) -> int:
 
 
 @lru_cache(KEPT_PLACES)
-def hiding(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
+def half_message_changes(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
     """What changes of the properties of a message for this queue when it becomes a half message.
 
     They keep the queue; what only the broker says of a half message is taken out of what the producer sent.

@@ -31,11 +31,11 @@ from gantrymq.plugins.transaction.half.rows import (
     copy_key,
     first_offset,
     fitting_size,
-    hiding,
+    half_message_changes,
     is_written,
 )
 from gantrymq.plugins.transaction.half.table import COMMITTED, GONE, OPEN, ROLLED_BACK, HalfTable
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
@@ -61,23 +61,23 @@ class HalfStrategy:
     _table: HalfTable
     _walk: HalfWalk
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self._store = means.store
-        self._host = means.store.config.store_host
-        self._fitting = fitting_size(means.store.config)
-        self._undispatched = UndispatchedHalves(means.store, (TRANS_HALF_TOPIC, QUEUE_ID))
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._host = context.store.config.store_host
+        self._fitting = fitting_size(context.store.config)
+        self._undispatched = UndispatchedHalves(context.store, (TRANS_HALF_TOPIC, QUEUE_ID))
         self._ended_at = 0
         self._waiting: deque[tuple[int, int, int]] = deque()
         self._saved: tuple[int, int] | None = None
 
     def open(self) -> None:
         """See :class:`Strategy`."""
-        topics = self._means.services.get(TopicTable)
+        topics = self._context.services.get(TopicTable)
         for topic in _TOPICS:
             topics.ensure(TopicConfig(topic, 1, 1))
-        self._table = load_halves(self._means)
-        self._walk = HalfWalk(self._means, self._table, self._undispatched)
+        self._table = load_halves(self._context)
+        self._walk = HalfWalk(self._context, self._table, self._undispatched)
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
 
@@ -88,7 +88,7 @@ class HalfStrategy:
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
         """See :class:`Strategy`. What could not be written again later is refused now."""
-        for row in divert_rows(batch, rows, TRANS_HALF_TOPIC, hiding, STATE_BITS, self._fitting):
+        for row in divert_rows(batch, rows, TRANS_HALF_TOPIC, half_message_changes, STATE_BITS, self._fitting):
             try:
                 check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
             except RemoteFault as fault:
@@ -161,7 +161,7 @@ class HalfStrategy:
             terms = EndTerms(states, origin, table.moved, now, self._host, self._fitting)
             add_ends(batch, endings, ended, terms, end_one)
         if len(batch):
-            self._means.append(batch)
+            self._context.append(batch)
             self._close(batch, ended)
 
     def _end_one(self, batch: AppendBatch, ending: Ending, ended: dict[int, Ending], now: int) -> None:
@@ -198,7 +198,7 @@ class HalfStrategy:
             if body + properties > self._fitting:
                 check_size(record.topic, body, properties, self._store.config)
             add_real(batch, record, ending.commit_log_offset, wait=not request.is_oneway, origin=request)
-            batch.follow(row)
+            batch.tie_next_to(row)
             add_end(batch, current, now, self._host)
         ending.row = len(batch) - 1
 
@@ -254,7 +254,7 @@ class HalfStrategy:
         if safe is None or safe == self._saved:
             return
         self._saved = safe
-        offsets = self._means.services.get(ConsumerOffsets)
+        offsets = self._context.services.get(ConsumerOffsets)
         for topic, offset in zip((TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC), safe, strict=True):
             if store.queues.get(topic, QUEUE_ID) is not None and offset > (offsets.query(GROUP, topic, QUEUE_ID) or 0):
                 offsets.commit(GROUP, topic, QUEUE_ID, offset)

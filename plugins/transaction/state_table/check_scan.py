@@ -19,7 +19,7 @@ from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.state_table.records import add_aside, add_end
 from gantrymq.plugins.transaction.state_table.rows import read_prepared
 from gantrymq.plugins.transaction.state_table.table import ENDS, StateRow, StateTable
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import CHECK_IMMUNITY_TIME_IN_SECONDS, PGROUP
 
@@ -41,19 +41,21 @@ class StateWalk:
     the broker stops.
     """
 
-    def __init__(self, means: Means, table: StateTable, closing: Container[int], end_alone: EndAlone) -> None:
-        self._means = means
-        self._store = means.store
+    def __init__(
+        self, context: StrategyContext, table: StateTable, closing: Container[int], end_alone: EndAlone
+    ) -> None:
+        self._context = context
+        self._store = context.store
         self._table = table
         self._closing = closing
         self._end_alone = end_alone
-        self._questions = Questions(means.env, means.services.get(ProducerGroups))
+        self._questions = Questions(context.env, context.services.get(ProducerGroups))
         self._asked: dict[int, int] = {}
 
     def run(self) -> Iterator[None]:
         """One walk; yields after each slice."""
         self._forget_ended()
-        most = max(int(self._means.config.checks_per_second * SLICE_S), 1)
+        most = max(int(self._context.config.checks_per_second * SLICE_S), 1)
         now = self._store.log.clock.now_ms()
         looked = asked = 0
         for number, row in self._table.open_rows():
@@ -78,7 +80,7 @@ class StateWalk:
 
     def _look(self, number: int, row: StateRow, now: int) -> bool | None:
         """Decide on one open row. True: something was sent or written; None: it and all behind it are too young."""
-        config = self._means.config
+        config = self._context.config
         if row.seconds * 1000 > now - config.timeout * 1000:
             return None
         record = read_prepared(self._store.log, row.log_offset)
@@ -116,7 +118,7 @@ class StateWalk:
         log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
         batch = AppendBatch()
         add_aside(batch, record)
-        batch.follow(0)
+        batch.tie_next_to(0)
         add_end(batch, record, is_commit=False, wait=False)
         self._end_alone(batch, {1: record})
         return True

@@ -9,22 +9,22 @@ from gantrymq.kernel.store.log.segments import StoreDamaged
 from gantrymq.plugins.transaction.state_table.marks import StateMarks, marks_path, read_marks
 from gantrymq.plugins.transaction.state_table.redo import PREPARED_MARK, OpenRecords, RedoLog
 from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, find_rows, scan_whole
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
-def count_open_rows(means: Means) -> int:
+def count_open_rows(context: StrategyContext) -> int:
     """See above. When none is open that is noted: then the log is not read as far back again at the next start."""
-    store = means.store
+    store = context.store
     folder = f"{store.root}/transaction"
-    marks = read_marks(means.env, store.root)
-    if marks is None and not means.env.is_dir(folder):
+    marks = read_marks(context.env, store.root)
+    if marks is None and not context.env.is_dir(folder):
         return 0
     start = 0 if marks is None else max(marks.settled, marks.offset)
     known: set[int] = set()
     if marks is None or not marks.settled:
-        found = _from_redo(means, folder, marks)
+        found = _from_redo(context, folder, marks)
         if found is None:
             start = 0
         else:
@@ -41,13 +41,15 @@ def count_open_rows(means: Means) -> int:
     count = sum(offset >= store.log.min_offset for offset in known)
     if not count:
         settled = StateMarks(0, 0, 0, 0) if marks is None else marks
-        means.env.replace(marks_path(store.root), attrs.evolve(settled, settled=store.dispatched).encode())
+        context.env.replace(marks_path(store.root), attrs.evolve(settled, settled=store.dispatched).encode())
     return count
 
 
-def _from_redo(means: Means, folder: str, marks: StateMarks | None) -> OpenRecords | None:
+def _from_redo(context: StrategyContext, folder: str, marks: StateMarks | None) -> OpenRecords | None:
     """What the redo log vouches for; None when it cannot be read. Nothing of it is changed."""
-    redo = RedoLog(means.env, f"{folder}/redolog", f"{means.store.root}/staging", file_entries=means.config.file_rows)
+    redo = RedoLog(
+        context.env, f"{folder}/redolog", f"{context.store.root}/staging", file_entries=context.config.file_rows
+    )
     try:
         redo.load()
         entries = redo.end if marks is None else marks.entries

@@ -25,7 +25,7 @@ from gantrymq.plugins.transaction.state_table.files import StateFiles
 from gantrymq.plugins.transaction.state_table.records import add_end, is_written
 from gantrymq.plugins.transaction.state_table.rows import STATE_BITS, is_prepared
 from gantrymq.plugins.transaction.state_table.table import PREPARED
-from gantrymq.plugins.transaction.strategy import Means
+from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.plugins.transaction.undispatched import UndispatchedHalves
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
@@ -60,22 +60,22 @@ class StateTableStrategy:
     _files: StateFiles
     _walk: StateWalk
 
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self._store = means.store
+    def __init__(self, context: StrategyContext) -> None:
+        self._context = context
+        self._store = context.store
         self._closing: dict[int, Closing] = {}
         self._next_row = 0
-        self._undispatched = UndispatchedHalves(means.store)
+        self._undispatched = UndispatchedHalves(context.store)
         self._last: tuple[AppendBatch, list[int], int] | None = None
         self._is_open = False
 
     def open(self) -> None:
         """See :class:`Strategy`."""
-        self._means.services.get(TopicTable).ensure(TopicConfig(TRANS_CHECK_MAX_TIME_TOPIC, 1, 1))
-        self._files = StateFiles(self._means.env, self._store, file_rows=self._means.config.file_rows)
+        self._context.services.get(TopicTable).ensure(TopicConfig(TRANS_CHECK_MAX_TIME_TOPIC, 1, 1))
+        self._files = StateFiles(self._context.env, self._store, file_rows=self._context.config.file_rows)
         self._files.open()
         self._next_row = self._files.table.end
-        self._walk = StateWalk(self._means, self._files.table, self._closing, self._end_alone)
+        self._walk = StateWalk(self._context, self._files.table, self._closing, self._end_alone)
         self._is_open = True
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
@@ -195,7 +195,7 @@ class StateTableStrategy:
     def _append(self, batch: AppendBatch, begun: dict[int, int]) -> None:
         if not len(batch):
             return
-        self._means.append(batch)
+        self._context.append(batch)
         if batch.refused:
             for offset, row in begun.items():
                 if not is_written(batch, row):

@@ -238,7 +238,7 @@ def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
     for number in range(4):
         batch.add("orders", number, b"", b"")
         if number < 2:
-            batch.follow(number)
+            batch.tie_next_to(number)
     batch.refuse(0, 13, "odd")
     batch.refuse(3, 14, "other")
     assert (batch.statuses, batch.live) == ([13, 13, 13, 14], [])

@@ -55,7 +55,7 @@ def test_where_no_record_is_there_is_none_and_the_others_are_found() -> None:
 
 def test_what_is_known_to_be_damaged_is_not_looked_at() -> None:
     log, offsets = filled([b"a" * 50, b"b" * 50, b"c" * 50], 1 << 20)
-    log.mistrust(offsets[1], offsets[2])
+    log.quarantine_range(offsets[1], offsets[2])
     assert [record and record.body[:1] for record in read_many(log, offsets)] == [b"a", None, b"c"]
 
 

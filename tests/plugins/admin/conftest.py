@@ -44,8 +44,10 @@ class Bench:
         self, on_request: OnRequest, client_id: str = "c1", *, version: int = 407, topic: str = "orders"
     ) -> AsyncIterator[Channel]:
         """A member of the group "readers" that answers the broker by ``on_request``."""
-        wishes = [SubscriptionData.for_tags(topic)]
-        data = HeartbeatData(client_id, consumer_data_set=[ConsumerData("readers", subscription_data_set=wishes)])
+        subscriptions = [SubscriptionData.for_tags(topic)]
+        data = HeartbeatData(
+            client_id, consumer_data_set=[ConsumerData("readers", subscription_data_set=subscriptions)]
+        )
         async with open_channel(self.broker.address, on_request) as channel:
             beat = Command(RequestCode.HEART_BEAT, body=data.to_bytes(), version=version)
             assert (await channel.call(beat, ASK_S)).code == ResponseCode.SUCCESS

@@ -117,7 +117,7 @@ async def test_everything_else_is_refused_and_nothing_changes(bench: Any, body: 
 def typed(config: Config, manager: PluginManager) -> dict[str, Any]:
     """The values of all sections by name."""
     own = {"broker": config.broker, "store": config.store}
-    plugins = manager.by_plugin("config_section", tuple)
+    plugins = manager.call_each("config_section", tuple)
     return own | {f"plugin.{name}": config.section(kind) for _, (name, kind) in plugins}
 
 

@@ -25,8 +25,8 @@ def groups_of(broker: Any) -> ConsumerGroups:
 
 
 def consumer(group: str = "shop", *topics: str, version: int = 1, tags: str = "*", **fields: Any) -> ConsumerData:
-    wishes = [SubscriptionData.for_tags(topic, tags, version) for topic in topics or ("orders",)]
-    return ConsumerData(group, subscription_data_set=wishes, **fields)
+    subscriptions = [SubscriptionData.for_tags(topic, tags, version) for topic in topics or ("orders",)]
+    return ConsumerData(group, subscription_data_set=subscriptions, **fields)
 
 
 def beat(broker: Any, connection: Any, client_id: str, *consumers: ConsumerData, **fields: Any) -> Any:
@@ -41,7 +41,7 @@ def members(broker: Any, group: str = "shop") -> list[str]:
 
 def notices(broker: Any, *connections: Any) -> list[int]:
     """How many notices each connection has got, once what is pending has been told."""
-    clients(broker).tell_changes()
+    clients(broker).notify_changes()
     return [sum(command.code == 40 for command in connection.sent) for connection in connections]
 
 

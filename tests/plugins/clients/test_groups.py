@@ -12,10 +12,10 @@ from gantrymq.plugins.clients.groups import ConsumerGroup, Member
 from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 
 
-def beat(group: ConsumerGroup, number: int, *wishes: SubscriptionData) -> bool:
+def beat(group: ConsumerGroup, number: int, *subscriptions: SubscriptionData) -> bool:
     connection: Any = SimpleNamespace(id=number)
     return group.update(
-        Member(connection, f"c{number}", 0.0), ConsumerData("g", subscription_data_set=[*wishes]), False
+        Member(connection, f"c{number}", 0.0), ConsumerData("g", subscription_data_set=[*subscriptions]), False
     )
 
 

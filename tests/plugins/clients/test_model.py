@@ -59,7 +59,7 @@ def test_groups_follow_a_plain_table(steps: list[tuple[str, int, str, frozenset[
             clients.drop([peers[number]])
             for table in model.values():
                 table.pop(number, None)
-        clients.tell_changes()
+        clients.notify_changes()
         for name, table in model.items():
             wanted = frozenset().union(*table.values())
             assert sorted(clients.client_ids(name)) == [f"c{member}" for member in sorted(table)]

@@ -157,7 +157,7 @@ async def test_a_broker_that_is_only_read_refuses_ordered_topics_and_tells_the_n
         back = {"offset": "0", "group": "cg", "delayLevel": "0", "originTopic": "T", "unitMode": "false"}
         answer = await channel.call(Command(RequestCode.CONSUMER_SEND_MSG_BACK, back))
         assert answer.code == ResponseCode.NO_PERMISSION
-        told = cluster.broker.manager.by_plugin("advertise", dict, broker=cluster.broker)
+        told = cluster.broker.manager.call_each("advertise", dict, broker=cluster.broker)
         (wrapper,) = [part["topic_config_serialize_wrapper"] for _, part in told if part]
         assert {wrapper.topic_config_table[topic].perm for topic in ("T", "ordered")} == {4}
         kept: TopicConfig | None = topics.get("T")

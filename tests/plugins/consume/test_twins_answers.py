@@ -274,7 +274,7 @@ def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_th
     queue = store.queues.get(PULL["topic"], int(PULL["queueId"]))
     assert queue is not None
     offset, size, _ = queue.entry(80)
-    store.log.mistrust(offset, offset + size)
+    store.log.quarantine_range(offset, offset + size)
     try:
         assert answer() == 1
     finally:

@@ -181,7 +181,7 @@ def test_a_message_that_cannot_be_read_is_told_of_and_stepped_over() -> None:
         world.send(body, 1)
     world.commit()
     second = world.delivered(SCHEDULE_TOPIC, 0)[1].offset
-    world.store.log.mistrust(second, second + 1)
+    world.store.log.quarantine_range(second, second + 1)
     world.env.advance(1000)
     world.settle()
     assert world.bodies() == [b"a", b"c"]

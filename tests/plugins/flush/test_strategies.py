@@ -220,6 +220,6 @@ async def test_the_interval_waits_for_enough_bytes_or_the_thorough_interval(
 
 def test_the_gate_is_the_logs_durable_end(log: CommitLog) -> None:
     gate = DurableGate(log, 5.0)
-    log.opened_at(123, 0)
+    log.set_end(123, 0)
     assert gate.watermark == 123
     assert gate.late_code == 10

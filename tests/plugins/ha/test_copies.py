@@ -91,5 +91,5 @@ def test_who_is_not_there_is_not_waited_for(there: list[Copy], timeout: float, c
 
 def test_what_was_given_up_is_readable() -> None:
     gate = make()
-    gate.gave_up(950)
+    gate.on_timeout(950)
     assert gate.watermark == 950

@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import NoRoom, StartError
 from gantrymq.plugins.ha import master as master_module
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
-from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
@@ -265,9 +265,9 @@ async def test_a_slave_without_room_waits_and_goes_on(pair: Any, monkeypatch: py
 
 async def test_a_slave_that_is_its_own_master_refuses_the_start(pair: Any) -> None:
     async with pair.slave("127.0.0.1:1") as slave:
-        whereabouts = Whereabouts(slave.address, "", "")
-        whereabouts.master_is(slave.address, "127.0.0.1:2")
-        assert whereabouts.broker == ""
+        master_address = MasterAddress(slave.address, "", "")
+        master_address.master_is(slave.address, "127.0.0.1:2")
+        assert master_address.broker == ""
     (port,) = free_ports()
     settings = {"broker.listen": f"127.0.0.1:{port}", "broker.id": "1", "plugin.ha.master_broker": f"127.0.0.1:{port}"}
     broker = make_broker(pair.root / "self", settings=settings, enable=["gantrymq.plugins.ha:HaPlugin"])

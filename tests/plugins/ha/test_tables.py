@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from gantrymq.kernel.registry import Services
-from gantrymq.plugins.ha.tables import SaidOffsets, Tables
-from gantrymq.plugins.ha.whereabouts import Whereabouts
+from gantrymq.plugins.ha.master_address import MasterAddress
+from gantrymq.plugins.ha.tables import MasterOffsets, Tables
 from gantrymq.plugins.services import GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
@@ -41,7 +41,7 @@ def said(**offsets: int) -> bytes:
 
 def test_higher_offsets_are_taken_and_lower_ones_only_when_somebody_set_them_back() -> None:
     offsets: Any = Offsets(q0=10, q1=10)
-    life = SaidOffsets()
+    life = MasterOffsets()
     life.merge(offsets, said(q0=5, q1=20, q2=3))
     assert offsets.table == {("G", "T", 0): 10, ("G", "T", 1): 20, ("G", "T", 2): 3}
     life.merge(offsets, said(q0=5, q1=15, q2=3))
@@ -51,8 +51,8 @@ def test_higher_offsets_are_taken_and_lower_ones_only_when_somebody_set_them_bac
 
 def test_another_life_of_the_master_sets_nobody_back() -> None:
     offsets: Any = Offsets()
-    SaidOffsets().merge(offsets, said(q0=100))
-    SaidOffsets().merge(offsets, said(q0=90))
+    MasterOffsets().merge(offsets, said(q0=100))
+    MasterOffsets().merge(offsets, said(q0=90))
     assert offsets.table == {("G", "T", 0): 100}
 
 
@@ -60,13 +60,13 @@ def test_another_life_of_the_master_sets_nobody_back() -> None:
 def test_what_is_no_table_is_a_fault(body: bytes) -> None:
     offsets: Any = Offsets()
     with pytest.raises(RemoteFault):
-        SaidOffsets().merge(offsets, body)
+        MasterOffsets().merge(offsets, body)
 
 
 def test_names_without_group_or_with_negative_queues_are_left_out() -> None:
     offsets: Any = Offsets()
     body = json.dumps({"offsetTable": {"T": {"0": 1}, "@G": {"0": 1}, "T@G": {"-1": 1}}}).encode()
-    SaidOffsets().merge(offsets, body)
+    MasterOffsets().merge(offsets, body)
     assert offsets.table == {}
 
 
@@ -164,7 +164,7 @@ async def test_topics_that_nobody_knows_are_asked_for_once_and_not_all_the_time(
     known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)
     broker: Any = SimpleNamespace(services=Services(), log=SimpleNamespace(end=0))
     broker.services.provide(TopicTable, known)
-    tables, channel = Tables(broker, Whereabouts("", "m:1", "m:2"), 3600.0), Told()
+    tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0), Told()
     stay: Any = tables._stay
     nursery.start_soon(stay, channel, "m:2")
     await trio.sleep(10)

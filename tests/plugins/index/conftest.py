@@ -13,7 +13,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.store import Store
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.layout import Shape
-from gantrymq.plugins.index.trust import StopKind, Trust
+from gantrymq.plugins.index.verify import StopKind, Trust
 from gantrymq.testing.tinystore import TINY, commit
 
 FOREVER = 2**62

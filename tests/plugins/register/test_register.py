@@ -448,7 +448,7 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
 ) -> None:
     broker = make(make_broker, **{"broker.id": "1"})
     told: list[tuple[str, str]] = []
-    broker.services.get(Registration).tell_master(lambda *addresses: told.append(addresses))
+    broker.services.get(Registration).on_master(lambda *addresses: told.append(addresses))
     nameserver = nameservers[FIRST]
 
     def pauses() -> list[float]:

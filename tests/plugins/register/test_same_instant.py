@@ -12,9 +12,9 @@ import trio
 import trio.testing
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.register import link, rivals
+from gantrymq.plugins.register import duplicate_check, link
+from gantrymq.plugins.register.duplicate_check import LOOKS_S, DuplicateCheck
 from gantrymq.plugins.register.link import Link
-from gantrymq.plugins.register.rivals import LOOKS_S, Rivals
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -36,7 +36,7 @@ class Place:
         env = SimpleNamespace(wall_ms=lambda: started_ms, random_int=lambda bound: 7)
         self.broker: Any = SimpleNamespace(env=env, name="broker-a", broker_id=0, cluster="C", address=address)
         self.address = address
-        self.rivals = Rivals(self.broker)
+        self.duplicate_check = DuplicateCheck(self.broker)
         self.delay = delay
         self.reason = ""
         self.alive = True
@@ -44,7 +44,7 @@ class Place:
             register=lambda: Command(RequestCode.REGISTER_BROKER, {"who": address}),
             unregister=lambda: Command(RequestCode.UNREGISTER_BROKER, {"who": ""}),
         )
-        self.link = Link(NAMESERVER, announcement, self.rivals, 30.0, 6.0)
+        self.link = Link(NAMESERVER, announcement, self.duplicate_check, 30.0, 6.0)
         net.places[address] = self
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class Place:
         if code == RequestCode.GET_BROKER_CONFIG:
             text = b"brokerName=broker-a\nbrokerId=0\nbrokerClusterName=C\n"
             return Command(ResponseCode.SUCCESS, body=text)
-        return Command(ResponseCode.SUCCESS, body=KVTable(self.rivals.told()).to_bytes())
+        return Command(ResponseCode.SUCCESS, body=KVTable(self.duplicate_check.told()).to_bytes())
 
 
 class Net:
@@ -95,7 +95,7 @@ class Net:
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> Net:
     made = Net()
-    for module in (link, rivals):
+    for module in (link, duplicate_check):
         monkeypatch.setattr(module, "open_channel", made.open_channel)
     return made
 
@@ -126,14 +126,14 @@ async def test_the_later_one_ends_and_names_the_other(
     )
     assert later.address in later.reason
     assert net.registered == first.address
-    assert first.rivals.told()["brokerSettled"] == "true"
+    assert first.duplicate_check.told()["brokerSettled"] == "true"
 
 
 async def test_of_two_that_started_in_one_millisecond_one_ends(
     net: Net, start: Callable[..., None], autojump_clock: trio.testing.MockClock
 ) -> None:
     places = [Place(net, "10.0.0.1:1", 1000), Place(net, "10.0.0.2:1", 1000)]
-    places[1].rivals.run = places[1].rivals.run[:-1] + "8"  # another random number
+    places[1].duplicate_check.run = places[1].duplicate_check.run[:-1] + "8"  # another random number
     start(*places)
     await trio.sleep(sum(LOOKS_S) + 1)
     assert [place.alive for place in places] == [True, False]
@@ -173,7 +173,7 @@ async def test_a_broker_alone_looks_a_few_times_and_registers_once(
     start(place)
     await trio.sleep(29)
     assert net.history == [place.address]
-    assert place.rivals.told()["brokerSettled"] == "true"
+    assert place.duplicate_check.told()["brokerSettled"] == "true"
 
 
 async def test_a_rival_that_has_gone_is_none(

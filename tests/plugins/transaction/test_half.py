@@ -403,7 +403,7 @@ def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
     world = world_of()
     halves = [world.half(b"%d" % number) for number in range(3)]
     world.commit()
-    world.log.mistrust(halves[1].offset, halves[1].offset + 10)
+    world.log.quarantine_range(halves[1].offset, halves[1].offset + 10)
     world.producers.join()
     world.pass_time(INTERVAL_S)
     assert asked(world) == [b"0", b"2"]

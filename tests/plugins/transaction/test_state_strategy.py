@@ -117,7 +117,7 @@ def test_a_prepared_record_that_became_unreadable_ends_loudly() -> None:
     half = world.half(b"x")
     world.half(b"y")
     world.commit()
-    world.log.mistrust(half.offset, half.offset + 10)
+    world.log.quarantine_range(half.offset, half.offset + 10)
     world.pass_time(70)
     with structlog.testing.capture_logs() as lines:
         world.walk()

@@ -19,7 +19,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
 from gantrymq.plugins.transaction import plain
 from gantrymq.plugins.transaction.half import strategy as half
-from gantrymq.plugins.transaction.half.rows import STATE_BITS, hiding
+from gantrymq.plugins.transaction.half.rows import STATE_BITS, half_message_changes
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command, decode, encode
@@ -198,7 +198,7 @@ def test_half_messages_are_found_and_diverted_alike(
                 if row < len(rows):
                     batch.refuse(row, 13, "odd")
             found = twin.half_rows(batch)
-            large = twin.divert_rows(batch, found, TRANS_HALF_TOPIC, hiding, STATE_BITS, 100)
+            large = twin.divert_rows(batch, found, TRANS_HALF_TOPIC, half_message_changes, STATE_BITS, 100)
             columns = [list(getattr(batch, name)) for name in (*GIVEN, "statuses")]
             results.append((found, large, columns, batch.remarks))
     assert results[1:] == results[:1] * 3

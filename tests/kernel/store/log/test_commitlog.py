@@ -110,7 +110,7 @@ def test_the_store_timestamp_never_falls() -> None:
     env.wall = first + 5
     assert append(log, b"c").store_timestamp == first + 5
     assert log.last_timestamp == first + 5
-    log.opened_at(log.end, first + 9)
+    log.set_end(log.end, first + 9)
     assert append(log, b"d").store_timestamp == first + 9
 
 

@@ -11,7 +11,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.nameserver.server import NameServer, NameServerConfig
-from gantrymq.plugins.register import rivals
+from gantrymq.plugins.register import duplicate_check
 from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.errors import RemoteFault
@@ -53,7 +53,7 @@ async def test_who_was_registered_and_is_gone_or_silent_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that vanished stays with the nameserver for two minutes."""
-    monkeypatch.setattr(rivals, "PROBE_S", 0.1)
+    monkeypatch.setattr(duplicate_check, "PROBE_S", 0.1)
     async with nameserver_at() as nameserver:
         async with trio.open_nursery() as nursery:
             mute = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -80,9 +80,9 @@ async def test_a_broker_that_has_a_new_address_is_no_rival_of_its_own(tmp_path: 
             first.address = f"127.0.0.1:{port}"
             async with open_channel(nameserver) as channel:
                 own = next(info.plugin for info in first.manager.plugins if info.name == "register")
-                await own._rivals.check(channel, 5.0)
-                own._rivals.settle()
-                stranger = rivals.Rivals(first)
+                await own._duplicate_check.check(channel, 5.0)
+                own._duplicate_check.settle()
+                stranger = duplicate_check.DuplicateCheck(first)
                 stranger.settle()
                 with pytest.raises(RemoteFault, match="already, and answers"):
                     await stranger.check(channel, 5.0)

@@ -10,7 +10,7 @@ import trio
 log = structlog.get_logger("gantrymq.ha")
 
 
-class Whereabouts:
+class MasterAddress:
     """The master's two addresses, ``host:port``: where it waits for slaves, and where it serves clients."""
 
     def __init__(self, own_address: str, ha: str, broker: str) -> None:

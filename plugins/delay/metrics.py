@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}
 
 
-def tell_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]) -> None:
+def report_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]) -> None:
     """``delivered``: the queue offset before which everything is delivered, by level."""
     for level, offset in delivered.items():
         queue = broker.queues.get(SCHEDULE_TOPIC, level - 1)
@@ -31,7 +31,7 @@ def tell_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]) 
             )  # fmt: skip
 
 
-def tell_timer(metrics: Metrics, broker: Broker, files: TimerFiles) -> None:
+def report_timer(metrics: Metrics, broker: Broker, files: TimerFiles) -> None:
     """How far the timing wheel is behind what came, and behind the clock."""
     queue = broker.queues.get(TIMER_TOPIC, 0)
     behind = 0 if queue is None else max(queue.max_offset - files.queue_offset, 0)

@@ -56,7 +56,7 @@ class _Rival:
     epoch: Epoch | None = None
 
 
-class Rivals:
+class DuplicateCheck:
     """Finds another live broker of this name and number. ``run``: a number by which this broker knows itself again."""
 
     def __init__(self, broker: Broker) -> None:
@@ -84,7 +84,7 @@ class Rivals:
         """A nameserver has taken this broker, and it was looked often enough: from now on a rival does not end it."""
         self._settled = True
 
-    def told(self) -> dict[str, str]:
+    def runtime_info(self) -> dict[str, str]:
         """What others are told of this broker, to know who came first."""
         return {RUN_KEY: self.run, SETTLED_KEY: str(self._settled).lower()}
 
@@ -117,17 +117,17 @@ class Rivals:
             raise StartError(text)
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)
 
-    def _by_epoch(self, own: Epoch, rivals: Epoch, address: str) -> bool:
+    def _by_epoch(self, own: Epoch, other: Epoch, address: str) -> bool:
         """Whoever was promoted later is the master, whoever came first."""
         assert self.replication is not None
-        if own.outranks(rivals):
-            self.replication.tell_epoch(address)
+        if own.outranks(other):
+            self.replication.send_epoch(address)
             return True
         text = (
-            f"{address} is the master {self._broker.name!r} of epoch {rivals}, this one at {self._broker.address} was "
+            f"{address} is the master {self._broker.name!r} of epoch {other}, this one at {self._broker.address} was "
             f"that of epoch {own}: start it as a slave (broker.id above 0)"
         )
-        self.replication.learn_epoch(rivals, address)
+        self.replication.learn_epoch(other, address)
         if not self.has_registered:
             self.lost = True
             raise StartError(text)
@@ -151,7 +151,7 @@ class Rivals:
         if self.replication is not None and not self._settled and not self._broker.broker_id:
             for number, address in addresses.items():
                 if number and address != self._broker.address:
-                    self.replication.tell_epoch(address)
+                    self.replication.send_epoch(address)
 
     def _probe_s(self) -> float:
         own = self.replication.epoch if self.replication is not None and not self._broker.broker_id else None

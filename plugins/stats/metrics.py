@@ -23,7 +23,7 @@ LATENCY_BOUNDS: Final = tuple((high + 1) / 1000 for high, _ in CLASSES)
 """Seconds; a class of whole milliseconds ends before the next one begins."""
 
 
-def tell(metrics: Metrics, table: Table, measuring: Measuring) -> None:
+def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
     """Everything up to now. From the first call on sizes are counted as well."""
     for _ in table.look():
         pass  # whoever asks wants to know of now

@@ -16,7 +16,7 @@ _MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push", "CONSU
 """``ConsumeType`` and the names that the class gives its values."""
 
 
-def tell(metrics: Metrics, clients: Clients) -> None:
+def report(metrics: Metrics, clients: Clients) -> None:
     """Members of groups by language and release, and the groups whose members want different things."""
     producers = Counter(
         (member.language, member.version)

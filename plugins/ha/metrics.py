@@ -16,7 +16,7 @@ _BYTES: Final = "gantrymq_replica_lag_bytes", "How much of the master's log the 
 _SECONDS: Final = "gantrymq_replica_lag_seconds", "For how long the replica has not had everything"
 
 
-def tell_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
+def report_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
     """Of a master: its slaves, by the addresses from which they come, and how far each is behind."""
     now, end = broker.env.monotonic(), broker.log.end
     metrics.gauge("gantrymq_replicas", "Slaves that are connected", len(copies))
@@ -25,7 +25,7 @@ def tell_master(metrics: Metrics, broker: Broker, copies: Copies) -> None:
         metrics.gauge(*_SECONDS, lag_seconds(copy, end, now), replica=copy.address)
 
 
-def tell_slave(metrics: Metrics, broker: Broker, slave: Slave) -> None:
+def report_slave(metrics: Metrics, broker: Broker, slave: Slave) -> None:
     """Of a slave: how far it is behind what its master is known to have, by its own address."""
     metrics.gauge("gantrymq_replica_connected", "1 while the slave follows its master", int(bool(slave.connected_to)))
     metrics.gauge(*_BYTES, max(slave.master_end - broker.store.dispatched, 0), replica=broker.address)

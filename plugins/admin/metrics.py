@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}
 
 
-def tell(metrics: Metrics, broker: Broker) -> None:
+def report(metrics: Metrics, broker: Broker) -> None:
     """Everything; what has to be asked of the disk later."""
     log = broker.log
     metrics.gauge(
