@@ -379,6 +379,6 @@ def test_asking_for_the_tag_codes_of_a_queue_adds_none() -> None:
 def test_followers_that_follow_each_other_do_not_end_the_process() -> None:
     for twin in TWINS:
         batch = batch_of(twin, requests_of(twin, *sends(3)))
-        batch.follow(2)
-        batch.follow(3)
+        batch.tie_next_to(2)
+        batch.tie_next_to(3)
         assert tried(lambda: batch.refuse(2, 1, "no")) in ("IndexError", "RecursionError", "")  # noqa: B023 - called at once

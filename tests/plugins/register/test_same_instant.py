@@ -59,7 +59,7 @@ class Place:
         if code == RequestCode.GET_BROKER_CONFIG:
             text = b"brokerName=broker-a\nbrokerId=0\nbrokerClusterName=C\n"
             return Command(ResponseCode.SUCCESS, body=text)
-        return Command(ResponseCode.SUCCESS, body=KVTable(self.duplicate_check.told()).to_bytes())
+        return Command(ResponseCode.SUCCESS, body=KVTable(self.duplicate_check.runtime_info()).to_bytes())
 
 
 class Net:
@@ -126,7 +126,7 @@ async def test_the_later_one_ends_and_names_the_other(
     )
     assert later.address in later.reason
     assert net.registered == first.address
-    assert first.duplicate_check.told()["brokerSettled"] == "true"
+    assert first.duplicate_check.runtime_info()["brokerSettled"] == "true"
 
 
 async def test_of_two_that_started_in_one_millisecond_one_ends(
@@ -173,7 +173,7 @@ async def test_a_broker_alone_looks_a_few_times_and_registers_once(
     start(place)
     await trio.sleep(29)
     assert net.history == [place.address]
-    assert place.duplicate_check.told()["brokerSettled"] == "true"
+    assert place.duplicate_check.runtime_info()["brokerSettled"] == "true"
 
 
 async def test_a_rival_that_has_gone_is_none(

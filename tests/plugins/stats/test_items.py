@@ -110,9 +110,9 @@ def totals(second: int, puts: int, gets: int = 0, start: int = START) -> Totals:
 def test_a_rate_is_told_when_its_span_is_over() -> None:
     rates = Rates(totals(0, 0))
     for second in range(1, 11):
-        assert rates.told()["putTps"] == "  "
+        assert rates.runtime_info()["putTps"] == "  "
         rates.take(totals(second, second * 7, second))
-    told = rates.told()
+    told = rates.runtime_info()
     assert told["putTps"] == "7.0  "
     assert told["getFoundTps"] == "1.0  "
     assert told["getMissTps"] == "2.0  "
@@ -120,7 +120,7 @@ def test_a_rate_is_told_when_its_span_is_over() -> None:
     assert told["getTransferedTps"] == told["getTransferredTps"] == "3.0  "
     for second in range(11, 700):
         rates.take(totals(second, second * 7))
-    assert rates.told()["putTps"] == "7.0 7.0 7.0"
+    assert rates.runtime_info()["putTps"] == "7.0 7.0 7.0"
 
 
 def test_a_morning_notes_the_totals() -> None:
