@@ -1,7 +1,7 @@
 """The composition root: puts store, plugins and sockets together and opens and closes them in order.
 
 It has no behaviour of its own. The nesting of :meth:`Broker.run` is the order of the shutdown: the sockets' tasks end
-first, then the services, then the tables are written and the store is closed.
+first, then the background tasks, then the tables are written and the store is closed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
 from gantrymq.kernel.plugin_faults import PluginFaults
-from gantrymq.kernel.registry import Service, Services
+from gantrymq.kernel.registry import Registry
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.queues.table import ConsumeQueues
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import encode_host, format_address, parse_address
 from gantrymq.remoting.peers import is_loopback
@@ -48,7 +49,7 @@ class Broker:
     """One broker: ``await broker.run()`` is its whole life, ``broker.stop()`` asks it to end.
 
     What a plugin uses: ``config``, ``env``, ``root`` (the store folder), ``name``, ``cluster``, ``broker_id``,
-    ``address`` (advertised, ``host:port``), ``services``, ``filters``, ``append``; and from ``make_flush_strategy`` on
+    ``address`` (advertised, ``host:port``), ``registry``, ``filters``, ``append``; and from ``make_flush_strategy`` on
     ``store``, ``log`` and ``queues``.
     """
 
@@ -64,7 +65,7 @@ class Broker:
         self.name = config.broker.name
         self.cluster = config.broker.cluster
         self.broker_id = config.broker.id
-        self.services = Services()
+        self.registry = Registry()
         self.filters: dict[str, FilterCompiler] = {}
         observe_connections = Observers(manager, "connections_changed")
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
@@ -214,14 +215,14 @@ class Broker:
             await self._serve_watched(task_status)
 
     async def _serve_watched(self, task_status: trio.TaskStatus[Broker]) -> None:
-        async with trio.open_nursery() as services:
-            services.start_soon(self._tell_failure)
-            services.start_soon(self._strategy.run)
-            services.start_soon(watch_deadlines, self, self.sweep, self._acks)
-            services.start_soon(tend_disk, self)
-            services.start_soon(mend_queues, self)
-            for info, service in self._services:
-                services.start_soon(self._run_service, info, service)
+        async with trio.open_nursery() as background:
+            background.start_soon(self._tell_failure)
+            background.start_soon(self._strategy.run)
+            background.start_soon(watch_deadlines, self, self.sweep, self._acks)
+            background.start_soon(tend_disk, self)
+            background.start_soon(mend_queues, self)
+            for info, task in self._tasks:
+                background.start_soon(self._run_task, info, task)
             async with trio.open_nursery() as handlers:
                 handlers.start_soon(self._tell_failure)
                 self._handlers = handlers
@@ -238,7 +239,7 @@ class Broker:
                 await self._drain()
                 self._drained_in_order = True
                 handlers.cancel_scope.cancel()
-            services.cancel_scope.cancel()
+            background.cancel_scope.cancel()
 
     async def _tell_failure(self) -> None:
         try:
@@ -274,8 +275,8 @@ class Broker:
         )
         self.sweep.has_waiting = self.requests.has_waiting
         self.sweep.readers = Readers(self.requests.readers)
-        services = self._registered("register_services", lambda service: isinstance(service, Service))
-        self._services = [(info, service) for info, service in services if service.runs_on(self.broker_id)]
+        tasks = self._registered("register_tasks", lambda task: isinstance(task, BackgroundTask))
+        self._tasks = [(info, task) for info, task in tasks if task.runs_on(self.broker_id)]
 
     def _make_strategy(self) -> FlushStrategy:
         for info, made in self.manager.call_each("make_flush_strategy", log=self.log, config=self.config):
@@ -343,11 +344,11 @@ class Broker:
         if self._on_dispatch is not None:
             self._on_dispatch(batch)
 
-    async def _run_service(self, info: PluginInfo, service: Service) -> None:
+    async def _run_task(self, info: PluginInfo, task: BackgroundTask) -> None:
         try:
-            await service.run()
+            await task.run()
         except Exception as error:
-            self._faults.task_failed(info, service.name, error)
+            self._faults.task_failed(info, task.name, error)
 
     def _is_full(self) -> bool:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor
-    from gantrymq.kernel.registry import Service
     from gantrymq.kernel.store.log.commitlog import CommitLog
+    from gantrymq.kernel.tasks import BackgroundTask
 
 PROJECT = "gantrymq"
 
@@ -69,10 +69,10 @@ def add_commands(cli: click.Group) -> None:
 
 @hookspec
 def configure(broker: Broker, config: Config) -> None:
-    """Take the own section (``config.section(DelayConfig)``), keep ``broker``, offer services to other plugins.
+    """Take the own section (``config.section(DelayConfig)``), keep ``broker``, offer objects to other plugins.
 
-    When: once, store not yet open. May: raise ``StartError`` to refuse; ``broker.services.provide(Kind, object)``.
-    Order: services of others are there from ``register_processors`` on. Errors: stop the start. First user: all.
+    When: once, store not yet open. May: raise ``StartError`` to refuse; ``broker.registry.provide(Protocol, object)``.
+    Order: objects of others are there from ``register_processors`` on. Errors: stop the start. First user: all.
     """
 
 
@@ -120,10 +120,10 @@ def register_filters(broker: Broker) -> dict[str, FilterCompiler]:  # type: igno
 
 
 @hookspec
-def register_services(broker: Broker) -> list[Service]:  # type: ignore[empty-body]
+def register_tasks(broker: Broker) -> list[BackgroundTask]:  # type: ignore[empty-body]
     """Long-running tasks, named, that the broker's nursery supervises.
 
-    When: once; the tasks start before the sockets open and are cancelled after the sockets have closed. A service that
+    When: once; the tasks start before the sockets open and are cancelled after the sockets have closed. A task that
     raises stops the broker. May: await whatever it likes. First user: register.
     """
 

@@ -95,7 +95,7 @@ class PluginFaults:
         if self._policies[info.name] != STOP:
             self._note(info, error, task=task)
             return
-        log.error("service_failed", plugin=info.name, service=task, exc_info=error)
+        log.error("task_failed", plugin=info.name, task=task, exc_info=error)
         if _comes_of(error, OSError):  # the system's text, which the command line turns into advice
             raise error
         raise TaskFailed(self._manager.describe_failure(info, f"its background task {task!r}", error)) from error

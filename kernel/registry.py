@@ -1,33 +1,16 @@
-"""What plugins add to the broker beside hooks: long-running tasks, and services for each other."""
+"""The objects that plugins offer each other, by the protocol that they fulfill."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar, cast
-
-import attrs
+from typing import TypeVar, cast
 
 from gantrymq.kernel.errors import StartError
-
-
-@attrs.frozen
-class Service:
-    """A named task: ``run()`` works until it is cancelled. ``run_on``: what it does is for masters, or for all."""
-
-    name: str
-    run: Callable[[], Awaitable[None]]
-    run_on: Literal["all", "masters"] = "all"
-
-    def runs_on(self, broker_id: int) -> bool:
-        """Whether a broker of that id runs it: a master's is 0."""
-        return self.run_on == "all" or broker_id == 0
-
 
 S = TypeVar("S")
 
 
-class Services:
-    """Services by their protocol, one provider each."""
+class Registry:
+    """Objects by their protocol (a class of :mod:`gantrymq.plugins.interfaces`, or of your own), one provider each."""
 
     def __init__(self) -> None:
         self._providers: dict[type, object] = {}

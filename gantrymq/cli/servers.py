@@ -117,13 +117,13 @@ def settle_collector() -> None:
 
 async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery, stop: trio.Event) -> bool:
     """One life of a broker, until it ends or ``stop``; whether it is to be started again."""
-    from gantrymq.plugins.services import Registration
+    from gantrymq.plugins.interfaces import Registration
 
     finished = trio.Event()
     await nursery.start(_run_to_end, broker, finished)
     settle_collector()
     # a nameserver that cannot be reached is in the log, and does not hold `ready` for ever
-    registration = broker.services.find(Registration)
+    registration = broker.registry.find(Registration)
     if not broker.restarting:  # else it has served nobody
         if registration is not None:
             await registration.wait_first(REGISTRATION_SECONDS)

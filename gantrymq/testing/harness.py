@@ -22,7 +22,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.nameserver.server import NameServer, NameServerConfig
 from gantrymq.plugins import DEFAULT_PLUGINS
-from gantrymq.plugins.services import Registration
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.channel import Channel, open_channel
 
 _START_S = 10.0
@@ -103,7 +103,7 @@ async def run_cluster(
         await nursery.start(nameserver.serve)
         broker = make_broker(data, [nameserver.address], settings=settings, enable=enable, disable=disable)
         async with run_broker(broker):
-            await broker.services.get(Registration).wait_first(_START_S)
+            await broker.registry.get(Registration).wait_first(_START_S)
             yield Cluster(nameserver.address, broker.address, broker)
         nursery.cancel_scope.cancel()
 

@@ -13,11 +13,11 @@ from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import new_batch, read_requests
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import BatchProcessor, Request
-from gantrymq.kernel.registry import Services
+from gantrymq.kernel.registry import Registry
 from gantrymq.kernel.store.log.record import Record, decode
 from gantrymq.kernel.store.store import Store, StoreConfig
+from gantrymq.plugins.interfaces import ConsumerOffsets, ProducerGroups, TopicTable
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.plugins.services import ConsumerOffsets, ProducerGroups, TopicTable
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
@@ -177,7 +177,7 @@ class TransactedStore:
         self.broker_id = 0
         self.producers = Producers()
         self.topics = Topics()
-        self.services = Services()
+        self.registry = Registry()
         self.store = Store(env, "store", config)
         self.log = self.store.log
         self.plugin = TransactionPlugin()
@@ -188,7 +188,7 @@ class TransactedStore:
         try:
             self.offsets = Offsets(env, _OFFSETS_FILE, 1000, self._end_of_queue)
             for kind, provider in self._provided():
-                self.services.provide(kind, provider)
+                self.registry.provide(kind, provider)
             self.plugin.configure(broker, section)
             self.report = self.store.recover(partial(self.plugin.dispatch))
             processors: Any = self.plugin.register_processors(broker)
@@ -249,7 +249,7 @@ class TransactedStore:
         machine.advance(int(seconds * 1000))
 
     def persist(self) -> None:
-        """Write the tables, as the broker does now and then; a strategy's own files first, as its service does."""
+        """Write the tables, as the broker does now and then; a strategy's own files first, as its task does."""
         if isinstance(self.plugin.strategy, StateTableStrategy):
             self.plugin.strategy.flush()
         self._write_tables()

@@ -2,7 +2,7 @@
 
 Slot: none. Hooks: collect_metrics, config_section, configure, register_processors.
 Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries. Files: ``config/overrides.toml``.
-Services: LiveSettings. Answers for RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the
+Provides: LiveSettings. Answers for RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the
 table: codes 25, 26, 28, 202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309
 towards clients. ``docs/howto/mqadmin.md`` has the commands that send them.
 """
@@ -20,7 +20,7 @@ from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.metrics import report
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.admin.topics import TopicAdmin
-from gantrymq.plugins.services import LiveSettings
+from gantrymq.plugins.interfaces import LiveSettings
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -47,7 +47,7 @@ class AdminPlugin:
         """Offer the list of what may change while the broker runs."""
         self._config = config.section(AdminConfig)
         self._settings = ChangeableSettings(broker)
-        broker.services.provide(LiveSettings, self._settings)
+        broker.registry.provide(LiveSettings, self._settings)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

@@ -12,7 +12,7 @@ import structlog
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import stored_at
 from gantrymq.plugins.admin.settings import ChangeableSettings
-from gantrymq.plugins.services import Retention
+from gantrymq.plugins.interfaces import Retention
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import VERSION, Command
@@ -34,7 +34,7 @@ class BrokerAdmin:
     def __init__(self, broker: Broker, settings: ChangeableSettings) -> None:
         self._broker = broker
         self._settings = settings
-        self._retention = broker.services.find(Retention)
+        self._retention = broker.registry.find(Retention)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""

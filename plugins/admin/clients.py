@@ -16,7 +16,7 @@ from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.log.record import BadRecord
 from gantrymq.kernel.store.reading import find_named, stored_at
 from gantrymq.plugins.admin.config import AdminConfig
-from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupMember, TopicTable
 from gantrymq.remoting.bodies.body import TOLERANT_BYTES_MAX
 from gantrymq.remoting.bodies.offsets import ClientStatus, ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -50,9 +50,9 @@ class ClientAdmin:
     def __init__(self, broker: Broker, config: AdminConfig) -> None:
         self._broker = broker
         self._config = config
-        self._topics = broker.services.get(TopicTable)
-        self._groups = broker.services.get(ConsumerGroups)
-        self._offsets = broker.services.get(ConsumerOffsets)
+        self._topics = broker.registry.get(TopicTable)
+        self._groups = broker.registry.get(ConsumerGroups)
+        self._offsets = broker.registry.get(ConsumerOffsets)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""

@@ -11,7 +11,7 @@ import trio
 
 from gantrymq.kernel.processors import Heavy, Request
 from gantrymq.kernel.store.reading import message_stored_at
-from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.offsets import ConsumeStats, ConsumeStatsList, OffsetWrapper
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -36,11 +36,11 @@ class ConsumerAdmin:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._topics = broker.services.get(TopicTable)
-        self._group_table = broker.services.get(GroupTable)
-        self._groups = broker.services.get(ConsumerGroups)
-        self._offsets = broker.services.get(ConsumerOffsets)
-        self._statistics = broker.services.find(Statistics)
+        self._topics = broker.registry.get(TopicTable)
+        self._group_table = broker.registry.get(GroupTable)
+        self._groups = broker.registry.get(ConsumerGroups)
+        self._offsets = broker.registry.get(ConsumerOffsets)
+        self._statistics = broker.registry.find(Statistics)
 
     def processors(self) -> dict[int, Heavy]:
         """Request code to handler."""

@@ -50,7 +50,7 @@ class _Live:
 
 
 class ChangeableSettings:
-    """The service ``LiveSettings``."""
+    """Provides ``LiveSettings``."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -13,7 +13,7 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Handler, Heavy, Request
 from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.plugins.admin.config import AdminConfig
-from gantrymq.plugins.services import ConsumerGroups, ConsumerOffsets, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, ConsumerOffsets, TopicTable
 from gantrymq.remoting.bodies.clients import GroupList
 from gantrymq.remoting.bodies.offsets import ConsumeTimeSpans, QueueTimeSpan
 from gantrymq.remoting.bodies.queues import (
@@ -45,9 +45,9 @@ class TopicAdmin:
     def __init__(self, broker: Broker, config: AdminConfig) -> None:
         self._broker = broker
         self._config = config
-        self._topics = broker.services.get(TopicTable)
-        self._offsets = broker.services.get(ConsumerOffsets)
-        self._groups = broker.services.get(ConsumerGroups)
+        self._topics = broker.registry.get(TopicTable)
+        self._offsets = broker.registry.get(ConsumerOffsets)
+        self._groups = broker.registry.get(ConsumerGroups)
 
     def processors(self) -> dict[int, Handler | Heavy]:
         """Request code to handler."""

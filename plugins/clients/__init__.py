@@ -1,10 +1,10 @@
 """Who is connected: producers and consumers by their heartbeats, and the groups that they form.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, register_services, collect_metrics,
+Slot: none; essential. Hooks: config_section, configure, register_processors, register_tasks, collect_metrics,
 connections_changed.
 Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
 max_subscriptions, max_kept_bytes. Files: none.
-Services: ConsumerGroups, ProducerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager,
+Provides: ConsumerGroups, ProducerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager,
 ProducerManager, DefaultConsumerIdsChangeListener, code 38 of ConsumerManageProcessor and the connections of
 AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40 towards clients.
 """
@@ -17,13 +17,13 @@ import trio
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.clients.clients import Clients
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.connections import Connections
 from gantrymq.plugins.clients.heartbeat import Heartbeats
 from gantrymq.plugins.clients.metrics import report
-from gantrymq.plugins.services import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, QueueLocks, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, QueueLocks, TopicTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -53,25 +53,25 @@ class ClientsPlugin:
         """Offer the groups to other plugins."""
         self._config = config.section(ClientsConfig)
         self._clients = Clients(broker.env, self._config)
-        broker.services.provide(ConsumerGroups, self._clients)
-        broker.services.provide(ProducerGroups, self._clients)
+        broker.registry.provide(ConsumerGroups, self._clients)
+        broker.registry.provide(ProducerGroups, self._clients)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """34, 35 and 38 of clients, the rest of administrators."""
-        groups = broker.services.get(GroupTable)
-        topics = broker.services.get(TopicTable)
-        live = broker.services.find(LiveSettings)
+        groups = broker.registry.get(GroupTable)
+        topics = broker.registry.get(TopicTable)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.clients", self._config, ("notify", "expire_after"), self._clients.reconfigure)
-        locks = broker.services.find(QueueLocks)
+        locks = broker.registry.find(QueueLocks)
         handlers = Heartbeats(self._clients, groups, topics, self._config, self._wake, broker.env.monotonic, locks)
         return dict(handlers.processors() | Connections(self._clients).processors())
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """One tells members of changes, one looks for who fell silent."""
-        return [Service("clients.notify", self._notify), Service("clients.expire", self._expire)]
+        return [BackgroundTask("clients.notify", self._notify), BackgroundTask("clients.expire", self._expire)]
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:

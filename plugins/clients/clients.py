@@ -31,7 +31,7 @@ WISH_BYTES = 100
 
 
 class Clients:
-    """The services ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members are to be told."""
+    """Provides ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members are to be told."""
 
     def __init__(self, env: Env, config: ClientsConfig) -> None:
         self.consumers = Roster(ConsumerGroup, config.max_groups)

@@ -12,7 +12,7 @@ from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.plugins.clients.clients import Clients, subscription_bytes
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import Member
-from gantrymq.plugins.services import GroupTable, QueueLocks, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, QueueLocks, TopicTable
 from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode

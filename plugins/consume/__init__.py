@@ -1,7 +1,7 @@
 """Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
 Slot: none; essential.
-Hooks: collect_metrics, config_section, configure, register_processors, register_services, stopping.
+Hooks: collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
 Config ``[plugin.consume]``: ``memory_messages``, ``memory_bytes``, ``disk_messages``, ``disk_bytes`` (RocketMQ's limits
 of one answer), ``max_messages`` and ``max_bytes`` (the limits for clients that accept more), ``scan_entries`` (queue
 entries looked at for one answer when a filter drops most), ``memory_percent`` (what counts as in memory) and
@@ -19,12 +19,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.consume.config import LIVE_KEYS, ConsumeConfig
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.pull import PullProcessor
 from gantrymq.plugins.consume.suggest import Suggestions
-from gantrymq.plugins.services import LiveSettings
+from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -54,14 +54,14 @@ class ConsumePlugin:
         self._suggestions = Suggestions(broker, config.slave_read_enable, config.memory_percent)
         self._limits = TransferLimits(config, self._suggestions)
         self._processor = processor = PullProcessor(broker, config, self._limits, self._suggestions)
-        live = broker.services.find(LiveSettings)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.consume", config, LIVE_KEYS, self._reconfigure)
         return {RequestCode.PULL_MESSAGE: processor, RequestCode.LITE_PULL_MESSAGE: processor}
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
-        return [Service("consume", self._processor.postponed.run)]
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        return [BackgroundTask("consume", self._processor.postponed.run)]
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

@@ -21,7 +21,7 @@ from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
 from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
 from gantrymq.plugins.consume.suggest import MASTER_ID, Suggestions
-from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Statistics, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Statistics, TopicTable
 from gantrymq.remoting.codes import PERM_READ, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.pull import PullMessageHeader
@@ -54,11 +54,11 @@ class PullProcessor:
         self._until = math.inf
         self._uncompiled: list[Request] = []
         """Pulls of this turn that wait for their expressions."""
-        self._topics = broker.services.get(TopicTable)
-        self._groups = broker.services.get(GroupTable)
-        self._offsets = broker.services.get(ConsumerOffsets)
+        self._topics = broker.registry.get(TopicTable)
+        self._groups = broker.registry.get(GroupTable)
+        self._offsets = broker.registry.get(ConsumerOffsets)
         self._hold = broker.manager.hook.hold_pulls
-        self._statistics = broker.services.find(Statistics)
+        self._statistics = broker.registry.find(Statistics)
         self._subscriptions = Subscriptions(broker)
         self._windows = LogWindows(broker.env, broker.log)
         self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)

@@ -12,7 +12,7 @@ import structlog
 
 from gantrymq.kernel.filters import CodeFilter, FilterCompiler, FilterSteps, MessageFilter
 from gantrymq.kernel.rare_warnings import RareWarnings
-from gantrymq.plugins.services import ConsumerGroups
+from gantrymq.plugins.interfaces import ConsumerGroups
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
@@ -78,7 +78,7 @@ class Subscriptions:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._consumers = broker.services.get(ConsumerGroups)
+        self._consumers = broker.registry.get(ConsumerGroups)
         self._compiled: OrderedDict[tuple[str, str], MessageFilter] = OrderedDict()
         self._characters = 0
         self._in_use = 0

@@ -1,14 +1,14 @@
 """Deliver messages later: after the delay of a level (property DELAY), or at a time of their own (TIMER_DELIVER_MS).
 
 Slot: none.
-Hooks: before_append, collect_metrics, configure, config_section, persist, register_processors, register_services,
+Hooks: before_append, collect_metrics, configure, config_section, persist, register_processors, register_tasks,
 retention_floor, runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
 ``max_delay`` (of messages with a time of their own).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
 ``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
 Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (370, and 45 for
-slaves; service LevelPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
+slaves; provides LevelPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
 
 Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
 SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.levels.delivery import Delivery
 from gantrymq.plugins.delay.levels.levels import Levels
@@ -34,7 +34,7 @@ from gantrymq.plugins.delay.metrics import report_levels, report_timer
 from gantrymq.plugins.delay.recall import Recalls
 from gantrymq.plugins.delay.rewrite import TimerTerms, move_delayed
 from gantrymq.plugins.delay.timer.timer import Timer
-from gantrymq.plugins.services import LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -76,13 +76,13 @@ class DelayPlugin:
         self._pipelined = section.delivery == "pipelined"
         self._longest_ms = int(section.max_delay * 1000)
         self._topics: TopicTable | None = None
-        broker.services.provide(LevelPositions, self)
+        broker.registry.provide(LevelPositions, self)
         broker.queues.tag_code_rules[SCHEDULE_TOPIC] = self._levels.due_code
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """370, and 45 for slaves."""
-        topics = broker.services.get(TopicTable)
+        topics = broker.registry.get(TopicTable)
         recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
         return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._tell_positions}
 
@@ -92,16 +92,16 @@ class DelayPlugin:
         return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
 
     def adopt(self, body: bytes) -> None:
-        """A slave's levels are where its master's are: it delivers nothing itself (service ``LevelPositions``)."""
+        """A slave's levels are where its master's are: it delivers nothing itself (``LevelPositions``)."""
         self._positions.adopt(body)
         if self._make_delivery is not None:
             self._delivery = self._make_delivery()
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The delivery of what is due, by level and by time."""
         queues = max(QUEUES, len(self._levels))
-        self._topics = broker.services.get(TopicTable)
+        self._topics = broker.registry.get(TopicTable)
         self._topics.ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
 
         def append(batch: AppendBatch) -> None:
@@ -117,7 +117,7 @@ class DelayPlugin:
         self._terms = TimerTerms(
             broker.log.clock.now_ms, broker.log.clock.at_wall, self._longest_ms, broker.name, self._moved
         )
-        return [Service("delay", self._delivery.run, "masters"), Service("timer", timer.run, "masters")]
+        return [BackgroundTask("delay", self._delivery.run, "masters"), BackgroundTask("timer", timer.run, "masters")]
 
     def _moved(self, slot: int, recalls: bytes | None) -> None:
         if self._topics is not None and self._topics.get(TIMER_TOPIC) is None:

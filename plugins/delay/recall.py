@@ -16,7 +16,7 @@ import attrs
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
-from gantrymq.plugins.services import TopicTable
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header

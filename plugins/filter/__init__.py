@@ -3,7 +3,7 @@
 A tag is compared by the hash in the consume queue entry; for SQL92 each record is read.
 
 Slot: none.
-Hooks: config_section, configure, register_filters, register_processors, register_services, stopping, persist.
+Hooks: config_section, configure, register_filters, register_processors, register_tasks, stopping, persist.
 Config ``[plugin.filter]``: ``sql92`` (true; RocketMQ's ``enablePropertyFilter``, which is off there).
 Files: ``config/consumerFilter.json``, every ``broker.persist_interval`` if it changed (``.bak``: the one before).
 Answers for RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and for
@@ -22,11 +22,11 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import plain
 from gantrymq.kernel.filters import compile_steps
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.filter import tags
 from gantrymq.plugins.filter.check import check_client
 from gantrymq.plugins.filter.consumers import ConsumerFilters
-from gantrymq.plugins.services import ConsumerGroups
+from gantrymq.plugins.interfaces import ConsumerGroups
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.steps import run_steps
@@ -86,9 +86,9 @@ class FilterPlugin:
         return {RequestCode.CHECK_CLIENT_CONFIG: check_client(broker.filters, broker.pace)}
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """One follows who subscribes by more than tags."""
-        return [Service("filter.consumers", partial(self._follow, broker))]
+        return [BackgroundTask("filter.consumers", partial(self._follow, broker))]
 
     @hookimpl
     def stopping(self) -> None:
@@ -106,7 +106,7 @@ class FilterPlugin:
     async def _follow(self, broker: Broker) -> None:
         while True:
             await trio.sleep(broker.config.broker.persist_interval)
-            groups = broker.services.find(ConsumerGroups)
+            groups = broker.registry.find(ConsumerGroups)
             if groups is None or not self._is_due(groups, broker.env.monotonic()):
                 continue
             pace = broker.pace()
@@ -118,7 +118,7 @@ class FilterPlugin:
         return groups.changes != self._seen or self._consumers.is_behind or now >= self._look_at
 
     def _update(self, broker: Broker) -> Generator[None, None, None]:
-        groups = broker.services.find(ConsumerGroups)
+        groups = broker.registry.find(ConsumerGroups)
         if groups is None:
             return
         self._seen = groups.changes

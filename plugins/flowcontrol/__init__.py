@@ -19,7 +19,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.config.fields import duration
-from gantrymq.plugins.services import LiveSettings
+from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FlowControlPlugin:
     @hookimpl
     def started(self, broker: Broker) -> None:
         """Administrators may change the limit while the broker runs."""
-        live = broker.services.find(LiveSettings)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.flowcontrol", self._config, ("busy_after",), self._reconfigure)
 

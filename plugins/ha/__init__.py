@@ -2,14 +2,14 @@
 
 Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_processors,
-register_services, runtime_info.
+register_tasks, runtime_info.
 Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``, ``lease``, ``refuse_without_lease``;
 a slave's: ``master``,
 ``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
 Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start;
 ``config/ha-epoch.json``, the epochs, and of a slave its master's role.
-Services: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
+Provides: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
 ``matches`` answers it, ``find`` looks for its master, ``epochs`` knows who was promoted last, ``lease`` who was heard,
@@ -30,7 +30,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Heavy
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
@@ -47,7 +47,7 @@ from gantrymq.plugins.ha.slave import Slave
 from gantrymq.plugins.ha.status import master_info, slave_info
 from gantrymq.plugins.ha.tables import Tables
 from gantrymq.plugins.ha.vip import VipPort
-from gantrymq.plugins.services import LiveSettings, Replication
+from gantrymq.plugins.interfaces import LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
@@ -67,7 +67,7 @@ class HaPlugin:
     """A master's or a slave's half, by ``broker.id``."""
 
     name = "ha"
-    _tables: Tables  # of a slave, from register_services on
+    _tables: Tables  # of a slave, from register_tasks on
     _epochs: Epochs  # both from configure on
     _roles: RoleChanges
     _lease: Lease
@@ -150,7 +150,7 @@ class HaPlugin:
             origin, source = origin_of(broker, "broker", "id")
             self._epochs.begin_as_master(source if origin == "override" else "")
             self._config = section = self._with_role(broker, section)
-        broker.services.provide(Replication, self)
+        broker.registry.provide(Replication, self)
         if broker.broker_id:
             cut_as_planned(broker)
             broker.before_listening.append(self._settle)
@@ -195,22 +195,22 @@ class HaPlugin:
         return found
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The task that waits for slaves, or the one that follows the master."""
-        live = broker.services.find(LiveSettings)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
             live.allow("plugin.ha", self._config, (), lambda _: None)  # shown as it is in force
-        roles = Service("ha roles", self._roles.run)
+        roles = BackgroundTask("ha roles", self._roles.run)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)
             return [
-                Service("ha master", self.master.run), Service("ha lag", lag.run),
-                Service("vip port", VipPort(broker).run), roles,
+                BackgroundTask("ha master", self.master.run), BackgroundTask("ha lag", lag.run),
+                BackgroundTask("vip port", VipPort(broker).run), roles,
             ]  # fmt: skip
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)
         self._tables = Tables(broker, self._master_address, self._config.sync_tables)
-        return [Service("ha slave", self.slave.run), Service("ha tables", self._tables.run), roles]
+        return [BackgroundTask("ha slave", self.slave.run), BackgroundTask("ha tables", self._tables.run), roles]
 
     def _renumber(self, broker: Broker, changed: BrokerConfig) -> None:
         promoted = self._roles.promoted

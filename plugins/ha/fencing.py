@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 import trio
 
-from gantrymq.plugins.services import LiveSettings
+from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -114,7 +114,7 @@ class RoleChanges:
             return
         self.promoted = epoch
         try:
-            self._broker.services.get(LiveSettings).update(b"brokerId=0\n")
+            self._broker.registry.get(LiveSettings).update(b"brokerId=0\n")
         finally:
             self.promoted = None
 

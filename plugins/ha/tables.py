@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from gantrymq.plugins.ha.master_address import MasterAddress
-from gantrymq.plugins.services import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -37,11 +37,11 @@ class Tables:
     """Fetches them every ``interval`` seconds for as long as :meth:`run` runs."""
 
     def __init__(self, broker: Broker, master_address: MasterAddress, interval: float) -> None:
-        services = broker.services
-        self._topics = services.find(TopicTable)
-        self._groups = services.find(GroupTable)
-        self._offsets = services.find(ConsumerOffsets)
-        self._delays = services.find(LevelPositions)
+        registry = broker.registry
+        self._topics = registry.find(TopicTable)
+        self._groups = registry.find(GroupTable)
+        self._offsets = registry.find(ConsumerOffsets)
+        self._delays = registry.find(LevelPositions)
         self._log_end: Callable[[], int] = lambda: broker.log.end
         self._master_address = master_address
         self._interval = interval

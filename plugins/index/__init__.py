@@ -1,11 +1,11 @@
 """Finds messages by key: RocketMQ's index files, built while messages are dispatched.
 
 Slot: index.
-Hooks: config_section, configure, dispatch, persist, register_services, stopping.
+Hooks: config_section, configure, dispatch, persist, register_tasks, stopping.
 Config ``[plugin.index]``: ``slots``, ``entries`` (the shape of a file; an index of another shape is built again),
 ``flush_interval``, ``sync_interval``, ``catch_up_bytes``.
 Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse; ``gantrymq.index``, how far they can be trusted.
-Services: MessageIndex. Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
+Provides: MessageIndex. Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.index.config import IndexConfig
 from gantrymq.plugins.index.files import IndexFiles
 from gantrymq.plugins.index.follower import Follower
 from gantrymq.plugins.index.layout import Shape
-from gantrymq.plugins.services import MessageIndex
+from gantrymq.plugins.interfaces import MessageIndex
 
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import DispatchBatch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class IndexPlugin:
-    """Holds the slot ``index`` and the service ``MessageIndex``."""
+    """Holds the slot ``index`` and provides ``MessageIndex``."""
 
     name = "index"
     slot = "index"
@@ -49,13 +49,13 @@ class IndexPlugin:
         section = config.section(IndexConfig)
         self._index = IndexFiles(broker.env, broker.root, Shape(section.slots, section.entries))
         self._follower = Follower(broker, self._index, section)
-        broker.services.provide(MessageIndex, self)
+        broker.registry.provide(MessageIndex, self)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """One task that follows the log, one that brings the files to the disk."""
         assert self._follower is not None  # configure has run
-        return [Service("index", self._follower.follow), Service("index files", self._follower.keep)]
+        return [BackgroundTask("index", self._follower.follow), BackgroundTask("index files", self._follower.keep)]
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
@@ -70,11 +70,11 @@ class IndexPlugin:
 
     @hookimpl
     def persist(self) -> None:
-        """Once the broker stops: all of the index, slots included. Before that the own service writes it."""
+        """Once the broker stops: all of the index, slots included. Before that the own task writes it."""
         if self._stopping and self._follower is not None:
             self._follower.settle()
 
-    # ----------------------------------------------------------------------------------- the service MessageIndex
+    # --------------------------------------------------------------------------------------- as MessageIndex
 
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
         """See :class:`MessageIndex`."""

@@ -5,7 +5,7 @@ Hooks: config_section, configure, connections_changed, register_processors.
 Config ``[plugin.locks]``: ``expire_after`` (a lock that was not taken again for so long is free),
 ``free_after_disconnect`` (so is one whose owner's connection ended so long ago), ``max_locks``,
 ``max_bytes`` (what they take in memory).
-Files: none; after a restart everything is free. Service: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``:
+Files: none; after a restart everything is free. Provides: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``:
 codes 41 and 42. There a member that leaves with its queues locked keeps them until they expire.
 """
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
+from gantrymq.plugins.interfaces import ConsumerGroups, QueueLocks
 from gantrymq.plugins.locks.config import LocksConfig
 from gantrymq.plugins.locks.requests import LockRequests
 from gantrymq.plugins.locks.table import LockTable
-from gantrymq.plugins.services import ConsumerGroups, QueueLocks
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -44,12 +44,12 @@ class LocksPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         """Offer the table to whoever knows when a member leaves."""
         self._table = LockTable(broker.env.monotonic, config.section(LocksConfig), self._is_member)
-        broker.services.provide(QueueLocks, self._table)
+        broker.registry.provide(QueueLocks, self._table)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """41 and 42."""
-        self._groups = broker.services.find(ConsumerGroups)
+        self._groups = broker.registry.find(ConsumerGroups)
         return dict(LockRequests(self._table).processors())
 
     @hookimpl

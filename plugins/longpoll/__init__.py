@@ -1,7 +1,7 @@
 """Hold pulls that found nothing, and answer them when something arrives or their time is up.
 
 Slot: none.
-Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_services,
+Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_tasks,
 stopping.
 Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once, those of the
 address that holds most first), ``max_held_per_address`` (of one address; 0: no such limit),
@@ -19,7 +19,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import DispatchBatch, PullBatch
 from gantrymq.kernel.config.fields import duration, number
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.longpoll.hold import HeldPulls
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class LongPollPlugin:
         self._stopping = False
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
-        return [Service("longpoll", self._answer_expired)]
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        return [BackgroundTask("longpoll", self._answer_expired)]
 
     @hookimpl
     def hold_pulls(self, batch: PullBatch) -> bool | None:

@@ -1,7 +1,7 @@
 """Tell what all plugins count to Prometheus, over HTTP, with RocketMQ 5's names where it has them.
 
 Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
-Hooks: config_section, configure, register_services, runtime_info.
+Hooks: config_section, configure, register_tasks, runtime_info.
 Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``. Files: none.
 Answers for RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
@@ -20,7 +20,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.metrics.config import MetricsConfig
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class MetricsPlugin:
         self._server = MetricsServer(broker.env, self._config, self.render)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The web server."""
-        return [Service("metrics", self._server.run)]
+        return [BackgroundTask("metrics", self._server.run)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
 Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
-Services: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
+Provides: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
 AdminBrokerProcessor: codes 14, 15, 29 to 32, 43, 308, 314, 343.
 """
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.processors import Processor
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.lag import report_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.plugins.services import ConsumerOffsets
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -50,7 +50,7 @@ class OffsetsPlugin:
         broker.env.mkdirs(folder)
         path = f"{folder}/consumerOffset.json"
         self._offsets = Offsets(broker.env, path, self._config.max_entries, partial(end_of_queue, broker))
-        broker.services.provide(ConsumerOffsets, self._offsets)
+        broker.registry.provide(ConsumerOffsets, self._offsets)
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:

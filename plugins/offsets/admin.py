@@ -11,8 +11,8 @@ import structlog
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import message_stored_at
+from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.remoting.bodies.offsets import CorrectionOffsets
 from gantrymq.remoting.bodies.topics import TopicList
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -37,9 +37,9 @@ class OffsetAdmin:
     def __init__(self, broker: Broker, offsets: Offsets) -> None:
         self._broker = broker
         self._offsets = offsets
-        self._topics = broker.services.get(TopicTable)
-        self._groups = broker.services.get(GroupTable)
-        self._live = broker.services.find(ConsumerGroups)
+        self._topics = broker.registry.get(TopicTable)
+        self._groups = broker.registry.get(GroupTable)
+        self._live = broker.registry.find(ConsumerGroups)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""

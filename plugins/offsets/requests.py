@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import stored_at
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -38,8 +38,8 @@ class OffsetRequests:
         self._broker = broker
         self._offsets = offsets
         self._config = config
-        self._topics = broker.services.get(TopicTable)
-        self._groups = broker.services.get(GroupTable)
+        self._topics = broker.registry.get(TopicTable)
+        self._groups = broker.registry.get(GroupTable)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""

@@ -30,7 +30,7 @@ Key = tuple[str, str]
 
 
 class Offsets:
-    """The service ``ConsumerOffsets``: offsets by topic and group, then by queue id."""
+    """Provides ``ConsumerOffsets``: offsets by topic and group, then by queue id."""
 
     def __init__(self, env: Env, path: str, max_entries: int, max_offset: MaxOffset) -> None:
         """``max_entries``: how many pairs of topic and group there may be. :class:`StartError` for unreadable files."""

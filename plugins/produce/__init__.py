@@ -3,7 +3,7 @@
 Slot: none; essential.
 Hooks: before_append, configure, config_section, register_processors.
 Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), ``trace`` (TRACE_ON).
-Files: none. Service: SendRules. Answers for RocketMQ's ``SendMessageProcessor``.
+Files: none. Provides: SendRules. Answers for RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
 store such a message as an ordinary one would deliver it too early. A slave (``broker.id`` above 0) refuses everything.
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.plugins.interfaces import GroupTable, SendRules, TopicTable
 from gantrymq.plugins.produce.config import ProduceConfig
 from gantrymq.plugins.produce.rules import Rules
 from gantrymq.plugins.produce.send import SendProcessor
 from gantrymq.plugins.produce.validate import refuse_all, refuse_unhandled
-from gantrymq.plugins.services import GroupTable, SendRules, TopicTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import MSG_REGION, TRACE_ON
 
@@ -45,14 +45,14 @@ class ProducePlugin:
         self._slave_id = broker.broker_id
         trace = "true" if self._config.trace else "false"
         self._rules = Rules(broker, {MSG_REGION: self._config.region, TRACE_ON: trace})
-        broker.services.provide(SendRules, self._rules)
+        broker.registry.provide(SendRules, self._rules)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         processor = SendProcessor(
             broker,
-            broker.services.get(TopicTable),
-            broker.services.get(GroupTable),
+            broker.registry.get(TopicTable),
+            broker.registry.get(GroupTable),
             self._rules.answer_fields,
         )
         codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

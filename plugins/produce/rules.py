@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.produce.validate import check_topic, traits_of
-from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.headers.send import SendMessageHeader
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """The service ``SendRules``. ``answer_fields``: what each answer to a sender says."""
+    """Provides ``SendRules``. ``answer_fields``: what each answer to a sender says."""
 
     def __init__(self, broker: Broker, answer_fields: dict[str, str]) -> None:
         self.answer_fields = answer_fields
@@ -22,8 +22,8 @@ class Rules:
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:
         """The message's topic; ``RemoteFault`` when it may not be sent to."""
-        services = self._broker.services
-        return check_topic(header, services.get(TopicTable), services.get(GroupTable), self._broker.name)
+        registry = self._broker.registry
+        return check_topic(header, registry.get(TopicTable), registry.get(GroupTable), self._broker.name)
 
     def traits_of(self, properties: bytes) -> int:
         """What the encoded properties ask for beyond storing."""

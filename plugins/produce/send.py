@@ -9,10 +9,10 @@ import attrs
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.processors import Request
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.produce.fast import READERS, add_sends, answer_sends
 from gantrymq.plugins.produce.plain import reply_form
 from gantrymq.plugins.produce.validate import StoredSize, check_properties, check_topic, split_batch, traits_of
-from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, RequestCode, ResponseCode
 from gantrymq.remoting.errors import RemoteFault

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gantrymq.kernel.batch import BATCH_MAX_MESSAGES, BATCH_STORED_FACTOR, AppendBatch, Trait
 from gantrymq.kernel.store.log.record import LEAST_BYTES
-from gantrymq.plugins.services import GroupTable, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_WRITE, ResponseCode
 from gantrymq.remoting.errors import RemoteFault

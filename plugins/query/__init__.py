@@ -3,7 +3,7 @@
 Slot: none.
 Hooks: register_processors.
 Config: none.
-Files: none; it reads the log, and the index through the service MessageIndex.
+Files: none; it reads the log, and the index through MessageIndex.
 Answers for RocketMQ's ``QueryMessageProcessor``: codes 12 and 33.
 """
 

@@ -10,7 +10,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.store.log.record import BadRecord, Record, decode
 from gantrymq.kernel.store.log.scan import checked_size
 from gantrymq.kernel.store.reading import find_named
-from gantrymq.plugins.services import MessageIndex
+from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from gantrymq.kernel.processors import Request
+from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
-from gantrymq.plugins.services import MessageIndex
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -41,7 +41,7 @@ class QueryRequests:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._index = broker.services.find(MessageIndex)
+        self._index = broker.registry.find(MessageIndex)
         self._threads = trio.CapacityLimiter(THREADS)
 
     async def by_key(self, request: Request) -> Command:

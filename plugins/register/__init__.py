@@ -1,8 +1,8 @@
 """Tell the nameservers that this broker exists and which topics it has.
 
-Slot: none; default. Hooks: config_section, configure, register_services, runtime_info, started, stopping.
+Slot: none; default. Hooks: config_section, configure, register_tasks, runtime_info, started, stopping.
 Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``. Files: none.
-Services: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
+Provides: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
 Every nameserver has a task and a connection of its own: one that is away holds up nobody.
 """
@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import Registration, Replication, RouteChanges, TopicTable
 from gantrymq.plugins.register.body import Announcement
 from gantrymq.plugins.register.config import RegisterConfig
 from gantrymq.plugins.register.duplicate_check import DuplicateCheck
 from gantrymq.plugins.register.registrar import Registrar
-from gantrymq.plugins.services import Registration, Replication, RouteChanges, TopicTable
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -42,20 +42,20 @@ class RegisterPlugin:
         section = config.section(RegisterConfig)
         self._duplicate_check = DuplicateCheck(broker)
         self._registrar = Registrar(Announcement(broker), self._duplicate_check, config.broker.nameservers, section)
-        broker.services.provide(RouteChanges, self._registrar)
-        broker.services.provide(Registration, self._registrar)
+        broker.registry.provide(RouteChanges, self._registrar)
+        broker.registry.provide(Registration, self._registrar)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The task that keeps this broker registered."""
-        topics = broker.services.find(TopicTable)
+        topics = broker.registry.find(TopicTable)
         if topics is not None:
             self._registrar.on_ordered(topics.set_ordered)
-        replication = broker.services.find(Replication)
+        replication = broker.registry.find(Replication)
         if replication is not None and broker.broker_id != 0:
             self._registrar.on_master(replication.master_is)
         self._duplicate_check.replication = replication
-        return [Service("register", self._registrar.run)]
+        return [BackgroundTask("register", self._registrar.run)]
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.services import Replication
+from gantrymq.plugins.interfaces import Replication
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from gantrymq.remoting.bodies.tables import DataVersion
@@ -42,7 +42,7 @@ class Announcement:
     def register(self) -> Command:
         """The request as of now, with every plugin's part (hook ``advertise``) in it."""
         broker = self._broker
-        replication = broker.services.find(Replication)
+        replication = broker.registry.find(Replication)
         epoch = None if replication is None else replication.epoch
         body = self._encode(RegisterBrokerBody(**self._collect()), epoch)
         host, port = parse_address(broker.address)
@@ -66,7 +66,7 @@ class Announcement:
     def query(self) -> Command:
         """Whether the nameserver knows this broker, as it registered last (322); small, and a sign of life."""
         ext = self._header().to_ext()
-        replication = self._broker.services.find(Replication)
+        replication = self._broker.registry.find(Replication)
         if replication is not None:
             ext[EPOCH_FIELD] = str(replication.epoch)
         return Command(RequestCode.QUERY_DATA_VERSION, ext, self._version.to_bytes())

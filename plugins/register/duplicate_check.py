@@ -31,7 +31,7 @@ from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
-    from gantrymq.plugins.services import Replication
+    from gantrymq.plugins.interfaces import Replication
 
 log = structlog.get_logger("gantrymq.register")
 

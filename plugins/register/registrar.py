@@ -1,4 +1,4 @@
-"""All nameservers together: the services ``RouteChanges`` and ``Registration``."""
+"""All nameservers together: provides ``RouteChanges`` and ``Registration``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Request and reply: SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325), pushed to the requester with 326.
 
 Slot: none.
-Hooks: collect_metrics, config_section, configure, register_processors, register_services.
+Hooks: collect_metrics, config_section, configure, register_processors, register_tasks.
 Config ``[plugin.reply]``: ``store`` (replies are stored as well), ``push_timeout``, ``max_waiting``,
 ``max_waiting_bytes``. Files: none. Answers for RocketMQ's ``ReplyMessageProcessor``.
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.plugins.reply.config import ReplyConfig
 from gantrymq.plugins.reply.push import Pusher
 from gantrymq.plugins.reply.replies import ReplyProcessor
-from gantrymq.plugins.services import LiveSettings
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ class ReplyPlugin:
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """Both codes to one processor, so that a sweep's replies are one batch."""
         self._processor = ReplyProcessor(broker, self._config, self._pusher)
-        live = broker.services.find(LiveSettings)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.reply", self._config, ("store",), self._reconfigure)
         return dict.fromkeys((RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2), self._processor)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """One pushes the replies."""
-        return [Service("reply.push", self._pusher.run)]
+        return [BackgroundTask("reply.push", self._pusher.run)]
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:

@@ -64,7 +64,7 @@ class _Lane:
 
 
 class Pusher:
-    """Pushes replies, in tasks of its own: the service ``reply.push`` runs :meth:`run`."""
+    """Pushes replies, in tasks of its own: the task ``reply.push`` runs :meth:`run`."""
 
     def __init__(self, config: ReplyConfig) -> None:
         self.waiting = 0
@@ -91,7 +91,7 @@ class Pusher:
 
         A client that has too many replies waiting gets no further one.
         """
-        assert self._tasks is not None  # services start before the sockets open
+        assert self._tasks is not None  # tasks start before the sockets open
         config = self._config
         lane = self._lanes.get(connection)
         if lane is None:

@@ -14,9 +14,9 @@ import structlog
 
 from gantrymq.kernel.batch import STORED, AppendBatch, Trait
 from gantrymq.kernel.processors import Request
+from gantrymq.plugins.interfaces import ProducerGroups, SendRules
 from gantrymq.plugins.reply.config import ReplyConfig
 from gantrymq.plugins.reply.push import Pusher
-from gantrymq.plugins.services import ProducerGroups, SendRules
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
@@ -63,8 +63,8 @@ class ReplyProcessor:
         self._broker = broker
         self._config = config
         self._pusher = pusher
-        self._rules = broker.services.get(SendRules)
-        self._producers = broker.services.get(ProducerGroups)
+        self._rules = broker.registry.get(SendRules)
+        self._producers = broker.registry.get(ProducerGroups)
         self._max_bytes = broker.config.store.max_message_bytes
         host = broker.store.config.store_host
         self._id_prefix = id_prefix(host)

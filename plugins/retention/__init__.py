@@ -1,7 +1,7 @@
 """Delete old messages, and take no new ones when the disk is nearly full.
 
 Slot: none.
-Hooks: before_append, collect_metrics, config_section, configure, register_services.
+Hooks: before_append, collect_metrics, config_section, configure, register_tasks.
 Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day when it is looked for older
 ones, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
 messages go at any hour, above ``disk_force`` the oldest go whatever their age, unless they are needed, above
@@ -25,10 +25,10 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.config.fields import duration, number, plain, size
 from gantrymq.kernel.config.rocketmq_keys import in_hours
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import LiveSettings, Retention
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.plugins.retention.policy import Rules
-from gantrymq.plugins.services import LiveSettings, Retention
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ class RetentionPlugin:
     def configure(self, broker: Broker, config: Config) -> None:
         self._config = section = config.section(RetentionConfig)
         self._cleaner = Cleaner(broker, section.rules, section.check_interval)
-        broker.services.provide(Retention, self._cleaner)
+        broker.registry.provide(Retention, self._cleaner)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
-        live = broker.services.find(LiveSettings)
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.retention", self._config, LIVE_KEYS, self._reconfigure)
-        return [Service("retention", self._cleaner.run)]
+        return [BackgroundTask("retention", self._cleaner.run)]
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:

@@ -1,4 +1,4 @@
-"""The service that looks each ten seconds, and what an administrator can ask of it."""
+"""The task that looks each ten seconds, and what an administrator can ask of it."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.plugins.retry.sendback import SendBackProcessor
-from gantrymq.plugins.services import GroupTable, TopicTable
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RetryPlugin:
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
         """36, all of a sweep at once."""
-        topics, groups = broker.services.get(TopicTable), broker.services.get(GroupTable)
+        topics, groups = broker.registry.get(TopicTable), broker.registry.get(GroupTable)
         self._dead_letters = DeadLetters(topics, groups)
         return {RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(broker, topics, groups, self._dead_letters)}
 

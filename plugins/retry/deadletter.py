@@ -6,7 +6,7 @@ Source: RocketMQ 4.9.7 ``SendMessageProcessor.handleRetryAndDLQ``, ``DLQ_NUMS_PE
 from __future__ import annotations
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.plugins.services import GroupTable, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.errors import RemoteFault

@@ -14,8 +14,8 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.reading import find_named
+from gantrymq.plugins.interfaces import GroupTable, Statistics, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
-from gantrymq.plugins.services import GroupTable, Statistics, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import PERM_READ, PERM_WRITE, ResponseCode
@@ -50,7 +50,7 @@ class SendBackProcessor:
         self._topics = topics
         self._groups = groups
         self._dead_letters = dead_letters
-        self._statistics = broker.services.find(Statistics)
+        self._statistics = broker.registry.find(Statistics)
 
     def handle(self, requests: list[Request]) -> int:
         """Store each message again and answer when that is safe; a bad request is answered at once.

@@ -1,10 +1,10 @@
 """Statistics: what topics, queues and groups put and got, how fast, and how long it took.
 
 Slot: none.
-Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_services, runtime_info,
+Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
 started.
 Config ``[plugin.stats]``: by_queue, max_items. Files: none: everything counts from the start, as in RocketMQ.
-Services: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
+Provides: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
 part of code 28.
 
 On the hot path there is one look at the clock before and one after a batch. Messages are counted each second by how far
@@ -20,8 +20,8 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.processors import Processor, Request
-from gantrymq.kernel.registry import Service
-from gantrymq.plugins.services import Statistics
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.config import StatsConfig
 from gantrymq.plugins.stats.items import PERIODS
 from gantrymq.plugins.stats.measuring import Measuring
@@ -64,7 +64,7 @@ class StatsPlugin:
         self._config = config.section(StatsConfig)
         self._table = Table(broker, self._config)
         self._measuring = Measuring(broker, self._table)
-        broker.services.provide(Statistics, self._table)
+        broker.registry.provide(Statistics, self._table)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
@@ -72,9 +72,9 @@ class StatsPlugin:
         return {RequestCode.VIEW_BROKER_STATS_DATA: self._view}
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """One looks at the clock."""
-        return [Service("stats.sample", self._sample)]
+        return [BackgroundTask("stats.sample", self._sample)]
 
     @hookimpl
     def started(self, broker: Broker) -> None:

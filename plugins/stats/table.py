@@ -54,7 +54,7 @@ class _Pulled:
 
 
 class Table:
-    """The service ``Statistics``."""
+    """Provides ``Statistics``."""
 
     def __init__(self, broker: Broker, config: StatsConfig) -> None:
         self._broker = broker
@@ -73,7 +73,7 @@ class Table:
         self.sizes: Sizes | None = None
         """How large messages are, once somebody wants to know."""
 
-    # ---------------------------------------------------------------------------------------------------- service
+    # ------------------------------------------------------------------------------------------------- interface
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
         """See ``Statistics``. An unknown statistic is a ValueError."""

@@ -5,7 +5,7 @@ advertise, collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 trace_topic, trace_topic_name, broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
-Services: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
+Provides: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
 and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
@@ -22,7 +22,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.processors import Processor
-from gantrymq.plugins.services import GroupTable, LiveSettings, RouteChanges, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, LiveSettings, RouteChanges, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
@@ -68,9 +68,9 @@ class TopicsPlugin:
         broker.env.mkdirs(folder)
         groups = Groups(broker.env, f"{folder}/subscriptionGroup.json", self._config)
         topics = Topics(broker.env, f"{folder}/topics.json", self._config, groups, broker.cluster, broker.name)
-        broker.services.provide(GroupTable, groups)
+        broker.registry.provide(GroupTable, groups)
         topics.forget = broker.store.delete_topic
-        broker.services.provide(TopicTable, topics)
+        broker.registry.provide(TopicTable, topics)
         self._groups = groups
         self._topics = topics
 
@@ -96,10 +96,10 @@ class TopicsPlugin:
         """The requests of administrators."""
         assert self._topics is not None  # configure has run
         assert self._groups is not None
-        routes = broker.services.find(RouteChanges)
+        routes = broker.registry.find(RouteChanges)
         if routes is not None:
             self._topics.changed = routes.topic_changed
-        live = broker.services.find(LiveSettings)
+        live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("plugin.topics", self._config, LIVE_KEYS, self._reconfigure)
         admin = TopicAdmin(broker, self._topics, self._groups)

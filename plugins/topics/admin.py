@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.processors import Handler, Request
-from gantrymq.plugins.services import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.topics.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, changed_attributes, parse_changes
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.statetable import StateTable
@@ -42,7 +42,7 @@ class TopicAdmin:
     def __init__(self, broker: Broker, topics: Topics, groups: Groups) -> None:
         self._store = broker.store
         self._is_slave = broker.broker_id != 0
-        self._offsets = broker.services.find(ConsumerOffsets)
+        self._offsets = broker.registry.find(ConsumerOffsets)
         self._topics = topics
         self._groups = groups
 

@@ -32,7 +32,7 @@ def validate_consumer_group(name: str) -> None:
 
 
 class Groups:
-    """The service ``GroupTable``."""
+    """Provides ``GroupTable``."""
 
     def __init__(self, env: Env, path: str, config: TopicsConfig) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""

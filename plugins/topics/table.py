@@ -37,7 +37,7 @@ log = structlog.get_logger("gantrymq.topics")
 
 
 class Topics:
-    """The service ``TopicTable``. ``changed(topic)`` is called after each change."""
+    """Provides ``TopicTable``. ``changed(topic)`` is called after each change."""
 
     def __init__(self, env: Env, path: str, config: TopicsConfig, groups: Groups, cluster: str, broker: str) -> None:
         """:class:`StartError` when neither the file nor its ``.bak`` can be read."""

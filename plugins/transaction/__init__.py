@@ -2,7 +2,7 @@
 
 Slot: transaction.
 Hooks: before_append, collect_metrics, config_section, configure, dispatch, persist, register_processors,
-register_services, retention_floor, runtime_info, stopping.
+register_tasks, retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
 ``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
 Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
@@ -24,7 +24,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Trait
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Processor
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
@@ -72,7 +72,7 @@ class TransactionPlugin:
                 broker.wake()
 
         self._config = config.section(TransactionConfig)
-        self._context = StrategyContext(broker.env, broker.store, self._config, broker.services, append)
+        self._context = StrategyContext(broker.env, broker.store, self._config, broker.registry, append)
         kind = STRATEGIES.get(self._config.strategy)
         if kind is None:
             raise StartError(f"plugin.transaction.strategy: there is no {self._config.strategy!r} in this version")
@@ -92,13 +92,13 @@ class TransactionPlugin:
         }
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         """The strategy's own, and the check-back; a slave asks nobody."""
-        services = self.strategy.services()
+        tasks = self.strategy.tasks()
         if broker.broker_id == 0:
             self._check = CheckBack(self.strategy, self._config.check_interval)
-            services.append(Service("transaction", self._check.run))
-        return services
+            tasks.append(BackgroundTask("transaction", self._check.run))
+        return tasks
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:

@@ -13,7 +13,7 @@ import trio
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record, encode
-from gantrymq.plugins.services import ProducerGroups
+from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
@@ -77,7 +77,7 @@ class Questions:
 
 @attrs.define
 class CheckBack:
-    """The service: a walk each ``interval`` seconds. :meth:`stop` lets it begin nothing new."""
+    """The task: a walk each ``interval`` seconds. :meth:`stop` lets it begin nothing new."""
 
     strategy: Strategy
     interval: float

@@ -16,8 +16,9 @@ from gantrymq.kernel.store.log.record import Record
 if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.env import Env
-    from gantrymq.kernel.registry import Service, Services
+    from gantrymq.kernel.registry import Registry
     from gantrymq.kernel.store.store import Store
+    from gantrymq.kernel.tasks import BackgroundTask
     from gantrymq.plugins.transaction.config import TransactionConfig
     from gantrymq.plugins.transaction.plain import Ending
 
@@ -27,13 +28,13 @@ class StrategyContext:
     """What a strategy works with.
 
     ``append`` takes a batch through the write path: its columns are filled when it returns, ``batch.done`` is called
-    when every row has its final status. ``services`` are complete when :meth:`Strategy.open` is called.
+    when every row has its final status. ``registry`` is complete when :meth:`Strategy.open` is called.
     """
 
     env: Env
     store: Store
     config: TransactionConfig
-    services: Services
+    registry: Registry
     append: Callable[[AppendBatch], None]
 
 
@@ -76,8 +77,8 @@ class Strategy(Protocol):
     def floor(self) -> int:
         """The lowest offset of the log that an open transaction still needs; the log's end without one."""
 
-    def services(self) -> list[Service]:
-        """The strategy's own tasks, as the hook ``register_services``; they run on slaves too."""
+    def tasks(self) -> list[BackgroundTask]:
+        """The strategy's own tasks, as the hook ``register_tasks``; they run on slaves too."""
 
     @property
     def open_count(self) -> int:

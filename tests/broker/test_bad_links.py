@@ -20,7 +20,7 @@ import gantrymq
 from gantrymq import SendStatus
 from gantrymq.kernel.broker import Broker
 from gantrymq.nameserver.server import NameServer, NameServerConfig
-from gantrymq.plugins.services import Registration
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.ledger import Ledger
 from support.hapair import read_all
@@ -63,7 +63,7 @@ async def linked(home: Path, names: str, name: str) -> AsyncIterator[Linked]:
     async with trio.open_nursery() as nursery, run_broker(broker):
         relay = Relay(port, broker.listening, seed=35)
         await nursery.start(relay.serve)
-        assert await broker.services.get(Registration).wait_first(10)
+        assert await broker.registry.get(Registration).wait_first(10)
         yield Linked(broker, relay)
         nursery.cancel_scope.cancel()
 

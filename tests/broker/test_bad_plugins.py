@@ -16,7 +16,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.errors import PluginError, StartError, TaskFailed
-from gantrymq.kernel.registry import Service
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -83,7 +83,7 @@ ONCE = {
     "register_ack_gates": ("broker",),
     "register_processors": ("broker",),
     "register_filters": ("broker",),
-    "register_services": ("broker",),
+    "register_tasks": ("broker",),
     "started": ("broker",),
 }
 
@@ -108,7 +108,7 @@ NONSENSE: dict[str, Any] = {
     "register_ack_gates": 5,
     "register_processors": ["not a table"],
     "register_filters": "TAG",
-    "register_services": [None],
+    "register_tasks": [None],
 }
 
 
@@ -241,7 +241,7 @@ async def test_a_background_task_of_such_a_plugin_ends_alone(
     async def run() -> None:
         raise error
 
-    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+    enable = bad("register_tasks", ("broker",), lambda broker: [BackgroundTask("bad.work", run)])
     with structlog.testing.capture_logs() as lines:
         async with (
             run_broker(make_broker(tmp_path, enable=[enable], settings={"plugins.skip_errors": "bad"})) as broker,
@@ -261,11 +261,11 @@ async def test_whatever_a_background_task_raises_its_plugin_is_in_the_log(
     async def run() -> None:
         raise error
 
-    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+    enable = bad("register_tasks", ("broker",), lambda broker: [BackgroundTask("bad.work", run)])
     with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup):
         async with run_broker(make_broker(tmp_path, enable=[enable])):
             await trio.sleep_forever()
-    told = [(line["plugin"], line["service"]) for line in lines if line["event"] == "service_failed"]
+    told = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
     assert told == [("bad", "bad.work")]
 
 
@@ -374,7 +374,7 @@ async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
         await due.wait()
         raise Bug("a bug")
 
-    enable = bad("register_services", ("broker",), lambda broker: [Service("bad.work", run)])
+    enable = bad("register_tasks", ("broker",), lambda broker: [BackgroundTask("bad.work", run)])
 
     async def life() -> None:
         async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
@@ -391,7 +391,7 @@ async def test_a_service_that_raises_stops_the_broker_in_order_and_is_named(
         ),
     ):
         await life()
-    told = [(line["plugin"], line["service"]) for line in lines if line["event"] == "service_failed"]
+    told = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
     assert told == [("bad", "bad.work")]
     assert not (tmp_path / "abort").exists()
     await store_works(tmp_path, [b"x"])

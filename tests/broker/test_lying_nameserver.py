@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gantrymq.plugins.services import Registration
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -63,7 +63,7 @@ async def test_a_nameserver_that_lies_costs_its_registration_only(what: str, tmp
         with trio.fail_after(10):
             async with run_broker(make_broker(tmp_path, [liar], settings=settings)) as broker:
                 await asked.wait()
-                await broker.services.get(Registration).wait_first(5)
+                await broker.registry.get(Registration).wait_first(5)
                 async with open_channel(broker.address) as channel:
                     assert (await channel.call(send("T", b"x"), 5.0)).code == 0
         nursery.cancel_scope.cancel()

@@ -39,7 +39,7 @@ SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
 READER = "10.0.1.9"
 QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
 FAULTS_OF_OURS = {
-    "processor_failed", "request_failed", "connection_failed", "service_failed", "persist_failed", "stopping_failed",
+    "processor_failed", "request_failed", "connection_failed", "task_failed", "persist_failed", "stopping_failed",
     "channel_handler_failed",
 }  # fmt: skip
 """What is logged when code of ours raised what it should not."""

@@ -45,8 +45,8 @@ def allowed(importer: str) -> tuple[str, ...] | None:
         return ("gantrymq.kernel", "gantrymq.remoting", "gantrymq._version")
     if area == "plugins":
         own = parts[2] if len(parts) > 2 else ""
-        # `services` has the protocols by which plugins know each other.
-        ours = (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.plugins.services")
+        # `interfaces` has the protocols by which plugins know each other.
+        ours = (f"gantrymq.plugins.{own}", f"gantrymq.{own}", "gantrymq.plugins.interfaces")
         return (*ours, "gantrymq.kernel", "gantrymq.remoting")
     if area in ("client", "nameserver"):
         return (f"gantrymq.{area}", "gantrymq.remoting", "gantrymq.message", "gantrymq.errors", "gantrymq._version")

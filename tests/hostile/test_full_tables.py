@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.plugins.services import TopicTable
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.testing.harness import broker_and_channel
@@ -21,7 +21,7 @@ async def test_a_broker_starts_with_as_many_topics_as_there_may_be(tmp_path: Pat
         assert (await channel.call(send("First", b"x"))).code == ResponseCode.SUCCESS
     del settings["plugins__disable"]
     async with broker_and_channel(tmp_path, **settings) as (broker, channel):
-        topics = set(broker.services.get(TopicTable).names())
+        topics = set(broker.registry.get(TopicTable).names())
         assert {TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, SCHEDULE_TOPIC} <= topics
         assert (await channel.call(send("First", b"x"))).code == ResponseCode.SUCCESS
         refused = await channel.call(send("Second", b"x"))

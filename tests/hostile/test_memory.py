@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gantrymq.kernel.batch import AppendBatch
-from gantrymq.plugins.services import Statistics
+from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.items import PERIODS, Item
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -46,7 +46,7 @@ async def test_locks_of_names_that_nothing_can_have_are_refused(tmp_path: Path, 
 async def test_statistics_under_keys_that_are_no_names_are_not_counted(tmp_path: Path) -> None:
     """A message sent back is counted under its property RETRY_TOPIC, in which its sender may write anything."""
     async with broker_and_channel(tmp_path) as (broker, channel):
-        statistics = broker.services.get(Statistics)
+        statistics = broker.registry.get(Statistics)
         statistics.add("SNDBCK_PUT_NUMS", "x" * 32_000 + "@G", 1)
         statistics.add("SNDBCK_PUT_NUMS", "T@G", 1)
         for key, code in (("x" * 32_000 + "@G", ResponseCode.SYSTEM_ERROR), ("T@G", ResponseCode.SUCCESS)):

@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.expiry import drop_before
-from gantrymq.plugins.services import Retention
+from gantrymq.plugins.interfaces import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -376,7 +376,7 @@ def test_a_full_disk_whose_log_an_open_transaction_keeps_is_freed_by_its_end(ful
             assert (await fill(channel)).code == ResponseCode.SERVICE_NOT_AVAILABLE
             assert broker.log.min_offset == 0
             assert {line["plugin"] for line in events(cluster, "log_files_held")} == {"transaction"}
-            held = broker.services.get(Retention).held
+            held = broker.registry.get(Retention).held
             assert held.holder == "transaction"
             assert held.held_bytes >= FILE_BYTES
             answer = await channel.call(Command(RequestCode.END_TRANSACTION, end.to_ext()))

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from gantrymq.kernel.env.system import SystemEnv
+from gantrymq.plugins.interfaces import GroupTable, Registration, TopicTable
 from gantrymq.plugins.offsets.table import Offsets
-from gantrymq.plugins.services import GroupTable, Registration, TopicTable
 from gantrymq.plugins.topics.config import TopicsConfig
 from gantrymq.plugins.topics.groups import Groups
 from gantrymq.plugins.topics.table import Topics
@@ -100,12 +100,12 @@ def test_our_files_are_read_by_java_and_what_it_makes_of_them_by_us(
     async def read() -> None:
         broker = make_broker(store, settings={"store.commit_log_file_bytes": "1 GiB"})
         async with run_broker(broker):
-            table = broker.services.get(TopicTable)
+            table = broker.registry.get(TopicTable)
             assert [table.get(name).read_queue_nums for name in ("orders", "returns")] == [3, 5]  # type: ignore[union-attr]
-            group = broker.services.get(GroupTable).find("bar")
+            group = broker.registry.get(GroupTable).find("bar")
             assert group is not None
             assert group.retry_max_times == 3
-            typed, exponential = table.get("typed"), broker.services.get(GroupTable).find("exponential")
+            typed, exponential = table.get("typed"), broker.registry.get(GroupTable).find("exponential")
             assert typed is not None
             assert exponential is not None
             if any_java.version.startswith("5"):
@@ -127,10 +127,10 @@ def test_javas_nameserver_learns_of_our_broker_its_topics_and_its_end(
     async def life() -> None:
         broker = make_broker(tmp_path, [nameserver.address])
         async with run_broker(broker):
-            assert await broker.services.get(Registration).wait_first(10.0)
+            assert await broker.registry.get(Registration).wait_first(10.0)
             assert await route("TBW102") == 0
             assert await route("orders") == 17
-            broker.services.get(TopicTable).for_send("orders", "TBW102", 4)
+            broker.registry.get(TopicTable).for_send("orders", "TBW102", 4)
             with trio.fail_after(10):
                 while await route("orders") != 0:
                     pass

@@ -15,7 +15,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.registry import Services
+from gantrymq.kernel.registry import Registry
 from gantrymq.remoting.codes import ONEWAY_FLAG
 from gantrymq.remoting.command import Command
 
@@ -138,7 +138,7 @@ class FakeBroker:
         self.cluster = self.config.broker.cluster
         self.broker_id = self.config.broker.id
         self.address = "127.0.0.1:10911"
-        self.services = Services()
+        self.registry = Registry()
         self.queues = FakeQueues()
         self.store = FakeStore(self.queues)
         self.log = FakeLog()

@@ -1,4 +1,4 @@
-"""Messages with a time of their own: the service that takes them in, delivers them, and keeps its files.
+"""Messages with a time of their own: the task that takes them in, delivers them, and keeps its files.
 
 Nothing is opened before the first such message comes. Source: RocketMQ 5.3.3 ``TimerMessageStore``.
 """

@@ -16,7 +16,7 @@ import structlog
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.services import ProducerGroups
+from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.half.load import read_half
 from gantrymq.plugins.transaction.half.rows import (
@@ -81,7 +81,7 @@ class HalfWalk:
         self._store = context.store
         self._table = table
         self._undispatched = undispatched
-        self._questions = Questions(context.env, context.services.get(ProducerGroups))
+        self._questions = Questions(context.env, context.registry.get(ProducerGroups))
         self._host = context.store.config.store_host
         self.unnoted: list[int] = []
 

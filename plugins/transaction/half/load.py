@@ -10,7 +10,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import BadRecord, Record
 from gantrymq.kernel.store.store import Store
-from gantrymq.plugins.services import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.plugins.transaction.half.rows import END_CODE, GROUP, QUEUE_ID, copy_key, ended_in, number_in
 from gantrymq.plugins.transaction.half.table import GONE, HalfTable
 from gantrymq.plugins.transaction.strategy import StrategyContext
@@ -25,7 +25,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 def load_halves(context: StrategyContext) -> HalfTable:
     """The table of a recovered store; nothing is changed."""
-    store, offsets = context.store, context.services.get(ConsumerOffsets)
+    store, offsets = context.store, context.registry.get(ConsumerOffsets)
     table = HalfTable(
         _begin(store, offsets, TRANS_HALF_TOPIC), lambda: store.queues.next_offset(TRANS_HALF_TOPIC, QUEUE_ID)
     )

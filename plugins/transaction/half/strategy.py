@@ -14,10 +14,10 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.fast import answer_rows, new_batch
-from gantrymq.kernel.registry import Service
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
-from gantrymq.plugins.services import ConsumerOffsets, TopicTable
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
 from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows, split_named
 from gantrymq.plugins.transaction.half.check_scan import HalfWalk
 from gantrymq.plugins.transaction.half.load import load_halves
@@ -73,7 +73,7 @@ class HalfStrategy:
 
     def open(self) -> None:
         """See :class:`Strategy`."""
-        topics = self._context.services.get(TopicTable)
+        topics = self._context.registry.get(TopicTable)
         for topic in _TOPICS:
             topics.ensure(TopicConfig(topic, 1, 1))
         self._table = load_halves(self._context)
@@ -114,7 +114,7 @@ class HalfStrategy:
         self.save()
         return None
 
-    def services(self) -> list[Service]:
+    def tasks(self) -> list[BackgroundTask]:
         """None: what is written goes through the log."""
         return []
 
@@ -254,7 +254,7 @@ class HalfStrategy:
         if safe is None or safe == self._saved:
             return
         self._saved = safe
-        offsets = self._context.services.get(ConsumerOffsets)
+        offsets = self._context.registry.get(ConsumerOffsets)
         for topic, offset in zip((TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC), safe, strict=True):
             if store.queues.get(topic, QUEUE_ID) is not None and offset > (offsets.query(GROUP, topic, QUEUE_ID) or 0):
                 offsets.commit(GROUP, topic, QUEUE_ID, offset)

@@ -14,7 +14,7 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.services import ProducerGroups
+from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
 from gantrymq.plugins.transaction.state_table.records import add_aside, add_end
 from gantrymq.plugins.transaction.state_table.rows import read_prepared
@@ -49,7 +49,7 @@ class StateWalk:
         self._table = table
         self._closing = closing
         self._end_alone = end_alone
-        self._questions = Questions(context.env, context.services.get(ProducerGroups))
+        self._questions = Questions(context.env, context.registry.get(ProducerGroups))
         self._asked: dict[int, int] = {}
 
     def run(self) -> Iterator[None]:

@@ -15,9 +15,9 @@ import trio
 
 from gantrymq.kernel.batch import STORED, AppendBatch, DispatchBatch
 from gantrymq.kernel.processors import Request
-from gantrymq.kernel.registry import Service
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.services import TopicTable
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.plugins.transaction.half.rows import check_size
 from gantrymq.plugins.transaction.plain import Ending
 from gantrymq.plugins.transaction.state_table.check_scan import StateWalk
@@ -71,7 +71,7 @@ class StateTableStrategy:
 
     def open(self) -> None:
         """See :class:`Strategy`."""
-        self._context.services.get(TopicTable).ensure(TopicConfig(TRANS_CHECK_MAX_TIME_TOPIC, 1, 1))
+        self._context.registry.get(TopicTable).ensure(TopicConfig(TRANS_CHECK_MAX_TIME_TOPIC, 1, 1))
         self._files = StateFiles(self._context.env, self._store, file_rows=self._context.config.file_rows)
         self._files.open()
         self._next_row = self._files.table.end
@@ -80,9 +80,9 @@ class StateTableStrategy:
         if self.open_count:
             log.info("transactions_open", count=self.open_count)
 
-    def services(self) -> list[Service]:
+    def tasks(self) -> list[BackgroundTask]:
         """See :class:`Strategy`."""
-        return [Service("state table", self._keep)]
+        return [BackgroundTask("state table", self._keep)]
 
     @property
     def open_count(self) -> int:

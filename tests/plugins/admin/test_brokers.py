@@ -17,8 +17,8 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.interfaces import Retention, TopicTable
 from gantrymq.plugins.retention import RetentionConfig
-from gantrymq.plugins.services import Retention, TopicTable
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
@@ -84,7 +84,7 @@ async def test_settings_have_rocketmqs_names_and_our_own(bench: Any) -> None:
 
 @pytest.mark.parametrize("name", ["autoCreateTopicEnable", "plugin.topics.auto_create"])
 async def test_a_setting_on_the_list_is_in_force_at_once(bench: Any, name: str) -> None:
-    topics = bench.broker.services.get(TopicTable)
+    topics = bench.broker.registry.get(TopicTable)
     before = (await bench.ask(26)).ext["version"]
     assert (await bench.ask(25, body=f"{name}=false\n".encode())).code == 0
     assert topics.get("TBW102") is None
@@ -150,7 +150,7 @@ async def test_nothing_to_change_is_no_change(bench: Any) -> None:
 
 
 async def test_deletion_is_asked_of_who_deletes(bench: Any) -> None:
-    assert bench.broker.services.find(Retention) is not None
+    assert bench.broker.registry.find(Retention) is not None
     assert (await bench.ask(329)).code == 0
 
 

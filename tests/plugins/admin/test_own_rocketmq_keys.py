@@ -15,8 +15,8 @@ from gantrymq.kernel.config.fields import duration, number
 from gantrymq.kernel.config.rocketmq_keys import RocketmqKey
 from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.registry import Service
-from gantrymq.plugins.services import LiveSettings
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -54,8 +54,8 @@ class NoisePlugin:
         self.config = config.section(NoiseConfig)
 
     @hookimpl
-    def register_services(self, broker: Broker) -> list[Service]:
-        allow = broker.services.get(LiveSettings).allow
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        allow = broker.registry.get(LiveSettings).allow
         allow("plugin.noise", self.config, ("every", "level"), self.told.append)
         return []
 

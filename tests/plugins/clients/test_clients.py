@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from gantrymq.kernel.network.connection import ConnectionsBatch
-from gantrymq.plugins.services import ConsumerGroups, GroupTable, TopicTable
+from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, TopicTable
 from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
@@ -21,7 +21,7 @@ def broker(make_broker: Any) -> Any:
 
 
 def groups_of(broker: Any) -> ConsumerGroups:
-    return broker.services.get(ConsumerGroups)
+    return broker.registry.get(ConsumerGroups)
 
 
 def consumer(group: str = "shop", *topics: str, version: int = 1, tags: str = "*", **fields: Any) -> ConsumerData:
@@ -61,7 +61,7 @@ def test_a_heartbeat_makes_a_member_a_group_and_its_retry_topic(broker: Any, con
     assert groups_of(broker).message_model("shop") == "CLUSTERING"
     assert groups_of(broker).subscription("shop", "orders") == SubscriptionData.for_tags("orders", "*", 1)
     assert groups_of(broker).subscription("shop", "other") is None
-    retry = broker.services.get(TopicTable).get("%RETRY%shop")
+    retry = broker.registry.get(TopicTable).get("%RETRY%shop")
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm, retry.topic_sys_flag) == (1, 1, 6, 0)
 
 
@@ -88,14 +88,14 @@ def test_a_heartbeat_in_another_clients_spelling_makes_a_member(broker: Any, con
 
 def test_a_unit_consumers_retry_topic_carries_the_flag(broker: Any, connect: Any) -> None:
     beat(broker, connect(), "a@1", consumer(unit_mode=True, message_model="BROADCASTING"))
-    assert broker.services.get(TopicTable).get("%RETRY%shop").topic_sys_flag == 2
+    assert broker.registry.get(TopicTable).get("%RETRY%shop").topic_sys_flag == 2
     assert groups_of(broker).message_model("shop") == "BROADCASTING"
 
 
 def test_a_group_without_retry_queues_gets_no_retry_topic(broker: Any, connect: Any) -> None:
     broker.ask(200, body=SubscriptionGroupConfig("shop", retry_queue_nums=0).to_bytes())
     beat(broker, connect(), "a@1")
-    assert broker.services.get(TopicTable).get("%RETRY%shop") is None
+    assert broker.registry.get(TopicTable).get("%RETRY%shop") is None
     assert members(broker) == ["a@1"]
 
 
@@ -245,7 +245,7 @@ def test_a_group_that_may_not_be_created_is_passed_over(make_broker: Any, connec
     assert beat(broker, connection, "a@1", consumer("shop"), consumer("TOOLS_CONSUMER")).code == 0
     assert members(broker) == []
     assert members(broker, "TOOLS_CONSUMER") == ["a@1"]
-    assert broker.services.get(TopicTable).get("%RETRY%shop") is None
+    assert broker.registry.get(TopicTable).get("%RETRY%shop") is None
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_what_all_members_say_together_has_a_limit_and_is_given_back_with_them(m
 def test_one_bad_name_spoils_the_heartbeat_before_anything_is_taken(broker: Any, connect: Any) -> None:
     assert beat(broker, connect(), "a@1", consumer("good"), consumer("../x")).code == 1
     assert members(broker, "good") == []
-    assert broker.services.get(TopicTable).get("%RETRY%good") is None
+    assert broker.registry.get(TopicTable).get("%RETRY%good") is None
 
 
 def test_live_groups_have_a_limit(make_broker: Any, connect: Any) -> None:
@@ -379,9 +379,9 @@ def test_who_is_silent_for_two_minutes_is_dropped_and_the_others_are_told(broker
 
 
 async def run_services(broker: Any, nursery: trio.Nursery) -> None:
-    for services in broker.manager.hook.register_services(broker=broker):
-        for service in services:
-            nursery.start_soon(service.run)
+    for tasks in broker.manager.hook.register_tasks(broker=broker):
+        for task in tasks:
+            nursery.start_soon(task.run)
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -425,4 +425,4 @@ async def test_the_end_of_a_connection_is_told_without_waiting_for_the_scan(make
 def test_a_group_that_was_used_exists_for_administrators(broker: Any, connect: Any) -> None:
     beat(broker, connect(), "a@1")
     assert b'"shop"' in broker.ask(201).body
-    assert broker.services.get(GroupTable).find("shop") == SubscriptionGroupConfig("shop")
+    assert broker.registry.get(GroupTable).find("shop") == SubscriptionGroupConfig("shop")

@@ -15,7 +15,7 @@ from gantrymq.kernel.env.system import SystemEnv, SystemFile
 from gantrymq.kernel.store.log import unreadable
 from gantrymq.plugins.consume import postponed
 from gantrymq.plugins.consume import pull as pull_module
-from gantrymq.plugins.services import Statistics
+from gantrymq.plugins.interfaces import Statistics
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
@@ -108,7 +108,7 @@ async def test_who_reads_old_messages_holds_up_nobody(
         disk.cold = True
         answers: list[Command] = []
         waits: list[float] = []
-        monkeypatch.setattr(broker.services.get(Statistics), "waited", lambda *pulled: waits.append(pulled[-1]))
+        monkeypatch.setattr(broker.registry.get(Statistics), "waited", lambda *pulled: waits.append(pulled[-1]))
 
         async def read() -> None:
             answers.append(await channel.call(pull(0, tags=tags), 10.0))

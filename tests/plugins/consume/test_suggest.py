@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.plugins.services import ConsumerOffsets, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
@@ -123,7 +123,7 @@ async def test_a_slave_commits_nothing_that_comes_with_a_pull(tmp_path: Path) ->
     async with broker_and_channel(tmp_path / "master") as (broker, channel):
         assert (await channel.call(send())).code == 0
         assert (await channel.call(pull(0, sys_flag=INLINE | COMMIT))).code == 0
-        assert broker.services.get(ConsumerOffsets).query("cg", "T", 0) == 1
+        assert broker.registry.get(ConsumerOffsets).query("cg", "T", 0) == 1
     async with slave(tmp_path / "slave") as channel:
         assert (await channel.call(pull(0, sys_flag=INLINE | COMMIT))).code == 0
         assert (await channel.call(pull(99, sys_flag=INLINE | COMMIT))).code == ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -149,7 +149,7 @@ async def test_a_broker_that_is_only_read_refuses_ordered_topics_and_tells_the_n
     async with run_cluster(tmp_path) as cluster, open_channel(cluster.address) as channel:
         for topic in ("T", "ordered"):
             assert (await channel.call(send(topic))).code == 0
-        topics = cluster.broker.services.get(TopicTable)
+        topics = cluster.broker.registry.get(TopicTable)
         topics.set_ordered(["ordered"])
         assert (await channel.call(Command(25, {}, b"brokerPermission=4"))).code == 0
         assert (await channel.call(send("ordered"))).code == ResponseCode.NO_PERMISSION

@@ -74,7 +74,7 @@ class Peer:
 
 
 class Tables:
-    """All services that the processor asks for."""
+    """All objects that the processor asks for."""
 
     broker_perm = PERM_READ | PERM_WRITE
 
@@ -112,10 +112,10 @@ class Run:
         self, store: Store, twin: Any, answers: Any, max_bytes: int, suggests: bool = False, broker_id: int = 0
     ) -> None:
         self.twin, self.tables, self.held = twin, Tables(), []  # type: ignore[var-annotated]
-        services = SimpleNamespace(get=lambda kind: self.tables, find=lambda kind: self.tables)
+        registry = SimpleNamespace(get=lambda kind: self.tables, find=lambda kind: self.tables)
         hook = SimpleNamespace(hold_pulls=self.hold)
         broker: Any = SimpleNamespace(
-            services=services, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
+            registry=registry, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
             filters={"TAG": compile_tags}, env=SimpleNamespace(monotonic=lambda: 5.0, memory_bytes=lambda: 8000),
             broker_id=broker_id, config=SimpleNamespace(limits=LimitsSection()),
         )  # fmt: skip

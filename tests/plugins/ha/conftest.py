@@ -13,7 +13,7 @@ from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.env import Env
 from gantrymq.plugins.ha import HaPlugin
-from gantrymq.plugins.services import Replication
+from gantrymq.plugins.interfaces import Replication
 from gantrymq.testing.harness import make_broker, run_broker
 
 PLUGIN = "gantrymq.plugins.ha:HaPlugin"
@@ -38,7 +38,7 @@ class Pair:
         """A slave of ``master``, a broker or an address, that is not running yet; keys with a dot are whole."""
         given = {
             "broker.id": "1",
-            "plugin.ha.master": master if isinstance(master, str) else master.services.get(Replication).ha_address,
+            "plugin.ha.master": master if isinstance(master, str) else master.registry.get(Replication).ha_address,
             "plugin.ha.sync_tables": "100ms",
             **({} if isinstance(master, str) else {"plugin.ha.master_broker": master.address}),
             **{key if "." in key else f"plugin.ha.{key}": value for key, value in settings.items()},

@@ -15,7 +15,7 @@ from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.store.log import unreadable
 from gantrymq.plugins.ha import master as ha_master
 from gantrymq.plugins.ha.status import master_info
-from gantrymq.plugins.services import TopicTable
+from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.requests import pull, send
@@ -81,7 +81,7 @@ async def test_row_16_a_slave_with_a_block_that_it_cannot_read_follows_all_the_s
             await pair.send(master, b"more")
             await pair.until(lambda: slave.store.dispatched == master.log.end)
             async with open_channel(slave.address) as channel:
-                await pair.until(lambda: slave.services.get(TopicTable).get("T") is not None)
+                await pair.until(lambda: slave.registry.get(TopicTable).get("T") is not None)
                 assert (await channel.call(pull("T", 0, 19))).code == ResponseCode.SYSTEM_ERROR, "of that block"
                 assert (await channel.call(pull("T", 0, 30))).code == ResponseCode.SUCCESS
             env.bad.clear()

@@ -10,7 +10,7 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.ha.epochs import FILE
-from gantrymq.plugins.services import ConsumerOffsets, Replication
+from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -62,12 +62,12 @@ async def test_a_group_that_had_consumed_the_cut_tail_goes_on_at_the_new_end(pai
     async with pair.master(home="slave") as promoted:
         common = promoted.queues.get("T", 0).max_offset
         await pair.send(promoted, *[b"mine"] * 20)
-        promoted.services.get(ConsumerOffsets).commit("shop", "T", 0, common + 20)
+        promoted.registry.get(ConsumerOffsets).commit("shop", "T", 0, common + 20)
     async with pair.master() as master:
         async with pair.slave(master) as slave:
             await pair.until(lambda: slave.restarting)
         async with pair.slave(master) as slave:
-            assert slave.services.get(ConsumerOffsets).query("shop", "T", 0) == common
+            assert slave.registry.get(ConsumerOffsets).query("shop", "T", 0) == common
 
 
 async def test_nobody_is_served_before_the_log_is_known_to_be_the_masters(pair: Any) -> None:
@@ -186,7 +186,7 @@ async def test_a_slave_of_a_slave_waits_for_its_master(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
         await pair.send(master, b"mine")
         await pair.until(lambda: slave.log.end == master.log.end)
-        misled = pair.make_slave(master.services.get(Replication).ha_address, "misled", master_broker=slave.address)
+        misled = pair.make_slave(master.registry.get(Replication).ha_address, "misled", master_broker=slave.address)
         with structlog.testing.capture_logs() as logs:
             async with run_broker(misled):
                 await pair.until(lambda: any("is a slave as well" in str(entry.get("reason")) for entry in logs))
@@ -197,6 +197,6 @@ async def test_without_a_way_to_compare_nothing_is_appended(pair: Any) -> None:
     _, common = await diverge(pair)
     async with pair.master() as master:
         await pair.send(master, b"more")
-        async with pair.slave(master.services.get(Replication).ha_address) as slave:
+        async with pair.slave(master.registry.get(Replication).ha_address) as slave:
             await trio.sleep(0.5)
             assert slave.log.end == common

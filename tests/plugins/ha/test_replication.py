@@ -17,7 +17,7 @@ from gantrymq.plugins.ha import master as master_module
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.frames import HEADER, REPORT, Pieces
 from gantrymq.plugins.ha.master_address import MasterAddress
-from gantrymq.plugins.services import ConsumerOffsets, GroupTable, Replication, TopicTable
+from gantrymq.plugins.interfaces import ConsumerOffsets, GroupTable, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.codes import ResponseCode
@@ -32,7 +32,7 @@ OK = [0]
 @asynccontextmanager
 async def stranger(master: Any) -> AsyncIterator[trio.SocketStream]:
     """A connection to the master's port for slaves."""
-    address = parse_address(master.services.get(Replication).ha_address)
+    address = parse_address(master.registry.get(Replication).ha_address)
     async with await trio.open_tcp_stream(*address) as stream:
         yield stream
 
@@ -164,7 +164,7 @@ async def test_a_stream_that_is_cut_or_flipped_is_refused_and_taken_up_again(
     rng = random.Random(5)
     async with pair.master() as master, trio.open_nursery() as nursery:
         await pair.send(master, *[b"%d" % number * 50 for number in range(300)])
-        where = parse_address(master.services.get(Replication).ha_address)
+        where = parse_address(master.registry.get(Replication).ha_address)
         connections = 0
 
         async def carry(near: trio.SocketStream) -> None:
@@ -204,19 +204,19 @@ async def test_a_stream_that_is_cut_or_flipped_is_refused_and_taken_up_again(
 
 async def test_a_slave_has_its_masters_topics_groups_and_offsets(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
-        master.services.get(TopicTable).ensure(TopicConfig("T", 3, 5))
-        master.services.get(GroupTable).find("G")
+        master.registry.get(TopicTable).ensure(TopicConfig("T", 3, 5))
+        master.registry.get(GroupTable).find("G")
         await pair.send(master, b"a", b"b", b"c")
         await pair.until(lambda: master.store.dispatched == slave.store.dispatched == master.log.end)
-        offsets = slave.services.get(ConsumerOffsets)
-        master.services.get(ConsumerOffsets).commit("G", "T", 0, 2)
+        offsets = slave.registry.get(ConsumerOffsets)
+        master.registry.get(ConsumerOffsets).commit("G", "T", 0, 2)
         await pair.until(lambda: offsets.query("G", "T", 0) == 2)
-        assert slave.services.get(TopicTable).get("T").write_queue_nums == 5
-        assert "G" in slave.services.get(GroupTable).names()
+        assert slave.registry.get(TopicTable).get("T").write_queue_nums == 5
+        assert "G" in slave.registry.get(GroupTable).names()
         offsets.commit("G", "T", 0, 3)
         await trio.sleep(0.3)
         assert offsets.query("G", "T", 0) == 3
-        master.services.get(ConsumerOffsets).commit("G", "T", 0, 1)
+        master.registry.get(ConsumerOffsets).commit("G", "T", 0, 1)
         await pair.until(lambda: offsets.query("G", "T", 0) == 1)
 
 

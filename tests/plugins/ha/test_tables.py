@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from gantrymq.kernel.registry import Services
+from gantrymq.kernel.registry import Registry
 from gantrymq.plugins.ha.master_address import MasterAddress
 from gantrymq.plugins.ha.tables import MasterOffsets, Tables
-from gantrymq.plugins.services import GroupTable, LevelPositions, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, LevelPositions, TopicTable
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -75,24 +75,24 @@ async def test_a_topic_that_was_deleted_at_the_master_is_not_back_when_its_slave
     async with pair.master() as master, pair.slave(master) as slave, open_channel(master.address) as channel:
         for topic in ("gone", "kept"):
             assert (await channel.call(send(topic, b"x"))).code == ResponseCode.SUCCESS
-        copied = slave.services.get(TopicTable)
+        copied = slave.registry.get(TopicTable)
         await pair.until(lambda: copied.get("gone") is not None and slave.store.dispatched == master.log.end)
         answer = await channel.call(Command(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "gone"}))
         assert answer.code == ResponseCode.SUCCESS
         await pair.until(lambda: copied.get("gone") is None)
         assert slave.queues.get("gone", 0) is None
     async with pair.master(home="slave") as promoted:
-        assert promoted.services.get(TopicTable).get("gone") is None
+        assert promoted.registry.get(TopicTable).get("gone") is None
         assert promoted.queues.get("kept", 0).max_offset == 1
 
 
 @pytest.mark.trio
 async def test_a_master_whose_table_is_older_deletes_no_message_of_a_slave(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master, sync_tables="1h") as slave:
-        older = master.services.get(TopicTable).table.encode()
+        older = master.registry.get(TopicTable).table.encode()
         async with open_channel(master.address) as channel:
             assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
-        copied = slave.services.get(TopicTable)
+        copied = slave.registry.get(TopicTable)
         await pair.until(lambda: copied.get("T") is not None and slave.store.dispatched == master.log.end)
         assert copied.adopt(older, slave.log.end)
         assert copied.get("T") is None
@@ -102,7 +102,7 @@ async def test_a_master_whose_table_is_older_deletes_no_message_of_a_slave(pair:
 @pytest.mark.trio
 async def test_topics_go_when_the_masters_go_and_system_names_stay(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master) as slave:
-        topics, copied = master.services.get(TopicTable), slave.services.get(TopicTable)
+        topics, copied = master.registry.get(TopicTable), slave.registry.get(TopicTable)
         own = set(copied.names())
         topics.ensure(TopicConfig("T", 3, 5))
         await pair.until(lambda: copied.get("T") is not None)
@@ -111,7 +111,7 @@ async def test_topics_go_when_the_masters_go_and_system_names_stay(pair: Any) ->
         assert own <= set(copied.names())
         body = topics.table.encode()
         assert not copied.adopt(body)
-        assert not slave.services.get(GroupTable).adopt(master.services.get(GroupTable).table.encode())
+        assert not slave.registry.get(GroupTable).adopt(master.registry.get(GroupTable).table.encode())
 
 
 @pytest.mark.trio
@@ -120,7 +120,7 @@ async def test_delay_levels_are_told_and_kept(pair: Any) -> None:
         answer = await channel.call(Command(RequestCode.GET_ALL_DELAY_OFFSET))
         assert (answer.code, json.loads(answer.body)["offsetTable"]) == (ResponseCode.SUCCESS, {})
     async with pair.slave("127.0.0.1:1") as slave:
-        slave.services.get(LevelPositions).adopt(b'{"offsetTable":{3:17}}')
+        slave.registry.get(LevelPositions).adopt(b'{"offsetTable":{3:17}}')
     assert b"3:17" in (pair.root / "slave" / "config" / "delayOffset.json").read_bytes().replace(b'"', b"")
 
 
@@ -131,7 +131,7 @@ def tables_of(slave: Any) -> Tables:
 @pytest.mark.trio
 async def test_a_topic_that_is_not_known_is_asked_for_when_its_first_record_comes(pair: Any) -> None:
     async with pair.master() as master, pair.slave(master, sync_tables="1h") as slave:
-        topics, copied = master.services.get(TopicTable), slave.services.get(TopicTable)
+        topics, copied = master.registry.get(TopicTable), slave.registry.get(TopicTable)
         await pair.connected(master)
         tables = tables_of(slave)
         await pair.until(lambda: tables.fetched == 1)
@@ -162,8 +162,8 @@ async def test_topics_that_nobody_knows_are_asked_for_once_and_not_all_the_time(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)
-    broker: Any = SimpleNamespace(services=Services(), log=SimpleNamespace(end=0))
-    broker.services.provide(TopicTable, known)
+    broker: Any = SimpleNamespace(registry=Registry(), log=SimpleNamespace(end=0))
+    broker.registry.provide(TopicTable, known)
     tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0), Told()
     stay: Any = tables._stay
     nursery.start_soon(stay, channel, "m:2")

@@ -9,7 +9,7 @@ import structlog.testing
 import trio
 
 from gantrymq.kernel.broker import Broker
-from gantrymq.plugins.services import MessageIndex
+from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -46,7 +46,7 @@ async def query(broker: Broker, key: str) -> list[int]:
 
 async def search_all(broker: Broker) -> list[int]:
     with trio.fail_after(10):
-        await broker.services.get(MessageIndex).wait_level()
+        await broker.registry.get(MessageIndex).wait_level()
     return [number for each in range(MESSAGES) for number in await query(broker, f"k{each}")]
 
 
@@ -72,7 +72,7 @@ async def fill_one_more(broker: Broker) -> None:
     async with open_channel(broker.address) as channel:
         assert (await channel.call(send("T", b"%08d" % 99, properties="KEYS\x01more\x02"))).code == 0
     with trio.fail_after(10):
-        await broker.services.get(MessageIndex).wait_level()
+        await broker.registry.get(MessageIndex).wait_level()
 
 
 async def test_row_16_the_last_message_of_the_index_cannot_be_read_at_the_start(tmp_path: Path) -> None:

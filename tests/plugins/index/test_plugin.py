@@ -18,7 +18,7 @@ from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.segments import Segments
 from gantrymq.plugins.index import follower
 from gantrymq.plugins.index.files import IndexFiles
-from gantrymq.plugins.services import MessageIndex
+from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.remoting.channel import open_channel
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import send
@@ -37,14 +37,14 @@ async def put(broker: Broker, first: int, last: int) -> None:
 
 def find(broker: Broker, key: str) -> list[int]:
     """The bodies of what the index finds, as numbers, newest first."""
-    index = broker.services.get(MessageIndex)
+    index = broker.registry.get(MessageIndex)
     records = [broker.log.read_record(offset) for offset in index.find("T", key, 0, FOREVER)]
     return [int(record.body) for record in records if f"KEYS\x01{key}" in record.properties.decode() or key == "all"]
 
 
 async def level(broker: Broker) -> None:
     with trio.fail_after(10):
-        await broker.services.get(MessageIndex).wait_level()
+        await broker.registry.get(MessageIndex).wait_level()
 
 
 async def test_who_has_an_answer_finds_the_message(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_what_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path, mon
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         await level(broker)
         assert broker.log.min_offset > 0
-        assert next(broker.services.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
+        assert next(broker.registry.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
     assert searched == []
 
 
@@ -206,7 +206,7 @@ async def test_retention_takes_files_whose_messages_are_gone(tmp_path: Path) -> 
         with trio.fail_after(10):
             while files[0].exists():  # noqa: ASYNC110 - a worker thread deletes it
                 await trio.sleep(0.01)
-        assert next(broker.services.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
+        assert next(broker.registry.get(MessageIndex).find("T", "all", 0, FOREVER)) >= broker.log.min_offset
 
 
 async def test_a_batch_without_keys_costs_next_to_nothing(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_a_batch_without_keys_costs_next_to_nothing(tmp_path: Path) -> Non
         await level(broker)
         async with open_channel(broker.address) as channel:
             await channel.call(send("T", b"x", properties="TAGS\x01a"))
-        assert broker.services.get(MessageIndex).last() == (0, 0)
+        assert broker.registry.get(MessageIndex).last() == (0, 0)
     assert not (tmp_path / "index").exists()
 
 
@@ -239,5 +239,5 @@ async def test_the_index_is_built_although_the_front_of_the_log_is_deleted_meanw
     async with run_broker(broker):
         await level(broker)
         assert broker.log.min_offset == 512 * 1024
-        index = broker.services.get(MessageIndex)
+        index = broker.registry.get(MessageIndex)
         assert [len(list(index.find("T", f"k{number}", 0, FOREVER))) for number in (0, 29)] == [1, 1]

@@ -26,8 +26,8 @@ from gantrymq.kernel.loading import load_plugins
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
-from gantrymq.plugins.services import ConsumerOffsets, Replication
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
 
 pytestmark = pytest.mark.trio
@@ -80,7 +80,7 @@ async def test_what_went_in_and_out_is_told(tmp_path: Path) -> None:
             for size in (10, 10, 2000):
                 await producer.send("T", b"x" * size)
             await producer.send(gantrymq.Message("T", b"later", delay_level=18))
-            offsets = cluster.broker.services.get(ConsumerOffsets)
+            offsets = cluster.broker.registry.get(ConsumerOffsets)
             for queue in cluster.broker.queues:
                 if queue.topic == "T":
                     offsets.commit("G", "T", queue.queue_id, 0)
@@ -114,7 +114,7 @@ async def test_a_group_that_has_consumed_everything_is_not_behind(tmp_path: Path
     async with run_cluster(tmp_path, settings=ANYWHERE, enable=[PLUGIN]) as cluster:
         async with gantrymq.connect(cluster.nameserver) as client, client.producer("P") as producer:
             result = await producer.send("T", b"x")
-        offsets = cluster.broker.services.get(ConsumerOffsets)
+        offsets = cluster.broker.registry.get(ConsumerOffsets)
         offsets.commit("G", "T", result.queue.queue_id, result.queue_offset + 1)
         families = await scrape(cluster.broker)
     assert value(families, "rocketmq_consumer_lag_messages", topic="T", consumer_group="G") == 0
@@ -132,7 +132,7 @@ async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
                 batch = AppendBatch()
                 batch.add("%DLQ%G", 0, b"dead", b"")
                 cluster.broker.append(batch)
-                cluster.broker.services.get(ConsumerOffsets).commit("G", "T", message.queue_id, 0)
+                cluster.broker.registry.get(ConsumerOffsets).commit("G", "T", message.queue_id, 0)
                 cluster.broker.log.flush()
                 cluster.broker.progress()
                 families = await scrape(cluster.broker)
@@ -169,7 +169,7 @@ async def test_master_and_slave_tell_of_the_copy(tmp_path: Path) -> None:
     settings = {**ANYWHERE, "plugin.ha.listen": "127.0.0.1:0"}
     async with run_broker(make_broker(tmp_path / "master", settings=settings, enable=[HA, PLUGIN])) as master:
         follow = {
-            "broker.id": "1", "plugin.ha.master": master.services.get(Replication).ha_address,
+            "broker.id": "1", "plugin.ha.master": master.registry.get(Replication).ha_address,
             "plugin.ha.master_broker": master.address, **ANYWHERE,
         }  # fmt: skip
         assert value(await scrape(master), "gantrymq_replicas") == 0

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.services import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
 
 
@@ -23,7 +23,7 @@ def broker(make_broker: Any) -> Any:
 
 
 def offsets_of(broker: Any) -> ConsumerOffsets:
-    return broker.services.get(ConsumerOffsets)
+    return broker.registry.get(ConsumerOffsets)
 
 
 def stored(tmp_path: Path) -> dict[str, dict[int, int]]:

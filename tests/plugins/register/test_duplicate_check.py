@@ -11,8 +11,8 @@ import trio
 
 from gantrymq.kernel.errors import StartError
 from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.plugins.register import duplicate_check
-from gantrymq.plugins.services import Registration
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.testing.harness import make_broker, run_broker
@@ -36,7 +36,7 @@ async def test_a_second_one_of_a_name_and_number_refuses_the_start(tmp_path: Pat
     settings = {"broker.id": broker_id}
     async with nameserver_at() as nameserver:
         async with run_broker(make_broker(tmp_path / "a", [nameserver], settings=settings)) as first:
-            assert await first.services.get(Registration).wait_first(5)
+            assert await first.registry.get(Registration).wait_first(5)
             second = make_broker(tmp_path / "b", [nameserver], settings=settings)
             text = f"{first.address} is a broker 'broker-a' with the id {broker_id} already"
             with pytest.RaisesGroup(pytest.RaisesExc(StartError, match=text), flatten_subgroups=True):
@@ -44,9 +44,9 @@ async def test_a_second_one_of_a_name_and_number_refuses_the_start(tmp_path: Pat
                     await trio.sleep(10)
             other = make_broker(tmp_path / "b", [nameserver], settings={"broker.id": "7"})
             async with run_broker(other):
-                assert await other.services.get(Registration).wait_first(5)
+                assert await other.registry.get(Registration).wait_first(5)
         async with run_broker(make_broker(tmp_path / "b", [nameserver], settings=settings)) as successor:
-            assert await successor.services.get(Registration).wait_first(5)
+            assert await successor.registry.get(Registration).wait_first(5)
 
 
 async def test_who_was_registered_and_is_gone_or_silent_gives_way(
@@ -60,9 +60,9 @@ async def test_who_was_registered_and_is_gone_or_silent_gives_way(
             silent = f"127.0.0.1:{mute[0].socket.getsockname()[1]}"
             settings = {"broker.advertise": silent}
             async with run_broker(make_broker(tmp_path / "a", [nameserver], settings=settings)) as first:
-                assert await first.services.get(Registration).wait_first(5)
+                assert await first.registry.get(Registration).wait_first(5)
                 async with run_broker(make_broker(tmp_path / "b", [nameserver])) as second:
-                    assert await second.services.get(Registration).wait_first(5)
+                    assert await second.registry.get(Registration).wait_first(5)
             nursery.cancel_scope.cancel()
         await mute[0].aclose()
 
@@ -76,7 +76,7 @@ async def test_a_broker_that_has_a_new_address_is_no_rival_of_its_own(tmp_path: 
     async with nameserver_at() as nameserver:
         settings = {"broker.listen": f"127.0.0.1:{port}", "broker.advertise": f"localhost:{port}"}
         async with run_broker(make_broker(tmp_path / "a", [nameserver], settings=settings)) as first:
-            assert await first.services.get(Registration).wait_first(5)
+            assert await first.registry.get(Registration).wait_first(5)
             first.address = f"127.0.0.1:{port}"
             async with open_channel(nameserver) as channel:
                 own = next(info.plugin for info in first.manager.plugins if info.name == "register")

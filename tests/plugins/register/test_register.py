@@ -16,9 +16,9 @@ from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins.interfaces import Registration, TopicTable
 from gantrymq.plugins.register import link
 from gantrymq.plugins.register.body import Announcement
-from gantrymq.plugins.services import Registration, TopicTable
 from gantrymq.remoting.bodies.registration import RegisterBrokerBody, body_crc32
 from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.channel import Channel, open_channel
@@ -99,9 +99,9 @@ def nameservers(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNameserver]:
 @asynccontextmanager
 async def running(broker: Any) -> AsyncIterator[trio.Nursery]:
     async with trio.open_nursery() as nursery:
-        for services in broker.manager.hook.register_services(broker=broker):
-            for service in services:
-                nursery.start_soon(service.run)
+        for tasks in broker.manager.hook.register_tasks(broker=broker):
+            for task in tasks:
+                nursery.start_soon(task.run)
         broker.manager.hook.started(broker=broker)
         yield nursery
         nursery.cancel_scope.cancel()
@@ -117,7 +117,7 @@ async def test_every_nameserver_is_told_at_the_start(
 ) -> None:
     broker = make(make_broker, FIRST, SECOND, FIRST)
     async with running(broker):
-        assert await broker.services.get(Registration).wait_first(1.0)
+        assert await broker.registry.get(Registration).wait_first(1.0)
         assert [nameserver.codes for nameserver in nameservers.values()] == [[103], [103]]
 
 
@@ -127,15 +127,15 @@ async def test_nothing_is_said_before_the_sockets_listen(
 ) -> None:
     broker = make(make_broker)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(broker.manager.hook.register_services(broker=broker)[0][0].run)
-        assert not await broker.services.get(Registration).wait_first(100.0)
+        nursery.start_soon(broker.manager.hook.register_tasks(broker=broker)[0][0].run)
+        assert not await broker.registry.get(Registration).wait_first(100.0)
         assert nameservers[FIRST].attempts == []
         nursery.cancel_scope.cancel()
 
 
 def test_what_is_said_is_what_rocketmqs_nameservers_read(make_broker: Any) -> None:
     broker = make(make_broker, **{"broker.id": "3"})
-    broker.services.get(TopicTable).for_send("orders", "TBW102", 4)
+    broker.registry.get(TopicTable).for_send("orders", "TBW102", 4)
     command = Announcement(broker).register()
     header = read_header(RegisterBrokerHeader, command.ext)
     assert (header.broker_name, header.cluster_name, header.broker_id) == ("broker-a", "DefaultCluster", 3)
@@ -153,7 +153,7 @@ def test_what_is_said_is_what_rocketmqs_nameservers_read(make_broker: Any) -> No
 
 def test_a_topic_that_changed_or_went_is_said_so_the_next_time(make_broker: Any) -> None:
     broker = make(make_broker)
-    topics = broker.services.get(TopicTable)
+    topics = broker.registry.get(TopicTable)
     announcement = Announcement(broker)
     topics.for_send("orders", "TBW102", 4)
     topics.for_send("gone", "TBW102", 4)
@@ -195,7 +195,7 @@ async def test_it_registers_each_half_minute_and_soon_after_a_change(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker)
-    topics = broker.services.get(TopicTable)
+    topics = broker.registry.get(TopicTable)
     async with running(broker):
         start = trio.current_time()
         await trio.sleep(61)
@@ -221,7 +221,7 @@ async def test_one_that_is_away_holds_up_nobody_is_logged_once_and_tried_again(
     away.away = True
     with structlog.testing.capture_logs() as logs:
         async with running(broker):
-            assert await broker.services.get(Registration).wait_first(1.0)
+            assert await broker.registry.get(Registration).wait_first(1.0)
             assert nameservers[FIRST].codes == [103]
             await trio.sleep(120)
             gaps = [round(later - sooner, 2) for sooner, later in zip(away.attempts, away.attempts[1:], strict=False)]
@@ -253,10 +253,10 @@ async def test_an_answer_that_is_none_is_tried_again_and_never_fatal(
     nameserver.code, nameserver.silent = (1, False) if fault == "refuses" else (0, True)
     with structlog.testing.capture_logs() as logs:
         async with running(broker):
-            assert not await broker.services.get(Registration).wait_first(20.0)
+            assert not await broker.registry.get(Registration).wait_first(20.0)
             nameserver.code, nameserver.silent = 0, False
             await trio.sleep(40)
-            assert await broker.services.get(Registration).wait_first(0)
+            assert await broker.registry.get(Registration).wait_first(0)
     reason = next(entry for entry in logs if entry["event"] == "nameserver_unreachable")["reason"]
     assert reason == ("[1] broken" if fault == "refuses" else "silent")
 
@@ -277,7 +277,7 @@ async def test_a_nameserver_that_restarted_learns_of_the_broker_at_once(
 async def test_without_nameservers_nothing_is_awaited(make_broker: Any, autojump_clock: trio.testing.MockClock) -> None:
     broker = make(make_broker, ";")
     async with running(broker):
-        assert not await broker.services.get(Registration).wait_first(1000.0)
+        assert not await broker.registry.get(Registration).wait_first(1000.0)
         assert trio.current_time() < 1000
 
 
@@ -289,7 +289,7 @@ async def test_the_wait_for_the_first_answer_is_bounded(
     broker = make(make_broker)
     async with running(broker):
         before = trio.current_time()
-        assert not await broker.services.get(Registration).wait_first(1.0)
+        assert not await broker.registry.get(Registration).wait_first(1.0)
         assert trio.current_time() - before == pytest.approx(1.0)
 
 
@@ -346,10 +346,10 @@ async def test_a_real_nameserver_knows_the_routes_from_start_to_end(make_broker:
         nameserver = NameServer(NameServerConfig(port=0))
         await nursery.start(nameserver.serve)
         broker = make(make_broker, nameserver.address)
-        topics = broker.services.get(TopicTable)
+        topics = broker.registry.get(TopicTable)
         async with open_channel(nameserver.address) as channel:
             async with running(broker):
-                assert await broker.services.get(Registration).wait_first(10.0)
+                assert await broker.registry.get(Registration).wait_first(10.0)
                 found = TopicRouteData.from_bytes((await route(channel, "TBW102")).body)
                 assert found.broker_datas[0].broker_addrs == {0: "127.0.0.1:10911"}
                 assert found.queue_datas[0].write_queue_nums == 8
@@ -366,7 +366,7 @@ async def test_the_first_nameserver_tells_which_topics_are_ordered(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)
-    topics = broker.services.get(TopicTable)
+    topics = broker.registry.get(TopicTable)
     for name in ("steady", "loose"):
         topics.for_send(name, "TBW102", 4)
     nameservers[FIRST].body = b'{"table":{"steady":"broker-a:4","unknown":"broker-a:4"}}'
@@ -390,7 +390,7 @@ async def test_an_order_that_cannot_be_read_changes_nothing(
     with structlog.testing.capture_logs() as logs:
         async with running(broker):
             await trio.sleep(1)
-            assert await broker.services.get(Registration).wait_first(0)
+            assert await broker.registry.get(Registration).wait_first(0)
     assert "ordered_topics_unreadable" in [entry["event"] for entry in logs]
 
 
@@ -401,11 +401,11 @@ async def test_one_that_hangs_delays_no_word_to_the_other(
     broker = make(make_broker, FIRST, SECOND)
     hangs, other = nameservers[FIRST], nameservers[SECOND]
     async with running(broker):
-        assert await broker.services.get(Registration).wait_first(1.0)
+        assert await broker.registry.get(Registration).wait_first(1.0)
         hangs.silent = True
         for number in range(3):
             before = trio.current_time()
-            broker.services.get(TopicTable).for_send(f"topic-{number}", "TBW102", 4)
+            broker.registry.get(TopicTable).for_send(f"topic-{number}", "TBW102", 4)
             await trio.sleep(1.0)
             at, command = other.calls[-1]
             assert at - before < 0.02
@@ -435,7 +435,7 @@ async def test_of_three_real_ones_the_living_know_what_the_others_miss(make_brok
         broker = make(make_broker, "127.0.0.1:1", hanging, alive, **{"plugin.register.timeout": "60s"})
         async with running(broker):
             for topic in ("first", "second"):
-                broker.services.get(TopicTable).for_send(topic, "TBW102", 4)
+                broker.registry.get(TopicTable).for_send(topic, "TBW102", 4)
                 with trio.fail_after(30):
                     while not await known(topic):  # noqa: ASYNC110 - nobody tells
                         await trio.sleep(0.01)
@@ -448,7 +448,7 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
 ) -> None:
     broker = make(make_broker, **{"broker.id": "1"})
     told: list[tuple[str, str]] = []
-    broker.services.get(Registration).on_master(lambda *addresses: told.append(addresses))
+    broker.registry.get(Registration).on_master(lambda *addresses: told.append(addresses))
     nameserver = nameservers[FIRST]
 
     def pauses() -> list[float]:

@@ -15,7 +15,7 @@ from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.services import ProducerGroups
+from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
@@ -103,7 +103,7 @@ def stored(broker: Broker, answer: Command) -> Record:
 
 def connection_of(broker: Broker, client_id: str) -> Connection | None:
     """The broker's connection of a producer."""
-    return broker.services.get(ProducerGroups).connection_of(client_id)
+    return broker.registry.get(ProducerGroups).connection_of(client_id)
 
 
 async def wait_for(condition: Any) -> None:

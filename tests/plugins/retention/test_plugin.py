@@ -18,8 +18,8 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.store.log.segments import Segment
+from gantrymq.plugins.interfaces import Retention
 from gantrymq.plugins.retention.clean import Cleaner
-from gantrymq.plugins.services import Retention
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing.harness import make_broker, run_broker
@@ -66,7 +66,7 @@ async def filled(data: Path, env: DiskEnv, **settings: str) -> AsyncIterator[tup
         for _ in range(40):
             assert (await channel.call(send("T", b"x" * 1000))).code == ResponseCode.SUCCESS
         broker.store.flush_queues()
-        cleaner = broker.services.get(Retention)
+        cleaner = broker.registry.get(Retention)
         assert isinstance(cleaner, Cleaner)
         yield broker, channel, cleaner
 

@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.store.log.record import Record
-from gantrymq.plugins.services import GroupTable, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.channel import Channel, open_channel
@@ -58,7 +58,7 @@ async def test_a_returned_message_waits_at_its_level_for_the_groups_retry_topic(
         }  # fmt: skip
         kept = (record.body, record.flag, record.sys_flag, record.born_timestamp, record.born_host)
         assert kept == (first.body, first.flag, first.sys_flag, first.born_timestamp, first.born_host)
-        topic = broker.services.get(TopicTable).get("%RETRY%G")
+        topic = broker.registry.get(TopicTable).get("%RETRY%G")
         assert topic is not None
         assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm) == (1, 1, 6)
 
@@ -98,7 +98,7 @@ async def test_a_dead_letter_goes_to_the_groups_own_topic_at_once(
     tmp_path: Path, request_fields: dict[str, str], message_fields: dict[str, str], group_limit: int
 ) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
-        config = broker.services.get(GroupTable).find("G")
+        config = broker.registry.get(GroupTable).find("G")
         assert config is not None
         config.retry_max_times = group_limit
         first = await stored(broker, channel, **message_fields)
@@ -107,7 +107,7 @@ async def test_a_dead_letter_goes_to_the_groups_own_topic_at_once(
         assert record.reconsume_times == first.reconsume_times + 1
         properties = decode_properties(record.properties.decode())
         assert (properties["DELAY"], properties["RETRY_TOPIC"]) == ("0", "T")
-        topic = broker.services.get(TopicTable).get("%DLQ%G")
+        topic = broker.registry.get(TopicTable).get("%DLQ%G")
         assert topic is not None
         assert (topic.read_queue_nums, topic.perm) == (1, 6), "people can read it"
 
@@ -128,7 +128,7 @@ async def test_before_the_last_attempt_it_is_no_dead_letter(
 async def test_the_groups_number_of_retry_queues_counts(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):
         first = await stored(broker, channel)
-        config = broker.services.get(GroupTable).find("G")
+        config = broker.registry.get(GroupTable).find("G")
         assert config is not None
         config.retry_queue_nums = 3
         queues = set()
@@ -160,8 +160,8 @@ async def test_what_cannot_be_given_back_is_refused_and_nothing_is_stored(tmp_pa
             answer = await channel.call(command)
             assert answer.code == code, answer
             assert answer.remark
-        broker.services.get(TopicTable).ensure(TopicConfig("%RETRY%G", 1, 1))
-        topic = broker.services.get(TopicTable).get("%RETRY%G")
+        broker.registry.get(TopicTable).ensure(TopicConfig("%RETRY%G", 1, 1))
+        topic = broker.registry.get(TopicTable).get("%RETRY%G")
         assert topic is not None
         topic.perm = 4
         assert (await channel.call(back(first.offset))).code == ResponseCode.NO_PERMISSION

@@ -12,7 +12,7 @@ import trio.testing
 
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.queues.consume_queue import FILLER
-from gantrymq.plugins.services import Statistics
+from gantrymq.plugins.interfaces import Statistics
 from gantrymq.plugins.stats.sizes import sizes_of
 from gantrymq.plugins.stats.table import ENTRIES_AT_ONCE, measure
 from gantrymq.remoting.bodies.stats import StatsData
@@ -75,7 +75,7 @@ async def test_how_long_pulls_take_that_wait_for_the_disk(bench: Bench) -> None:
     await bench.send(2)
     for offset in (0, 1):
         await bench.channel.call(pull("orders", 0, offset, limit=1))
-    bench.broker.services.get(Statistics).waited("consumers", "orders", 0, 0.5)
+    bench.broker.registry.get(Statistics).waited("consumers", "orders", 0, 0.5)
     bench.sample()
     assert await bench.told("GROUP_GET_LATENCY", "0@orders@consumers") == (500, 250.0)
 
@@ -98,7 +98,7 @@ async def test_pulls_by_group_queue_and_broker(bench: Bench) -> None:
     table = KVTable.from_bytes((await bench.channel.call(Command(28))).body).table
     assert (table["msgGetTotalTodayNow"], table["putMessageSizeTotal"]) == ("5", str(size))
     assert bench.plugin._table.pulls_missed == 1
-    assert bench.broker.services.get(Statistics).consume_tps("consumers", "orders") > 0
+    assert bench.broker.registry.get(Statistics).consume_tps("consumers", "orders") > 0
 
 
 async def test_pulls_through_a_filter_count_what_it_lets_through(bench: Bench) -> None:
@@ -121,7 +121,7 @@ async def test_a_request_without_its_fields_is_refused(bench: Bench) -> None:
 
 
 async def test_other_plugins_count_too_but_nothing_that_has_no_name(bench: Bench) -> None:
-    statistics = bench.broker.services.get(Statistics)
+    statistics = bench.broker.registry.get(Statistics)
     statistics.add("SNDBCK_PUT_NUMS", "orders@consumers", 3, 2)
     bench.sample()
     assert await bench.told("SNDBCK_PUT_NUMS", "orders@consumers") == (3, 1.5)
@@ -152,7 +152,7 @@ async def test_a_deleted_topic_takes_nothing_back(bench: Bench) -> None:
 
 async def test_there_are_only_so_many_counters(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__stats__max_items="100") as (broker, _):
-        statistics = broker.services.get(Statistics)
+        statistics = broker.registry.get(Statistics)
         for number in range(200):
             statistics.add("TOPIC_PUT_NUMS", f"t{number}", 1)
             statistics.pulled("g", "t", number, 1, 1)
@@ -172,7 +172,7 @@ async def test_refused_messages_are_failures(bench: Bench) -> None:
 
 async def test_the_clock_brings_samples(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     async with broker_and_channel(tmp_path) as (broker, _):
-        statistics = broker.services.get(Statistics)
+        statistics = broker.registry.get(Statistics)
         statistics.add("SNDBCK_PUT_NUMS", "t@g", 5)
         table: Any = statistics
         item = table.find("SNDBCK_PUT_NUMS", "t@g")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.plugins.services import GroupTable, RouteChanges, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, RouteChanges, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
@@ -29,7 +29,7 @@ class Routes:
 def with_routes(make_broker: Any, *plugins: str) -> tuple[Any, Routes]:
     broker = make_broker("topics", *plugins, configured=False)
     routes = Routes()
-    broker.services.provide(RouteChanges, routes)
+    broker.registry.provide(RouteChanges, routes)
     broker.configure()
     return broker, routes
 
@@ -38,7 +38,7 @@ def test_a_topic_is_created_changed_written_at_once_and_announced(make_broker: A
     broker, routes = with_routes(make_broker)
     answer = broker.ask(17, TOPIC)
     assert (answer.code, answer.remark) == (0, None)
-    config = broker.services.get(TopicTable).get("orders")
+    config = broker.registry.get(TopicTable).get("orders")
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 3, 6)
     assert broker.ask(17, {**TOPIC, "readQueueNums": 9, "perm": 4, "topicFilterType": "MULTI_TAG"}).code == 0
     stored = TopicConfigSerializeWrapper.from_bytes((tmp_path / "config/topics.json").read_bytes())
@@ -56,7 +56,7 @@ def test_the_same_again_changes_nothing(make_broker: Any) -> None:
 
 def test_a_topic_made_by_a_message_is_announced(make_broker: Any) -> None:
     broker, routes = with_routes(make_broker)
-    broker.services.get(TopicTable).for_send("orders", "TBW102", 4)
+    broker.registry.get(TopicTable).for_send("orders", "TBW102", 4)
     assert routes.changed == ["orders"]
 
 
@@ -125,7 +125,7 @@ def test_a_deleted_topic_loses_configuration_queues_and_offsets(make_broker: Any
     offset = {"consumerGroup": "shop", "topic": "orders", "queueId": 0, "commitOffset": 3}
     assert broker.ask(15, offset).code == 0
     assert broker.ask(215, {"topic": "orders"}).code == 0
-    assert broker.services.get(TopicTable).get("orders") is None
+    assert broker.registry.get(TopicTable).get("orders") is None
     assert list(broker.queues) == [("other", 0)]
     assert broker.ask(14, {**offset, "setZeroIfNotFound": "false"}).code == 22
     assert routes.changed == ["orders", "orders"]
@@ -151,7 +151,7 @@ def test_a_group_is_set_listed_and_deleted(make_broker: Any, tmp_path: Path) -> 
     assert broker.ask(200, body=body).code == 0
     listed = SubscriptionGroupWrapper.from_bytes(broker.ask(201).body)
     assert listed.subscription_group_table["shop"].retry_max_times == 3
-    assert not broker.services.get(GroupTable).find("shop").consume_enable
+    assert not broker.registry.get(GroupTable).find("shop").consume_enable
     assert (tmp_path / "config/subscriptionGroup.json").read_bytes() == broker.ask(201).body
     assert broker.ask(207, {"groupName": "shop"}).code == 0
     assert "shop" not in SubscriptionGroupWrapper.from_bytes(broker.ask(201).body).subscription_group_table
@@ -196,7 +196,7 @@ def test_a_group_that_could_not_work_is_refused(make_broker: Any, body: bytes, r
 
 def test_system_groups_exist_and_stay(make_broker: Any) -> None:
     broker = make_broker("topics", **{"plugin.topics.auto_create_groups": "false"})
-    groups = broker.services.get(GroupTable)
+    groups = broker.registry.get(GroupTable)
     for name in ("TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI_PULL", "CID_ONS-HTTP-PROXY"):
         assert groups.find(name) is not None
     answer = broker.ask(207, {"groupName": "TOOLS_CONSUMER"})
@@ -204,20 +204,20 @@ def test_system_groups_exist_and_stay(make_broker: Any) -> None:
 
 
 def test_groups_are_created_on_first_use_only_where_that_is_allowed(make_broker: Any) -> None:
-    assert make_broker("topics").services.get(GroupTable).find("shop") == SubscriptionGroupConfig("shop")
-    strict = make_broker("topics", **{"plugin.topics.auto_create_groups": "false"}).services.get(GroupTable)
+    assert make_broker("topics").registry.get(GroupTable).find("shop") == SubscriptionGroupConfig("shop")
+    strict = make_broker("topics", **{"plugin.topics.auto_create_groups": "false"}).registry.get(GroupTable)
     assert strict.find("shop") is None
     assert strict.find("CID_RMQ_SYS_x") is not None
 
 
 @pytest.mark.parametrize("name", ["../x", "a\0b", "g" * 128, "g" * 121, "", "a b"])
 def test_an_illegal_group_is_not_created(make_broker: Any, name: str) -> None:
-    assert make_broker("topics").services.get(GroupTable).find(name) is None
+    assert make_broker("topics").registry.get(GroupTable).find(name) is None
 
 
 def test_groups_have_a_limit(make_broker: Any) -> None:
     broker = make_broker("topics", **{"plugin.topics.max_groups": "8"})
-    groups = broker.services.get(GroupTable)
+    groups = broker.registry.get(GroupTable)
     assert groups.find("a") is not None
     assert groups.find("b") is None
     answer = broker.ask(200, body=b'{"groupName":"c"}')

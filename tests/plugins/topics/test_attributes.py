@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq.plugins.services import GroupTable, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.topics import groups as group_module
 
 TOPIC = {
@@ -60,7 +60,7 @@ def test_attributes_are_kept_returned_and_there_after_a_restart(make_broker: Any
     assert attributes_of(again) == wanted
     assert set_topic(again, None, readQueueNums=9).code == 0
     assert attributes_of(again) == wanted, "who says nothing of them leaves them"
-    assert again.services.get(TopicTable).get("orders").read_queue_nums == 9
+    assert again.registry.get(TopicTable).get("orders").read_queue_nums == 9
 
 
 def test_attributes_are_changed_added_and_deleted(make_broker: Any) -> None:
@@ -121,7 +121,7 @@ def test_what_is_not_allowed_is_refused_and_creates_no_topic(make_broker: Any, a
     broker = make_broker("topics")
     answer = set_topic(broker, attributes)
     assert (answer.code, answer.remark) == (1, remark)
-    assert broker.services.get(TopicTable).get("orders") is None
+    assert broker.registry.get(TopicTable).get("orders") is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_of_a_topic_that_exists_some_may_not_change(make_broker: Any, attributes
     set_topic(broker, "+queue.type=SimpleCQ,+message.type=FIFO")
     answer = set_topic(broker, attributes, readQueueNums=9)
     assert (answer.code, answer.remark) == (1, remark)
-    assert broker.services.get(TopicTable).get("orders").read_queue_nums == 4
+    assert broker.registry.get(TopicTable).get("orders").read_queue_nums == 4
 
 
 def test_topics_of_mixed_types_are_refused_with_5_3s_code(make_broker: Any) -> None:
@@ -177,7 +177,7 @@ def test_groups_with_what_does_not_fit_are_refused(make_broker: Any, fields: dic
     assert answer.code == 1
     assert said in answer.remark
     assert len(answer.remark) < 500
-    assert "shop" not in broker.services.get(GroupTable).names()
+    assert "shop" not in broker.registry.get(GroupTable).names()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_empty_table_of_group_attributes_is_kept_as_5_3_sends_it(make_broker:
 
 def test_the_settings_of_all_groups_are_bounded(make_broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = make_broker("topics")
-    table = broker.services.get(GroupTable).table
+    table = broker.registry.get(GroupTable).table
     monkeypatch.setattr(group_module, "TABLE_BYTES_MAX", table.text_bytes + 1000)
     assert set_group(broker).code == 0
     large = [{"expression": "x" * 2000}]
@@ -246,9 +246,9 @@ def test_fields_that_nobody_here_knows_survive(make_broker: Any, tmp_path: Path)
 def test_fields_of_a_masters_entries_are_taken_over_by_its_slave(make_broker: Any, tmp_path: Path) -> None:
     broker = make_broker("topics")
     table = {"dataVersion": VERSION, "topicConfigTable": {"old": FUTURE_TOPIC}, "topicQueueMappingInfoMap": {}}
-    assert broker.services.get(TopicTable).adopt(json.dumps(table).encode())
+    assert broker.registry.get(TopicTable).adopt(json.dumps(table).encode())
     groups = {"dataVersion": VERSION, "subscriptionGroupTable": {"shop": FUTURE_GROUP}, "forbiddenTable": {"g": {}}}
-    assert broker.services.get(GroupTable).adopt(json.dumps(groups).encode())
+    assert broker.registry.get(GroupTable).adopt(json.dumps(groups).encode())
     kept = stored(tmp_path, "topics.json")
     assert kept["topicConfigTable"]["old"]["zone"] == FUTURE_TOPIC["zone"]
     assert "topicQueueMappingInfoMap" not in kept

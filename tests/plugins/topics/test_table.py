@@ -11,7 +11,7 @@ import structlog.testing
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.services import GroupTable, TopicTable
+from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.tables import DataVersion
 from gantrymq.remoting.bodies.topics import TopicConfig, TopicConfigSerializeWrapper
@@ -20,7 +20,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPI
 
 
 def topics_of(broker: Any) -> TopicTable:
-    return broker.services.get(TopicTable)
+    return broker.registry.get(TopicTable)
 
 
 def stored(tmp_path: Path) -> TopicConfigSerializeWrapper:
@@ -209,7 +209,7 @@ def test_a_full_disk_does_not_stop_the_sweep_and_the_next_one_tries_again(make_b
 def test_what_was_written_is_read_again(make_broker: Any) -> None:
     broker = make_broker("topics")
     created = topics_of(broker).for_send("orders", "TBW102", 4)
-    broker.services.get(GroupTable).find("shop")
+    broker.registry.get(GroupTable).find("shop")
     broker.persist()
     version = broker.manager.hook.advertise(broker=broker)[0]["topic_config_serialize_wrapper"].data_version
     again = make_broker("topics")
@@ -310,7 +310,7 @@ def test_two_broken_files_refuse_the_start_and_say_what_to_do(make_broker: Any, 
 
 def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
     broker = make_broker("topics")
-    topics, groups = topics_of(broker), broker.services.get(GroupTable)
+    topics, groups = topics_of(broker), broker.registry.get(GroupTable)
     assert groups.find("consumers") is not None
     for name, flag in (("orders", 1), ("%RETRY%consumers", 2)):
         config = topics.for_send(name, "TBW102", 4, True)
@@ -320,7 +320,7 @@ def test_what_a_sender_in_unit_mode_creates_is_marked(make_broker: Any) -> None:
 
 def test_a_group_that_only_a_slave_s_reader_names_is_logged_once(make_broker: Any) -> None:
     """Its master does not know the group, so each fetch of the master's table takes it away."""
-    groups = make_broker("topics").services.get(GroupTable)
+    groups = make_broker("topics").registry.get(GroupTable)
     with structlog.testing.capture_logs() as logs:
         for counter in range(1, 4):
             version = DataVersion(timestamp=counter, counter=counter)

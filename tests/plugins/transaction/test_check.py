@@ -1,4 +1,4 @@
-"""The service that walks: in its time, whatever a walk does; and whom a question goes to."""
+"""The task that walks: in its time, whatever a walk does; and whom a question goes to."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Walker:
             yield
 
 
-async def run_for(seconds: float, service: CheckBack) -> None:
+async def run_for(seconds: float, task: CheckBack) -> None:
     with trio.move_on_after(seconds):
-        await service.run()
+        await task.run()
 
 
 @pytest.mark.trio
@@ -59,11 +59,11 @@ async def test_a_walk_that_fails_does_not_keep_the_next_from_coming(autojump_clo
 @pytest.mark.trio
 async def test_who_is_stopped_ends_the_walk_and_begins_no_other(autojump_clock: MockClock) -> None:
     strategy: Any = Walker(100)
-    service = CheckBack(strategy, 60)
+    task = CheckBack(strategy, 60)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.run)
+        nursery.start_soon(task.run)
         await trio.sleep(60 + 2.5 * SLICE_S)
-        service.stop()
+        task.stop()
     assert [len(walk) for walk in strategy.times] == [3]
 
 

@@ -126,7 +126,7 @@ def test_a_slave_ends_no_transactions() -> None:
     processor: Any = world.plugin.register_processors(slave)[37]
     world.ends = processor
     assert world.end_now(half, COMMIT) == ResponseCode.SLAVE_NOT_AVAILABLE
-    assert world.plugin.register_services(slave) == []
+    assert world.plugin.register_tasks(slave) == []
 
 
 # ------------------------------------------------------------------------------------------------------- who is asked

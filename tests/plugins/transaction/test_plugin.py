@@ -11,7 +11,7 @@ import trio
 from structlog.testing import capture_logs
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.services import ConsumerOffsets
+from gantrymq.plugins.interfaces import ConsumerOffsets
 from gantrymq.remoting.bodies.clients import HeartbeatData, ProducerData
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -155,7 +155,7 @@ async def test_a_restart_keeps_what_is_open(tmp_path: Path) -> None:
         done = await channel.call(send("T", b"y", properties=HALF))
         await channel.call(end(done, TransactionState.COMMIT))
     async with broker_and_channel(tmp_path) as (broker, channel):
-        assert broker.services.get(ConsumerOffsets).query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0) in (None, 0)
+        assert broker.registry.get(ConsumerOffsets).query("CID_RMQ_SYS_TRANS", TRANS_HALF_TOPIC, 0) in (None, 0)
         assert (await channel.call(end(half, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
         assert (await channel.call(end(done, TransactionState.COMMIT))).code == ResponseCode.SUCCESS
         found = await channel.call(pull("T"))

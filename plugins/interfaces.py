@@ -1,6 +1,6 @@
-"""The services that plugins offer each other, by protocol.
+"""The protocols of the objects that plugins offer each other.
 
-A plugin never imports a sibling: it asks the registry (``broker.services``) for a protocol of this module, and whoever
+A plugin never imports a sibling: it asks the registry (``broker.registry``) for a protocol of this module, and whoever
 provides it answers.
 """
 
