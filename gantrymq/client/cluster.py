@@ -21,6 +21,7 @@ from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.client.routes import MASTER_ID, Routes
+from gantrymq.client.silent_masters import SilentMasters
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.remoting.bodies.offsets import ClientOffsets, OrderedOffsets
@@ -95,6 +96,7 @@ class Cluster:
         self.connections = Connections(tasks, self._take_request)
         self.nameservers = Nameservers(nameservers, self.connections)
         self.routes = Routes(self.nameservers, self._route_changed, self.rare)
+        self.silent_masters = SilentMasters(self.routes, self.connections)
         self.client_id = ""
         self.unique_keys = UniqueKeys("127.0.0.1")
         self.closed = False
@@ -111,6 +113,7 @@ class Cluster:
         self.unique_keys = UniqueKeys(channel.local_host)
         self._tasks.start_soon(self._refresh_routes)
         self._tasks.start_soon(self._beat)
+        self._tasks.start_soon(self.silent_masters.run)
 
     async def aclose(self) -> None:
         """Close the connections; what is used from now on raises :class:`ClientClosed`."""

@@ -63,6 +63,12 @@ class Connections:
             self._channels[address] = channel
             return channel
 
+    def abandon(self, address: str, reason: str) -> None:
+        """End the connections to ``address`` at once, also one that is being opened. Calls that wait there fail."""
+        for channel in self._started:
+            if channel.address == address:
+                channel.abandon(reason)
+
     async def aclose(self) -> None:
         """Close all connections; none is opened again."""
         self._closed = True

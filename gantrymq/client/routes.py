@@ -144,6 +144,12 @@ class Routes:
             )
         return address
 
+    def new_master(self, name: str, address: str) -> str | None:
+        """Where the master of broker ``name`` is, if that is known and not at ``address``."""
+        data = self.broker(name)
+        master = None if data is None else data.broker_addrs.get(MASTER_ID)
+        return None if master == address else master
+
     def reader(self, queue: MessageQueue) -> str:
         """Where questions about ``queue`` and its offsets go: its master's address, else that of a slave.
 

@@ -22,6 +22,7 @@ from gantrymq.client.window import Window
 from gantrymq.message import MessageQueue, SendResult
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.tasks import within
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
@@ -86,20 +87,18 @@ class Sender:
             queues = await self._renew(outgoing.topic, queues, deadline)
         attempts = self._attempts if choice is None else 1
         tried: set[str] = set()
-        pauses = 0
-        maybe_stored = False
+        pauses, maybe_stored = 0, False
         while True:
             target = self._next_queue(outgoing.topic, queues, tried) if choice is None else _pick(choice, queues)
             until = deadline
             if choice is None and attempts > 1 and _has_other(queues, tried, target):
                 now = anyio.current_time()
                 until = now + (deadline - now) / attempts  # a broker that hangs must leave time for another one
-            sent = False
+            sent, address = True, ""
             try:
-                channel = await self._channel(target, until)
-                sent = True
-                answer = await channel.call(outgoing.command(self.group, target), until - anyio.current_time())
-                results = outgoing.results(target, answer, channel.address)
+                address = self._cluster.routes.master(target)
+                answer = await self._request(outgoing.command(self.group, target), target, address, until)
+                results = outgoing.results(target, answer, address)
                 self._faults.worked(target.broker_name)
                 if self._unanswered:
                     self._unanswered.discard(outgoing.topic)
@@ -113,8 +112,10 @@ class Sender:
                     queues = await self._renew(outgoing.topic, queues, deadline)
             except (ConnectError, NoRoute, TimeoutError) as error:
                 failure = error
+                sent = not isinstance(error, ConnectFailed | NoRoute | TimeoutError)
                 maybe_stored |= sent
-                self._faults.failed(target.broker_name)
+                if self._cluster.routes.new_master(target.broker_name, address) is None:
+                    self._faults.failed(target.broker_name)
                 if isinstance(error, ConnectFailed | NoRoute):
                     queues = await self._renew(outgoing.topic, queues, deadline)
                 elif isinstance(error, CallTimeout | TimeoutError):
@@ -162,8 +163,16 @@ class Sender:
                 await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
-    async def _channel(self, queue: MessageQueue, deadline: float) -> Channel:
-        address = self._cluster.routes.master(queue)
+    async def _request(self, command: Command, queue: MessageQueue, address: str, deadline: float) -> Command:
+        """The answer to a send; TimeoutError and :class:`ConnectFailed` where nothing was sent."""
+        wait = self._cluster.silent_masters.begin(queue, address)
+        try:
+            channel = await self._channel(address, deadline)
+            return await channel.call(command, deadline - anyio.current_time())
+        finally:
+            self._cluster.silent_masters.end(wait)
+
+    async def _channel(self, address: str, deadline: float) -> Channel:
         channel = self._cluster.connections.open_one(address)
         if channel is None:
             channel = await within(deadline - anyio.current_time(), lambda: self._cluster.broker(address))

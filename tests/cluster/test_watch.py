@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from gantrymq import SendStatus
 from gantrymq.failover.brokers import broker_rows
 from gantrymq.failover.lock import LockKeeper
 from gantrymq.failover.watcher import Watcher, WatchRules
@@ -112,6 +113,24 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
                 "master": f"{B}:10911", "slaves": {}, "floor": json.loads(pair.store.text)["floor"],
             }  # fmt: skip
         assert len(pair.lines("slave_promoted")) == 1
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_send_that_waits_for_the_lost_master_reaches_the_promoted_one_before_its_timeout(how: str, seed: int) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair, cluster.client("10.0.1.3") as client:
+            async with client.producer("patient", timeout=20.0) as producer:
+                await producer.send(TOPIC, b"before")
+                machine = cluster.machine(A)
+                machine.kill() if how == "kill" else machine.pause()
+                before = trio.current_time()
+                result = await producer.send(TOPIC, b"after")
+                assert trio.current_time() - before < 5
+                assert result.status is SendStatus.OK
+                assert pair.cluster.is_master(B)
 
     simulate(scenario, seed)
 

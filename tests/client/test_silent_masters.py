@@ -1,0 +1,171 @@
+"""A master that gives no answers and has been replaced: sends find its successor before their timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import MessageQueue
+from gantrymq.remoting.command import Command
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+LONG_S = 12.0
+"""A send that waits for so long has noticed nothing."""
+
+
+async def silent(request: Command) -> None:
+    await anyio.sleep_forever()
+
+
+def pair_of(cluster: Any) -> tuple[Any, Any]:
+    """The two brokers of ``cluster`` as the master of one name, and another one that the nameserver does not show."""
+    master, other = cluster.brokers
+    other.name = master.name
+    cluster.nameserver.brokers = [master]
+    return master, other
+
+
+async def test_sends_to_a_master_that_hangs_go_to_its_successor_before_their_timeout(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=LONG_S) as producer,
+    ):
+        master, successor = pair_of(cluster)
+        await producer.send("T", b"before")
+        master.answers = {310: silent, 34: silent}
+        began = anyio.current_time()
+
+        async with anyio.create_task_group() as senders:
+            for _ in range(20):
+                senders.start_soon(producer.send, "T", b"x")
+            await master.wait_for(310, 21)
+            cluster.nameserver.brokers = [successor]
+        assert anyio.current_time() - began < LONG_S
+        assert len(master.seen(310)) == 21, "sent there once"
+        assert len(successor.seen(310)) == 20
+
+
+async def test_a_successor_that_comes_late_is_found_too_and_one_question_a_second_is_asked(
+    fake_cluster: Cluster,
+) -> None:
+    async with (
+        fake_cluster(brokers=2, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=LONG_S) as producer,
+    ):
+        master, successor = pair_of(cluster)
+        await producer.send("T", b"before")
+        asked = len(cluster.nameserver.seen(105))
+        master.answers = {310: silent}
+        began = anyio.current_time()
+        async with anyio.create_task_group() as senders:
+            for _ in range(20):
+                senders.start_soon(producer.send, "T", b"x")
+            await cluster.nameserver.wait_for(105, asked + 2)
+            cluster.nameserver.brokers = [successor]
+        assert len(cluster.nameserver.seen(105)) - asked <= 1 + anyio.current_time() - began
+        assert len(successor.seen(310)) == 20
+
+
+async def test_a_send_without_retries_fails_when_its_master_is_replaced_and_the_next_one_works(
+    fake_cluster: Cluster,
+) -> None:
+    async with (
+        fake_cluster(brokers=2, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=LONG_S, retries=0) as producer,
+    ):
+        master, successor = pair_of(cluster)
+        master.answers = {310: silent}
+        cluster.nameserver.brokers = [master]
+        assert await producer.queues("T")
+        cluster.nameserver.brokers = [successor]
+        with pytest.raises(gantrymq.ConnectError, match=f"broker-a has its master at {successor.address} now"):
+            await producer.send("T", b"x")
+        await producer.send("T", b"y")
+        queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=2)
+        assert (await producer.send("T", b"z", queue=queue)).queue == queue
+        assert [request.body for request in master.seen(310)] == [b"x"]
+
+
+async def test_a_master_that_hangs_while_the_connection_is_opened_is_left_as_well(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=2.5) as producer,
+    ):
+        master, successor = pair_of(cluster)
+        master.answers = {310: silent, 34: silent}  # the first heartbeat waits for up to 3 s
+        assert await producer.queues("T")
+        cluster.nameserver.brokers = [successor]
+        await producer.send("T", b"x")
+        assert len(successor.seen(310)) == 1
+
+
+async def test_an_answer_that_is_slow_costs_a_question_and_nothing_else(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=LONG_S) as producer,
+    ):
+        await producer.send("T", b"before")
+        asked = len(cluster.nameserver.seen(105))
+        broker = cluster.broker
+
+        async def slow(request: Command) -> Command:
+            await cluster.nameserver.wait_for(105, asked + 1)
+            await anyio.sleep(0.2)
+            return broker.on_send_message_v2(request)  # type: ignore[no-any-return]
+
+        broker.answers[310] = slow
+        began = anyio.current_time()
+        async with anyio.create_task_group() as senders:
+            for _ in range(20):
+                senders.start_soon(producer.send, "T", b"x")
+        assert 1 <= len(cluster.nameserver.seen(105)) - asked <= 1 + anyio.current_time() - began
+        assert len(broker.seen(310)) == 21
+        assert len(broker.connections) == 1
+
+
+async def test_answers_in_time_cost_no_question(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        await producer.send("T", b"before")
+        asked = len(cluster.nameserver.seen(105))
+        until = anyio.current_time() + 1.5
+        while anyio.current_time() < until:
+            await producer.send("T", b"x")
+            await anyio.sleep(0.01)
+        assert len(cluster.nameserver.seen(105)) == asked
+
+
+async def test_a_broker_that_was_replaced_is_not_avoided_where_there_are_others(fake_cluster: Cluster) -> None:
+    """Its successor did not fail."""
+    async with (
+        fake_cluster(brokers=3, T=4) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=LONG_S) as producer,
+    ):
+        master, successor, third = cluster.brokers
+        successor.name = master.name
+        cluster.nameserver.brokers = [master, third]
+        assert await producer.queues("T")
+        master.answers = {310: silent}
+        cluster.nameserver.brokers = [successor, third]
+        async with anyio.create_task_group() as senders:
+            for _ in range(8):
+                senders.start_soon(producer.send, "T", b"x")
+        assert master.seen(310)
+        for _ in range(8):
+            await producer.send("T", b"y")
+        assert [request.body for request in successor.seen(310)].count(b"y") == 4
