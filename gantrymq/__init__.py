@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gantrymq._version import __version__
+    from gantrymq.client.accumulator import PendingSend
     from gantrymq.client.client import Client, connect
     from gantrymq.client.consumer import Consumer
     from gantrymq.client.errors import (
@@ -47,6 +48,7 @@ _HOMES = {
     "Client": "gantrymq.client.client",
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
+    "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
     "ConsumerStatistics": "gantrymq.client.statistics",
     "QueueStatistics": "gantrymq.client.statistics",
@@ -94,6 +96,7 @@ __all__ = [
     "NoRoute",
     "NotANameserver",
     "Outcome",
+    "PendingSend",
     "Producer",
     "QueueStatistics",
     "ReceivedMessage",

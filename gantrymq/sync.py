@@ -16,7 +16,8 @@ from typing import Literal, TypeVar
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from gantrymq.client import admin, client, consumer, producer, transactions
+from gantrymq.client import accumulator, admin, client, consumer, producer, transactions
+from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES
 from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
@@ -47,7 +48,16 @@ _of_parent: list[object] = []
 
 log = LibraryLog()
 
-__all__ = ["Admin", "Client", "Consumer", "Producer", "ReceivedMessage", "TransactionalProducer", "connect"]
+__all__ = [
+    "Admin",
+    "Client",
+    "Consumer",
+    "PendingSend",
+    "Producer",
+    "ReceivedMessage",
+    "TransactionalProducer",
+    "connect",
+]
 
 Local = Callable[[Message, str], Outcome]
 """The local branch of a transaction: given the message and the transaction's id, returns the outcome of the work."""
@@ -94,6 +104,32 @@ class _DeliveryAcrossThreads:
         self._loop.call(self.give_back, record, delay_level)
 
 
+class PendingSend:
+    """A message that was enqueued, as :class:`gantrymq.PendingSend`."""
+
+    def __init__(self, loop: Loop, inner: accumulator.PendingSend) -> None:
+        self._loop = loop
+        self._inner = inner
+
+    @property
+    def message_id(self) -> str:
+        """The client's id of the message."""
+        return self._inner.message_id
+
+    @property
+    def done(self) -> bool:
+        """Whether the message is stored, or has failed."""
+        return self._inner.done
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """The result, or the error of the message; TimeoutError after ``timeout`` seconds, when it may still come."""
+        return self._inner.result() if self._inner.done else self._loop.call(self._wait, timeout)
+
+    async def _wait(self, timeout: float | None) -> SendResult:
+        with anyio.fail_after(timeout):
+            return await self._inner
+
+
 class Producer:
     """:class:`gantrymq.Producer` with blocking calls."""
 
@@ -115,6 +151,24 @@ class Producer:
         """As :meth:`gantrymq.Producer.send`."""
         send = partial(self._inner.send, tags=tags, keys=keys, properties=properties, queue=queue, timeout=timeout)
         return self._loop.call(send, message, body)
+
+    def enqueue(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: QueueChoice | None = None,
+    ) -> PendingSend:
+        """As :meth:`gantrymq.Producer.enqueue`; :meth:`PendingSend.result` waits for the result."""
+        enqueue = partial(self._inner.enqueue, tags=tags, keys=keys, properties=properties, queue=queue)
+        return PendingSend(self._loop, self._loop.call(enqueue, message, body))
+
+    def flush(self) -> None:
+        """As :meth:`gantrymq.Producer.flush`."""
+        self._loop.call(self._inner.flush)
 
     def send_batch(
         self, messages: Iterable[Message], *, queue: QueueChoice | None = None, timeout: float | None = None
@@ -337,10 +391,15 @@ class Client:
         *,
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
+        linger: float = 0.0,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> Iterator[Producer]:
         """As :meth:`gantrymq.Client.producer`."""
         self._loop.ensure_open()
-        opened = self._inner.producer(group, timeout=timeout, retries=retries)
+        opened = self._inner.producer(
+            group, timeout=timeout, retries=retries, linger=linger, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes
+        )
         loop = Loop(self._loop.portal, f"producer of group {group}")
         with _opened(loop, opened) as inner:
             try:

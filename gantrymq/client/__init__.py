@@ -7,9 +7,10 @@ the same without async.
 
 from __future__ import annotations
 
+from gantrymq.client.accumulator import PendingSend
 from gantrymq.client.client import Client, connect
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.producer import Producer
 from gantrymq.client.transactions import TransactionalProducer
 
-__all__ = ["Client", "Consumer", "Producer", "TransactionalProducer", "connect"]
+__all__ = ["Client", "Consumer", "PendingSend", "Producer", "TransactionalProducer", "connect"]

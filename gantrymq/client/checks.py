@@ -30,6 +30,10 @@ NOT_SENDABLE: Final = frozenset(
 )
 """Topics of the broker's own that nobody may send to."""
 
+TOPICS_REMEMBERED: Final = 1024
+"""Names that were found good are not looked at again."""
+_sendable: set[str] = set()
+
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -43,18 +47,32 @@ def check_group(name: str) -> None:
     _check_name("group", name, GROUP_MAX_CHARACTERS)
 
 
-def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> None:
-    """Raise :class:`InvalidName` or :class:`InvalidMessage` unless a broker would take ``message``."""
-    check_topic(message.topic)
-    if message.topic in NOT_SENDABLE:
-        raise InvalidName(f"topic {message.topic} belongs to the broker: nobody may send to it")
-    if not isinstance(message.body, bytes | bytearray | memoryview):
-        raise InvalidMessage(f"a body is bytes, not {type(message.body).__name__}: encode it first")
-    size = len(message.body)
+def check_sendable_topic(name: str) -> None:
+    """Raise :class:`InvalidName` unless producers may send to the topic ``name``."""
+    if type(name) is not str or name not in _sendable:
+        check_topic(name)
+        if name in NOT_SENDABLE:
+            raise InvalidName(f"topic {name} belongs to the broker: nobody may send to it")
+        if len(_sendable) >= TOPICS_REMEMBERED:
+            _sendable.clear()
+        _sendable.add(name)
+
+
+def check_body(body: object, body_max_bytes: int = BODY_MAX_BYTES) -> None:
+    """Raise :class:`InvalidMessage` unless ``body`` can be a message's."""
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise InvalidMessage(f"a body is bytes, not {type(body).__name__}: encode it first")
+    size = len(body)
     if not size:
         raise InvalidMessage("the body is empty; RocketMQ's protocol has no empty messages")
     if size > body_max_bytes:
         raise InvalidMessage(f"the body has {size} bytes, {body_max_bytes} is the limit: split it")
+
+
+def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> None:
+    """Raise :class:`InvalidName` or :class:`InvalidMessage` unless a broker would take ``message``."""
+    check_sendable_topic(message.topic)
+    check_body(message.body, body_max_bytes)
     for key in message.keys:
         if not key or any(character.isspace() for character in key):
             raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")

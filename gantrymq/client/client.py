@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer, open_consumer
@@ -46,12 +47,20 @@ class Client:
         *,
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
+        linger: float = 0.0,
+        batch_bytes: int = BATCH_BYTES,
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> AsyncIterator[Producer]:
-        """A producer for the length of the block.
+        """A producer for the length of the block, whose end sends what is enqueued.
 
-        ``timeout`` (seconds) is the bound of one send with all its ``retries``. Raises :class:`InvalidName`.
+        ``timeout`` (seconds) is the bound of one send with all its ``retries``. Messages that are enqueued wait
+        ``linger`` seconds for others of their queue, until their batch has ``batch_bytes``; ``buffer_bytes`` bounds
+        what is enqueued and not answered, each message with 256 bytes beside its own. Raises :class:`InvalidName`, and
+        ValueError for an option that makes no sense.
         """
-        async with open_producer(self._cluster, group, timeout=timeout, retries=retries) as producer:
+        sender = Sender(self._cluster, group, timeout, retries)
+        accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
+        async with open_producer(self._cluster, sender, accumulator) as producer:
             yield producer
 
     @asynccontextmanager

@@ -9,8 +9,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Mapping
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -135,6 +135,10 @@ class Cluster:
             raise ClientClosed(f"the client has ended after an error of its own: {self._failure!r}") from self._failure
         if self.closed:
             raise ClientClosed("the client is closed: its `async with` block has ended")
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        """Run ``work`` until the client ends; an error of it is a bug, see :meth:`fail`."""
+        self._tasks.start_soon(work, *arguments)
 
     async def broker(self, address: str) -> Channel:
         """The connection to a broker; a new one tells the broker at once who we are."""

@@ -38,6 +38,35 @@ _STATUSES: Final[dict[int, SendStatus]] = {
     ResponseCode.FLUSH_SLAVE_TIMEOUT: SendStatus.FLUSH_SLAVE_TIMEOUT,
 }
 _I16 = struct.Struct(">h")
+_I32 = struct.Struct(">i")
+
+
+class Stored:
+    """A broker's answer that it has the messages of a request: the results, made when they are asked for."""
+
+    __slots__ = ("_first_offset", "_handle", "_ids", "_keys", "_places", "_queue", "status")
+
+    def __init__(
+        self, status: SendStatus, keys: list[str], ids: str, queue: MessageQueue, offset: int, handle: str | None
+    ) -> None:
+        self.status = status
+        self._keys = keys
+        self._ids = ids
+        self._places: list[str] | None = None if len(keys) > 1 else [ids]
+        self._queue = queue
+        self._first_offset = offset
+        self._handle = handle
+
+    def result(self, place: int) -> SendResult:
+        """The result of one message of the request, by its place in it."""
+        if self._places is None:
+            self._places = self._ids.split(",")
+        at = self._places[place] if place < len(self._places) else ""
+        return SendResult(self.status, self._keys[place], at, self._queue, self._first_offset + place, self._handle)
+
+    def results(self) -> list[SendResult]:
+        """The results of all messages in their order."""
+        return [self.result(place) for place in range(len(self._keys))]
 
 
 class Outgoing:
@@ -65,8 +94,8 @@ class Outgoing:
         code = RequestCode.SEND_BATCH_MESSAGE if self.batch else RequestCode.SEND_MESSAGE_V2
         return Command(code, ext, self.body)
 
-    def results(self, queue: MessageQueue, answer: Command, address: str) -> list[SendResult]:
-        """One result a message; :class:`BrokerError` when the broker at ``address`` did not take it."""
+    def stored(self, queue: MessageQueue, answer: Command, address: str) -> Stored:
+        """What ``answer`` says of its messages; :class:`BrokerError` when the broker at ``address`` took none."""
         status = _STATUSES.get(answer.code)
         if status is None:
             raise BrokerError(answer.code, answer.remark, address)
@@ -74,14 +103,7 @@ class Outgoing:
             header = read_header(SendMessageResponse, answer.ext)
         if header.queue_id != queue.queue_id:
             queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=header.queue_id)
-        if not self.batch:
-            return [SendResult(status, self.keys[0], header.msg_id, queue, header.queue_offset, header.recall_handle)]
-        places = header.msg_id.split(",")
-        places += [""] * (len(self.keys) - len(places))
-        return [
-            SendResult(status, key, place, queue, header.queue_offset + index)
-            for index, (key, place) in enumerate(zip(self.keys, places, strict=False))
-        ]
+        return Stored(status, self.keys, header.msg_id, queue, header.queue_offset, header.recall_handle)
 
 
 async def prepare(
@@ -96,6 +118,12 @@ async def prepare(
     body = bytes(message.body)
     outgoing = Outgoing(message.topic, body, [key], properties=encode_message_properties(message, key, added))
     outgoing.flag = message.flag
+    await _compress(outgoing)
+    return outgoing
+
+
+async def _compress(outgoing: Outgoing) -> None:
+    body = outgoing.body
     if len(body) >= COMPRESS_FROM_BYTES:
         if len(body) < _COMPRESS_IN_THREAD_BYTES:
             packed = zlib.compress(body, COMPRESS_LEVEL)
@@ -104,7 +132,6 @@ async def prepare(
         if len(packed) < len(body):
             outgoing.body = packed
             outgoing.sys_flag = COMPRESSED
-    return outgoing
 
 
 async def prepare_half(message: Message, group: str, new_key: Callable[[], str]) -> Outgoing:
@@ -128,16 +155,38 @@ def prepare_batch(messages: Sequence[Message], new_key: Callable[[], str]) -> Ou
         if message.delay_level:
             raise InvalidMessage("a message with a delay level cannot go in a batch: send it alone")
         key = new_key()
-        properties = encode_message_properties(message, key).encode()
-        size = BATCH_ROW.size + len(message.body) + _I16.size + len(properties)
-        parts += (
-            BATCH_ROW.pack(size, 0, 0, message.flag, len(message.body)),
-            message.body,
-            _I16.pack(len(properties)),
-            properties,
-        )
+        parts.append(encode_row(message.body, encode_message_properties(message, key), message.flag))
         keys.append(key)
     body = b"".join(parts)
     if len(body) > BODY_MAX_BYTES:
         raise InvalidMessage(f"the batch has {len(body)} bytes, {BODY_MAX_BYTES} is the limit: send smaller ones")
     return Outgoing(topic, body, keys, batch=True)
+
+
+def encode_row(body: bytes, properties: str, flag: int) -> bytes:
+    """One message of a batch as it travels."""
+    text = properties.encode()
+    size = BATCH_ROW.size + len(body) + _I16.size + len(text)
+    return b"".join((BATCH_ROW.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(text)), text))
+
+
+def row_ends(rows: bytes | bytearray) -> list[int]:
+    """Where each of some :func:`encode_row` one behind the other ends."""
+    ends: list[int] = []
+    end = 0
+    while end < len(rows):
+        end += _I32.unpack_from(rows, end)[0]
+        ends.append(end)
+    return ends
+
+
+async def from_rows(topic: str, rows: bytes, keys: list[str]) -> Outgoing:
+    """The request for messages that are encoded already: one goes as a message of its own, more as a batch."""
+    if len(keys) > 1:
+        return Outgoing(topic, rows, keys, batch=True)
+    _, _, _, flag, length = BATCH_ROW.unpack_from(rows)
+    end = BATCH_ROW.size + length
+    outgoing = Outgoing(topic, rows[BATCH_ROW.size : end], keys, properties=rows[end + _I16.size :].decode())
+    outgoing.flag = flag
+    await _compress(outgoing)
+    return outgoing

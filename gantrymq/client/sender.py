@@ -8,8 +8,9 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -17,9 +18,9 @@ import anyio.lowlevel
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.errors import BrokerError, CallTimeout, ConnectError, ConnectFailed, NoRoute, SendTimeout
 from gantrymq.client.faults import Faults
-from gantrymq.client.outgoing import Outgoing
+from gantrymq.client.outgoing import Outgoing, Stored
 from gantrymq.client.window import Window
-from gantrymq.message import MessageQueue, SendResult
+from gantrymq.message import MessageQueue
 from gantrymq.remoting.channel import Channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
@@ -31,6 +32,8 @@ NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
 
 QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
 """A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
+_Choose = Callable[[Sequence[MessageQueue], set[str]], MessageQueue]
+"""Picks the queue of the next attempt, given the brokers that failed."""
 
 RENEW_S = 0.5
 """So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
@@ -50,7 +53,7 @@ class Sender:
     def __init__(self, cluster: Cluster, group: str, timeout: float, retries: int) -> None:
         self.group = group
         self._cluster = cluster
-        self._timeout = timeout
+        self.timeout = timeout
         self._attempts = 1 + retries
         self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
         self._faults = Faults()
@@ -60,49 +63,74 @@ class Sender:
         """Topics with a send that got no answer, and none with one since: another broker may have the place of the one
         that hangs."""
 
-    async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> list[SendResult]:
-        """Send ``outgoing`` to the chosen queue, or to the next one with retries; a result for each message.
+    async def deliver(self, outgoing: Outgoing, choice: QueueChoice | None, timeout: float | None) -> Stored:
+        """Send ``outgoing`` to the chosen queue, or to the next one with retries.
 
         Waits while too much is under way; the timeout counts from then on. Raises :class:`NoRoute`,
         :class:`SendTimeout`, and after the last attempt its :class:`BrokerError` or :class:`ConnectError`.
         """
+        limit = self.timeout if timeout is None else timeout
         size = len(outgoing.body)
         await self._window.enter(size)
         try:
-            return await self._deliver(outgoing, choice, self._timeout if timeout is None else timeout)
+            queues = await self.queues_within(outgoing.topic, limit)
+            if choice is None:
+                choose: _Choose = partial(self._next_queue, outgoing.topic)
+                return await self._deliver(outgoing, queues, choose, limit, self._attempts)
+            return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
         finally:
             self._window.leave(size)
 
-    async def _deliver(self, outgoing: Outgoing, choice: QueueChoice | None, limit: float) -> list[SendResult]:
-        queues = self._cluster.routes.known_publish_queues(outgoing.topic)
+    async def deliver_to(self, outgoing: Outgoing, queue: MessageQueue, free: bool, limit: float) -> Stored:
+        """As :meth:`deliver`, to ``queue``, with retries there; what is ``free`` may go to another broker."""
+
+        def choose(queues: Sequence[MessageQueue], tried: set[str]) -> MessageQueue:
+            if not free or not tried or (not _has_other(queues, tried, queue) and queue in queues):
+                return queue
+            return self._next_queue(outgoing.topic, queues, tried)
+
+        if limit <= 0:
+            raise SendTimeout(f"broker {queue.broker_name} took nothing since the message was enqueued")
+        queues = await self.queues_within(outgoing.topic, limit)
+        return await self._deliver(outgoing, queues, choose, limit, self._attempts, fixed=not free)
+
+    async def queues_within(self, topic: str, limit: float) -> Sequence[MessageQueue]:
+        """As :meth:`queues`; :class:`SendTimeout` after ``limit`` seconds."""
+        queues = self._cluster.routes.known_publish_queues(topic)
         if queues is None:
             # thousands of tasks may be about to start, which takes seconds: the timeout begins behind them
             await anyio.lowlevel.checkpoint()
             try:
-                queues = await within(limit, lambda: self.queues(outgoing.topic))
+                queues = await within(limit, lambda: self.queues(topic))
             except TimeoutError:
-                raise SendTimeout(f"no nameserver returned a route of '{outgoing.topic}' within {limit:g} s") from None
+                raise SendTimeout(f"no nameserver returned a route of '{topic}' within {limit:g} s") from None
+        return queues
+
+    async def _deliver(
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float, attempts: int, *,
+        fixed: bool = False,
+    ) -> Stored:  # fmt: skip
+        """Send ``outgoing`` until an attempt succeeds; ``fixed``: ``choose`` gives the same queue each time."""
         deadline = anyio.current_time() + limit
         if outgoing.topic in self._unanswered:
             queues = await self._renew(outgoing.topic, queues, deadline)
-        attempts = self._attempts if choice is None else 1
         tried: set[str] = set()
         pauses, maybe_stored = 0, False
         while True:
-            target = self._next_queue(outgoing.topic, queues, tried) if choice is None else _pick(choice, queues)
+            target = choose(queues, tried)
             until = deadline
-            if choice is None and attempts > 1 and _has_other(queues, tried, target):
+            if not fixed and attempts > 1 and _has_other(queues, tried, target):
                 now = anyio.current_time()
                 until = now + (deadline - now) / attempts  # a broker that hangs must leave time for another one
             sent, address = True, ""
             try:
                 address = self._cluster.routes.master(target)
                 answer = await self._request(outgoing.command(self.group, target), target, address, until)
-                results = outgoing.results(target, answer, address)
+                stored = outgoing.stored(target, answer, address)
                 self._faults.worked(target.broker_name)
                 if self._unanswered:
                     self._unanswered.discard(outgoing.topic)
-                return results
+                return stored
             except BrokerError as error:
                 failure: Exception = error
                 if error.code not in RETRIED_CODES:
@@ -127,7 +155,7 @@ class Sender:
             attempts -= sent  # what reached no broker may be tried until the deadline
             if anyio.current_time() < deadline and attempts:
                 tried.add(target.broker_name)
-                if choice is not None or all(queue.broker_name in tried for queue in queues):
+                if fixed or all(queue.broker_name in tried for queue in queues):
                     pause = min(FIRST_PAUSE_SECONDS * 2**pauses, LONGEST_PAUSE_SECONDS)
                     pause *= random.uniform(0.75, 1.25)  # noqa: S311 - so that not all senders come at once
                     pauses += 1
@@ -147,9 +175,25 @@ class Sender:
     async def send_oneway(self, outgoing: Outgoing, choice: QueueChoice | None) -> None:
         """Send ``outgoing`` once; without an answer."""
         queues = await self.queues(outgoing.topic)
-        target = self._next_queue(outgoing.topic, queues, set()) if choice is None else _pick(choice, queues)
+        target = self._next_queue(outgoing.topic, queues, set()) if choice is None else pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))
         await channel.send_oneway(outgoing.command(self.group, target))
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
+        """Run ``work`` in the background, until the client ends."""
+        self._cluster.start_soon(work, *arguments)
+
+    def is_usable(self, queue: MessageQueue) -> bool:
+        """Whether the broker of ``queue`` has not failed lately."""
+        return self._faults.is_usable(queue.broker_name)
+
+    def first_turn(self, queues: Sequence[MessageQueue]) -> int:
+        """Where to begin with ``queues``: not all producers begin with the same one."""
+        return secrets.randbelow(len(queues))
+
+    def report_lost(self, topic: str, messages: int, error: Exception) -> None:
+        """Log that ``messages`` which were enqueued failed: perhaps nobody awaits them."""
+        self._cluster.rare.warning("enqueued_messages_failed", topic, topic=topic, messages=messages, reason=str(error))
 
     async def _renew(self, topic: str, queues: Sequence[MessageQueue], deadline: float) -> Sequence[MessageQueue]:
         """Ask where the brokers are now: another one may have the place of the master. Returns the topic's queues."""
@@ -188,8 +232,7 @@ class Sender:
     def _next_queue(self, topic: str, queues: Sequence[MessageQueue], tried: set[str]) -> MessageQueue:
         turns = self._turns.get(topic)
         if turns is None:
-            # not all producers begin with the same queue
-            turns = self._turns[topic] = itertools.count(secrets.randbelow(len(queues)))
+            turns = self._turns[topic] = itertools.count(self.first_turn(queues))
         avoided: MessageQueue | None = None
         for _ in queues:
             queue = queues[next(turns) % len(queues)]
@@ -208,5 +251,6 @@ def _has_other(queues: Sequence[MessageQueue], tried: set[str], target: MessageQ
     return any(queue.broker_name != target.broker_name and queue.broker_name not in tried for queue in queues)
 
 
-def _pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
+def pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The chosen one of a topic's ``queues``."""
     return choice if isinstance(choice, MessageQueue) else choice(queues)

@@ -108,7 +108,7 @@ class TransactionalProducer:
         """
         self._ensure_open()
         outgoing = await prepare_half(message, self.group, self._cluster.unique_keys.next)
-        return (await self._sender.deliver(outgoing, queue, timeout))[0]
+        return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
 
     async def end(self, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
         """Tell the broker that stored ``half`` its ``outcome``; no answer is waited for.

@@ -1,4 +1,4 @@
-"""A bound on what a producer has under way: further sends wait for their turn, and their timeout has not begun."""
+"""A bound on what a producer has under way or buffered: what comes then waits for its turn, and is not timed yet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ class _Waiter:
 
 
 class Window:
-    """Admits sends in the order in which they came, while fewer than ``messages`` with ``size`` bytes are inside."""
+    """Admits messages in the order in which they came, while fewer than ``messages`` with ``size`` bytes are inside.
 
-    def __init__(self, messages: int, size: int) -> None:
+    ``messages`` None is no bound.
+    """
+
+    def __init__(self, messages: int | None, size: int) -> None:
         self._messages_max = messages
         self._bytes_max = size
         self._messages = 0
@@ -41,9 +44,9 @@ class Window:
             waiter.gone = True
             raise
 
-    def leave(self, size: int) -> None:
-        """Give the place back."""
-        self._messages -= 1
+    def leave(self, size: int, messages: int = 1) -> None:
+        """Give the places of so many messages back, ``size`` bytes in all."""
+        self._messages -= messages
         self._bytes -= size
         while self._waiting and (self._waiting[0].gone or self._has_room(self._waiting[0].size)):
             waiter = self._waiting.popleft()
@@ -52,7 +55,9 @@ class Window:
                 waiter.admitted.set()
 
     def _has_room(self, size: int) -> bool:
-        return not self._messages or (self._messages < self._messages_max and self._bytes + size <= self._bytes_max)
+        if self._messages_max is not None and self._messages >= self._messages_max:
+            return False
+        return not self._messages or self._bytes + size <= self._bytes_max
 
     def _take(self, size: int) -> None:
         self._messages += 1

@@ -1,0 +1,411 @@
+"""Enqueueing: batches, order for each queue, bounded memory, failures of exactly the guilty messages, the end."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import Message, SendStatus
+from gantrymq.client import accumulator
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.records import decode_records
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+
+
+def refuse(code: int) -> Callable[[Command], Command]:
+    return lambda request: request.answer(code, "not now")
+
+
+async def silent(request: Command) -> None:
+    await anyio.sleep_forever()
+
+
+def bodies(broker: Any, topic: str, queue_id: int) -> list[bytes]:
+    return [decode_records(record)[0].body for record in broker.queues[topic, queue_id]]
+
+
+def in_batch(request: Command) -> list[bytes]:
+    """The bodies that a request carries."""
+    if request.code == 310:
+        return [request.body]
+    found, position = [], 0
+    while position < len(request.body):
+        size, _, _, _, length = struct.unpack_from(">iiiii", request.body, position)
+        found.append(request.body[position + 20 : position + 20 + length])
+        position += size
+    return found
+
+
+async def test_messages_are_gathered_and_each_has_its_own_result(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer("senders") as producer,
+    ):
+        deliveries = [await producer.enqueue("T", b"%d" % number) for number in range(500)]
+        await producer.flush()
+        assert all(delivery.done for delivery in deliveries)
+        results = [await delivery for delivery in deliveries]
+        assert bodies(cluster.broker, "T", 0) == [b"%d" % number for number in range(500)]
+        assert [result.queue_offset for result in results] == list(range(500))
+        assert [result.offset_message_id for result in results] == [f"ID{number}" for number in range(500)]
+        assert [result.message_id for result in results] == [delivery.message_id for delivery in deliveries]
+        assert len({result.message_id for result in results}) == 500
+        assert {result.status for result in results} == {SendStatus.OK}
+        assert len(cluster.broker.seen(320)) < 5
+        assert (await deliveries[7]).queue_offset == 7  # as often as one likes
+
+
+async def test_a_message_keeps_all_its_parts(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer("senders") as producer,
+    ):
+        await producer.enqueue(Message("T", b"whole", tags="a", keys=("k",), properties={"p": "1"}, flag=7))
+        await producer.enqueue("T", b"parts", tags="b", keys=["k1", "k2"], properties={"color": "grün"})
+        await producer.enqueue("T", memoryview(b"view"))
+        await producer.flush()
+        (request,) = cluster.broker.seen(320)
+        assert (request.ext["a"], request.ext["m"]) == ("senders", "true")
+        whole, parts, view = [decode_records(record)[0] for record in cluster.broker.queues["T", 0]]
+        assert (whole.body, whole.tags, whole.keys, whole.properties["p"]) == (b"whole", "a", ("k",), "1")
+        assert (parts.body, parts.tags, parts.keys, parts.properties["color"]) == (b"parts", "b", ("k1", "k2"), "grün")
+        assert view.body == b"view"
+
+
+async def test_one_message_alone_is_no_batch(fake_cluster: Cluster) -> None:
+    """A batch of one would not be compressed, and some brokers let batches into fewer topics."""
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        result = await (await producer.enqueue(Message("T", b"x" * 5000, tags="a", flag=7)))
+        (request,) = cluster.broker.seen(310)
+        assert len(request.body) < 100
+        assert (request.ext["f"], request.ext["h"]) == ("1", "7")
+        assert result.message_id in request.ext["i"]
+        assert "TAGS\x01a" in request.ext["i"]
+
+
+async def test_a_delayed_message_goes_alone_and_keeps_its_place(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        for body in (b"1", b"2"):
+            await producer.enqueue("T", body)
+        await producer.enqueue(Message("T", b"3", delay_level=2))
+        for body in (b"4", b"5"):
+            await producer.enqueue("T", body)
+        await producer.flush()
+        assert [in_batch(request) for request in cluster.broker.requests if request.code in (310, 320)] == [
+            [b"1", b"2"], [b"3"], [b"4", b"5"],
+        ]  # fmt: skip
+
+
+async def test_batches_of_a_topic_take_turns_over_its_queues(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=2) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(batch_bytes=2000) as producer,
+    ):
+        for _ in range(400):
+            await producer.enqueue("T", b"x")
+        await producer.flush()
+        for broker in cluster.brokers:
+            assert len(broker.seen(320)) > 3
+            for queue_id in (0, 1):
+                assert len(broker.queues["T", queue_id]) > 40
+            assert max(len(request.body) for request in broker.seen(320)) <= 2000
+        # without a pause in between, batches are as full as they may be
+        assert sum(len(broker.seen(320)) for broker in cluster.brokers) < 20
+
+
+async def test_a_queue_has_one_batch_under_way_and_keeps_its_order_when_attempts_fail(fake_cluster: Cluster) -> None:
+    """Attempts fail at random, and answers get lost: what is stored again comes behind what is there already."""
+    flying: list[int] = []
+    rng = random.Random(5)
+    async with (
+        fake_cluster(T=3) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(batch_bytes=3000, retries=1000, timeout=60) as producer,
+    ):
+
+        async def sometimes(request: Command) -> Command:
+            assert request.ext["e"] not in flying, "two requests of one queue at once"
+            flying.append(request.ext["e"])
+            for _ in range(rng.randrange(5)):
+                await anyio.lowlevel.checkpoint()
+            flying.remove(request.ext["e"])
+            if rng.random() < 0.3:
+                return request.answer(1, "not now")
+            broker = cluster.broker
+            return (broker.on_send_batch_message if request.code == 320 else broker.on_send_message_v2)(request)
+
+        cluster.broker.answers.update({310: sometimes, 320: sometimes})
+        with anyio.fail_after(60):
+            for number in range(600):
+                key = number % 3
+                await producer.enqueue("T", b"%d" % number, queue=lambda queues, key=key: queues[key])
+            await producer.flush()
+    for key in range(3):
+        assert bodies(cluster.broker, "T", key) == [b"%d" % number for number in range(key, 600, 3)]
+
+
+async def test_only_the_message_at_fault_fails(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+
+        def check(request: Command) -> Command:
+            if any(body.startswith(b"bad") for body in in_batch(request)):
+                return request.answer(13, "illegal")
+            broker = cluster.broker
+            return (broker.on_send_batch_message if request.code == 320 else broker.on_send_message_v2)(request)
+
+        cluster.broker.answers.update({310: check, 320: check})
+        names = [b"bad" if number in (0, 17, 18, 99) else b"%d" % number for number in range(100)]
+        deliveries = [await producer.enqueue("T", name) for name in names]
+        await producer.flush()
+        stored = bodies(cluster.broker, "T", 0)
+        assert stored == [name for name in names if name != b"bad"]
+        for name, delivery in zip(names, deliveries, strict=True):
+            if name == b"bad":
+                with pytest.raises(gantrymq.BrokerError, match="13 MESSAGE_ILLEGAL"):
+                    await delivery
+            else:
+                assert stored[(await delivery).queue_offset] == name
+
+
+async def test_a_batch_goes_to_another_broker_and_one_with_a_chosen_queue_does_not(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=0.5) as producer,
+    ):
+        cluster.brokers[0].answers.update({310: refuse(1), 320: refuse(1)})
+        free = [await producer.enqueue("T", b"free%d" % number) for number in range(10)]
+        for delivery in free:
+            assert (await delivery).queue.broker_name == "broker-b"
+        there = (await producer.queues("T"))[0]
+        chosen = [await producer.enqueue("T", b"chosen%d" % number, queue=there) for number in range(10)]
+        for delivery in chosen:
+            with pytest.raises(gantrymq.BrokerError):
+                await delivery
+        assert not any(body.startswith(b"chosen") for body in bodies(cluster.brokers[1], "T", 0))
+
+
+async def test_what_waits_behind_a_dead_broker_does_not_wait_one_timeout_after_the_other(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(timeout=1.0, batch_bytes=1000) as producer,
+    ):
+        await producer.send("T", b"x")
+        cluster.broker.answers.update({310: silent, 320: silent})
+        deliveries = [await producer.enqueue("T", b"x" * 100) for _ in range(200)]
+        with anyio.fail_after(20):  # 40 batches
+            await producer.flush()
+        for delivery in deliveries:
+            with pytest.raises(gantrymq.SendTimeout):
+                await delivery
+        cluster.broker.answers.clear()
+        assert (await (await producer.enqueue("T", b"again"))).status is SendStatus.OK
+
+
+async def test_a_full_buffer_makes_enqueue_wait(fake_cluster: Cluster) -> None:
+    go = anyio.Event()
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(buffer_bytes=10_000) as producer,
+    ):
+
+        async def later(request: Command) -> Command:
+            await go.wait()
+            broker = cluster.broker
+            return (broker.on_send_batch_message if request.code == 320 else broker.on_send_message_v2)(request)
+
+        cluster.broker.answers.update({310: later, 320: later})
+        enqueued = 0
+        with anyio.move_on_after(0.5):
+            while True:
+                await producer.enqueue("T", b"x" * 500)
+                enqueued += 1
+        assert 10 < enqueued < 15
+        go.set()
+        await (await producer.enqueue("T", b"x" * 500))
+        # one message alone may be larger than the buffer
+        assert (await (await producer.enqueue("T", random.randbytes(20_000)))).status is SendStatus.OK
+        assert len(cluster.broker.queues["T", 0]) == enqueued + 2
+
+
+async def test_linger_waits_for_more_and_a_full_batch_or_flush_does_not(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(linger=300, batch_bytes=1000) as producer,
+    ):
+        with anyio.fail_after(20):
+            for number in range(4):
+                await producer.enqueue("T", b"%d" % number)
+                await anyio.wait_all_tasks_blocked()
+            assert not cluster.broker.seen(310) + cluster.broker.seen(320)
+            await producer.flush()
+            assert in_batch(cluster.broker.seen(320)[0]) == [b"0", b"1", b"2", b"3"]
+            delivery = await producer.enqueue("T", b"x" * 100)
+            for _ in range(10):
+                await producer.enqueue("T", b"x" * 100)
+            await delivery
+            await producer.flush()
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer(linger=0.02) as producer,
+    ):
+        with anyio.fail_after(20):
+            await (await producer.enqueue("T", b"nobody follows"))
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+async def test_the_end_of_the_block_sends_what_is_enqueued(
+    fake_cluster: Cluster, error: type[Exception] | None
+) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        deliveries = []
+        try:
+            async with client.producer(linger=100) as producer:
+                deliveries = [await producer.enqueue("T", b"%d" % number) for number in range(100)]
+                if error:
+                    raise error
+        except ZeroDivisionError:
+            assert error
+        assert sum(len(queue) for queue in cluster.broker.queues.values()) == 100
+        assert [(await delivery).status for delivery in deliveries] == [SendStatus.OK] * 100
+        with pytest.raises(gantrymq.ClientClosed):
+            await producer.enqueue("T", b"late")
+        with pytest.raises(gantrymq.ClientClosed):
+            await producer.flush()
+
+
+async def test_who_is_cancelled_sends_for_a_moment_and_what_is_left_fails(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.producer.LEAVE_SECONDS", 0.2)
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        with anyio.move_on_after(20) as scope:
+            async with client.producer() as producer:
+                stored = await producer.enqueue("T", b"goes out")
+                scope.cancel()
+        assert (await stored).status is SendStatus.OK
+        cluster.broker.answers[310] = silent
+        with anyio.move_on_after(20) as scope:
+            async with client.producer(timeout=60) as producer:
+                left = await producer.enqueue("T", b"no answer")
+                scope.cancel()
+        with pytest.raises(gantrymq.ClientClosed, match="may be stored all the same"):
+            await left
+
+
+async def test_messages_are_checked_when_they_are_enqueued(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        for body in (b"", "text", None, b"x" * (4 * 1024 * 1024 + 1)):
+            with pytest.raises(gantrymq.InvalidMessage):
+                await producer.enqueue("T", body)  # type: ignore[arg-type]
+        with pytest.raises(gantrymq.InvalidName):
+            await producer.enqueue("no such topic", b"x")
+        with pytest.raises(gantrymq.InvalidMessage, match="reserved"):
+            await producer.enqueue("T", b"x", properties={"UNIQ_KEY": "1"})
+        with pytest.raises(gantrymq.NoRoute):
+            await producer.enqueue("unknown", b"x")
+        await producer.flush()
+        assert not cluster.broker.queues
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("linger", -1.0), ("batch_bytes", 0), ("batch_bytes", 4 * 1024 * 1024 + 1), ("buffer_bytes", 0)],
+)
+async def test_options_that_make_no_sense_are_refused(fake_cluster: Cluster, option: str, value: float) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(ValueError, match=option):
+            async with client.producer(**{option: value}):
+                pytest.fail("an option without sense")
+
+
+async def test_idle_queues_are_forgotten_and_nothing_is_lost(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accumulator, "LANES_KEPT", 4)
+    async with (
+        fake_cluster(T=32) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        for number in range(200):
+            await producer.enqueue("T", b"%d" % number, queue=lambda queues, number=number: queues[number % 32])
+            if number % 7 == 0:
+                await producer.flush()
+            await producer.enqueue("T", b"free")
+        await producer.flush()
+        assert sum(len(queue) for queue in cluster.broker.queues.values()) == 400
+        assert len(producer._accumulator._lanes) <= 40
+
+
+def test_enqueueing_without_async(fake_in_thread: Any) -> None:
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.producer(linger=100, batch_bytes=1000, buffer_bytes=5000) as producer:
+            deliveries = [producer.enqueue("T", b"%d" % number, tags="a") for number in range(50)]
+            with pytest.raises(TimeoutError):
+                deliveries[-1].result(timeout=0)
+            producer.flush()
+            assert all(delivery.done for delivery in deliveries)
+            assert deliveries[3].result().message_id == deliveries[3].message_id
+            waiting = producer.enqueue("T", b"last")
+        assert waiting.result().status is SendStatus.OK
+    assert sum(len(queue) for queue in fake_in_thread.broker.queues.values()) == 51
+
+
+@pytest.mark.parametrize("name", ["producer", "transactional_producer"])
+def test_the_blocking_client_opens_producers_with_the_same_options(name: str) -> None:
+    options, blocking = (
+        {key: value.default for key, value in inspect.signature(getattr(kind, name)).parameters.items()}
+        for kind in (gantrymq.Client, gantrymq.sync.Client)
+    )
+    assert options == blocking
+
+
+def test_the_blocking_producer_has_all_of_the_async_one() -> None:
+    for one, other in (
+        (gantrymq.Producer, gantrymq.sync.Producer),
+        (gantrymq.TransactionalProducer, gantrymq.sync.TransactionalProducer),
+    ):
+        for name, method in inspect.getmembers(one, inspect.iscoroutinefunction):
+            if name in ("aclose", "send_half", "end", "answer_checks") or name.startswith("_"):
+                continue  # the block ends it; the others are the blocking client's own way to the same
+            wanted = inspect.signature(method).parameters
+            offered = inspect.signature(getattr(other, name)).parameters
+            assert {key: value.default for key, value in wanted.items()} == {
+                key: value.default for key, value in offered.items()
+            }, name
