@@ -18,6 +18,7 @@ pytest.register_assert_rewrite("support")
 
 from support.etcd import find_etcd  # noqa: E402
 from support.foreign import ToolMissing, cache_folder  # noqa: E402
+from support.slices import NUMBER_VARIABLE, is_whole, slice_number, split  # noqa: E402
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -29,7 +30,7 @@ RERUN_MARKERS = ("interop", "crash")
 SECOND_ATTEMPT = os.environ.get("CI") == "true" and os.environ.get("GANTRYMQ_STRICT") != "true"
 """In CI, tests that wait for several real processes on a busy machine get a second attempt. The summary names each one
 that needed it: it is a fault to look into. Everywhere else, and with GANTRYMQ_STRICT=true, the first failure counts."""
-TWIN_FOLDERS = ("broker", "client", "crash", "fuzz", "hostile", "kernel", "plugins")
+TWIN_FOLDERS = ("broker", "crash", "fuzz", "hostile", "kernel", "plugins")
 """What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
 twins. Of the other folders only what has the marker ``twins`` does."""
 
@@ -79,20 +80,32 @@ def pytest_configure(config: pytest.Config) -> None:
     disk that is too full for it would fail a thousand times for one reason."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ[NUMBER_VARIABLE] = str(slice_number())  # for all workers, also at midnight
     free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
     if os.environ.get("CI") == "true" and free < DISK_GIB and not hasattr(config, "workerinput"):
         pytest.exit(f"the tests write about {DISK_GIB} GiB to {tempfile.gettempdir()}, where {free} are free", 4)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what runs once; lets several workers begin with the files that take minutes."""
+def pytest_report_header() -> str:
+    """How to repeat this run."""
+    return "every variant" if is_whole() else f"slice: {NUMBER_VARIABLE}={slice_number()}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Marks what runs once; takes a slice of what ``-m`` left; lets several workers begin with the files that take
+    minutes."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
         if folder not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
             item.add_marker("once")
         if SECOND_ATTEMPT and any(item.get_closest_marker(name) for name in RERUN_MARKERS):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=5))
+    yield
+    if not is_whole() and not any("::" in argument for argument in config.args):  # what was named is run
+        items[:], left_out = split(items, slice_number())
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
     if hasattr(config, "workerinput"):
         # one that began last would keep the other workers waiting
         foreign = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}

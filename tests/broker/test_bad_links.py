@@ -27,7 +27,7 @@ from support.hapair import read_all
 from support.processes import free_ports
 from support.relay import Relay
 
-pytestmark = [pytest.mark.trio, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.trio, pytest.mark.once, pytest.mark.timeout(120)]
 
 QUEUES = 2
 TASKS = 4

@@ -7,6 +7,7 @@ must still be served, and no processor may have raised what it should not (``con
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 from typing import Any
 
@@ -27,8 +28,13 @@ from gantrymq.remoting.headers.table import REQUESTS
 from gantrymq.testing.harness import Cluster
 from support.rawpeer import RawPeer
 
+SHARE = min(int(os.environ.get("GANTRYMQ_FUZZ_INPUTS", "10000")) / 10_000, 1)
+"""Of the examples: sanitizers are ten times as slow."""
 EXAMPLES = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=max(round(150 * SHARE), 30),
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 PULLS = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
@@ -159,7 +165,7 @@ def test_any_header_and_body_of_a_request_is_answered_by_the_nameserver(
 
 
 def answers_each_request(code: RequestCode, address: str, bystander: RawPeer) -> None:
-    @settings(EXAMPLES, max_examples=60)
+    @settings(EXAMPLES, max_examples=max(round(60 * SHARE), 20))
     @given(hostile_requests(code))
     def run(command: Command) -> None:
         # A connection for each: the nameserver closes one whose broker lives as shortly as it asked for.
@@ -175,7 +181,7 @@ def answers_each_request(code: RequestCode, address: str, bystander: RawPeer) ->
 def test_a_frame_with_any_bytes_changed_is_answered_or_closes_its_connection(
     target: str, bystander: RawPeer, recorded: list[bytes]
 ) -> None:
-    @settings(EXAMPLES, max_examples=400)
+    @settings(EXAMPLES, max_examples=max(round(400 * SHARE), 100))
     @given(st.sampled_from(recorded).flatmap(mutated))
     def run(data: bytes) -> None:
         with RawPeer(target) as peer:

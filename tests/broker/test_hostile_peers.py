@@ -174,6 +174,7 @@ def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(impatien
         assert memory_bytes() - before < 16 * MIB
 
 
+@pytest.mark.once
 def test_long_expressions_of_their_own_with_every_pull_leave_nothing_behind(cluster: Cluster) -> None:
     tags = "||".join(f"{number:04x}" for number in range(10_000))
     with RawPeer(cluster.address) as peer:

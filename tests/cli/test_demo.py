@@ -58,8 +58,9 @@ def test_the_demo_exports_what_it_sent(tmp_path: Path) -> None:
         "export to Parquet": "1,000",
     }
     assert list((tmp_path / "demo" / "parquet").glob("*.parquet"))
-    again, text, _ = run_demo(tmp_path)
+    again, text, _ = run_demo(tmp_path, env={"PATH": str(Path(sys.executable).parent), "JAVA_HOME": ""})
     assert (again, counts(text)["consume"]) == (0, "1,000")
+    assert not (tmp_path / "demo" / "parquet").exists(), "nothing is left of the first time"
 
 
 @pytest.mark.parametrize(("data", "told"), [(b"\n\n", "has no lines to send"), (None, "No such file or directory")])

@@ -180,6 +180,7 @@ def admin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield tool
 
 
+@pytest.mark.soak(2)
 @pytest.mark.interop
 @pytest.mark.once
 async def test_mqadmin_reaches_a_running_consumer(cluster: str, admin: MqAdmin) -> None:

@@ -20,7 +20,7 @@ from gantrymq import Message, MessageQueue, Outcome, SendStatus
 from gantrymq.client.options import Start
 from gantrymq.message import DeliveredRecord
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.twins]
 
 PATIENCE_SECONDS = 60
 

@@ -203,6 +203,7 @@ class Rounds:
                         self.history.excuse(term)
 
 
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("brokers", [2, 3])
 def test_whatever_happens_to_masters_no_promise_is_broken(brokers: int, seed: int) -> None:

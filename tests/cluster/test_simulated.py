@@ -4,8 +4,8 @@ Broken on purpose, and seen failing: a master that waits for no slave, one that 
 nothing, a slave that reports what it has not flushed, one that goes on behind a tail of its own, one that waits for the
 rest of a record with a wrong length, reports beyond what was sent that count.
 
-Rows 34, 35, 43, 54, 56 to 61 of the fault catalogue. Each scenario is run with some seeds; more of them with
-``GANTRYMQ_SIMULATION_SEEDS=1000``, the one that failed with ``GANTRYMQ_SIMULATION_SEED``.
+Rows 34, 35, 43, 54, 56 to 61 of the fault catalogue. Each scenario is run with some seeds, other ones each day; with
+more of them by ``GANTRYMQ_SIMULATION_SEEDS=1000``, with the one that failed by ``GANTRYMQ_SIMULATION_SEED``.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class Reader:
                 await message.ack()
 
 
+@pytest.mark.soak(5)
 @pytest.mark.parametrize("seed", seeds(20))
 def test_whatever_the_weather_nothing_that_was_promised_is_lost_and_all_is_well_afterwards(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -165,6 +166,7 @@ def test_whatever_the_weather_nothing_that_was_promised_is_lost_and_all_is_well_
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(2, of="seed")
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["master", "slave"])
 def test_when_either_machine_is_lost_for_good_nothing_that_was_promised_is_lost(lost: str, seed: int) -> None:
@@ -190,6 +192,7 @@ def test_when_either_machine_is_lost_for_good_nothing_that_was_promised_is_lost(
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(2, of="seed")
 @pytest.mark.parametrize("seed", seeds(5))
 @pytest.mark.parametrize("lost", ["neither", "master", "slave"])
 def test_when_both_machines_lose_power_what_was_promised_is_on_whichever_comes_back(lost: str, seed: int) -> None:
@@ -223,6 +226,7 @@ def test_when_both_machines_lose_power_what_was_promised_is_on_whichever_comes_b
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(2)
 @pytest.mark.parametrize("seed", seeds(6))
 def test_whoever_is_killed_or_loses_power_again_and_again_nothing_that_was_promised_is_lost(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -250,6 +254,7 @@ def test_whoever_is_killed_or_loses_power_again_and_again_nothing_that_was_promi
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize(
     "closed", [[(MASTER, SLAVE)], [(SLAVE, MASTER)], [(MASTER, SLAVE), (SLAVE, MASTER)]], ids=["to", "from", "both"]
@@ -276,6 +281,7 @@ def test_a_slave_that_is_cut_off_is_promised_nothing_of_and_catches_up_by_itself
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(2)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_a_lost_master_that_returns_shows_nobody_its_tail_and_follows_a_busy_master_at_once(seed: int) -> None:
     """Its log ends before that of the new master, which has other records where its tail lies."""
@@ -368,6 +374,7 @@ def test_a_slow_slave_makes_senders_slower_and_no_promise_weaker(slow: str) -> N
     simulate(scenario, 56)
 
 
+@pytest.mark.soak(2)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_bytes_flipped_on_the_way_to_the_slave_alter_no_body_and_keep_nobody_waiting(seed: int) -> None:
     """RocketMQ's records have a checksum of the body alone: a flip elsewhere may be taken where it makes sense."""

@@ -40,6 +40,7 @@ def run(env: FaultEnv, acked: list[bytes]) -> None:
         store.close()
 
 
+@pytest.mark.soak(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "forever", "tear"), FAULTS)
 def test_whatever_was_acknowledged_survives_a_failure_of_any_call(number: int, forever: bool, tear: str) -> None:

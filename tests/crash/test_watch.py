@@ -27,7 +27,7 @@ PAIR = ("sync_master", "async_master")
 MORE = 200
 ROUNDS = int(os.environ.get("GANTRYMQ_WATCH_ROUNDS", "2"))
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(180)]
 
 
 @pytest.fixture

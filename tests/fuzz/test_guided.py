@@ -47,6 +47,7 @@ def test_a_fault_behind_four_bytes_in_a_row_is_found(tmp_path: Path) -> None:
     assert crash.read_bytes().startswith(b"LOG7")
 
 
+@pytest.mark.soak(2)
 @pytest.mark.parametrize(
     "name",
     ["frames and headers", "requests, plain", "a log, plain", "SQL92", "twins: damaged requests", "twins: pulls"],

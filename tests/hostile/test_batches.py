@@ -57,6 +57,7 @@ async def test_a_batch_is_stored_up_to_its_limit_and_not_beyond(tmp_path: Path, 
         assert broker.queues.next_offset("T", 0) == fitting + 1
 
 
+@pytest.mark.soak(2)
 @JSON_AND_BINARY
 @pytest.mark.parametrize("advertise", ["127.0.0.1:10911", "[2001:db8::1]:10911"], ids=["ipv4", "ipv6"])
 async def test_the_ids_of_the_most_messages_fit_into_the_header_of_an_answer(

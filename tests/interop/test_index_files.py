@@ -107,6 +107,7 @@ def index_files(store: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted((store / "index").iterdir())]
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_what_java_indexed_is_found_by_ours_and_back(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str

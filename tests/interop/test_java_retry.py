@@ -68,7 +68,11 @@ def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[Syste
         nameserver.discard()
 
 
-@pytest.fixture(scope="module", params=["gantrymq", "java"])
+ORACLE = pytest.param("java", marks=pytest.mark.soak(2, among="RocketMQ's broker"))
+"""It shows that the tests are right, and has not changed since yesterday."""
+
+
+@pytest.fixture(scope="module", params=["gantrymq", ORACLE])
 def pair(request: pytest.FixtureRequest, java: Java, homes: Homes) -> Iterator[System]:
     """Each of the two, one after the other."""
     store = homes("store")
@@ -250,6 +254,7 @@ def test_a_broadcasting_consumer_gets_everything_once_and_nothing_again(
             assert Counter(message.index for message in consumer.close()) == dict.fromkeys(range(24), 1)
 
 
+@pytest.mark.soak(1)  # test_transactions_crossing.py has both directions
 @pytest.mark.parametrize("first", ["gantrymq", "java"])
 def test_what_waits_in_one_brokers_store_is_delivered_by_the_other_once_and_on_time(
     java: Java, java4_client: ForeignClient, homes: Homes, names: Names, first: str

@@ -31,6 +31,7 @@ def nameserver(homes: Callable[[str], Path]) -> Iterator[str]:
         yield nameserver
 
 
+@pytest.mark.soak(1, of="java_client")
 @pytest.mark.parametrize("leaves", ["in order", "with its queues locked", "killed"])
 def test_another_member_takes_over(
     leaves: str, java_client: ForeignClient, nameserver: str, names: Callable[[str], str]

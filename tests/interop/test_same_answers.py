@@ -25,7 +25,7 @@ from gantrymq.remoting.frame import BINARY_HEADER, JSON_HEADER, cut_frames
 from support.foreign import Java, ask, start_broker, start_nameserver
 from support.processes import free_ports, gantrymq_child
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 BODY_MAX = 4 * 1024 * 1024
 SLAVE = {"brokerRole": "SLAVE", "brokerId": "1", "slaveReadEnable": "true"}

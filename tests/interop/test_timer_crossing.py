@@ -139,7 +139,14 @@ async def sleep_until(moment: int) -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize(("first", "how"), [("ours", "stopped"), ("ours", "killed"), ("theirs", "killed")])
+@pytest.mark.parametrize(
+    ("first", "how"),
+    [
+        pytest.param("ours", "stopped", marks=pytest.mark.soak(1)),
+        pytest.param("ours", "killed", marks=pytest.mark.soak(1)),
+        ("theirs", "killed"),
+    ],
+)
 async def test_what_waits_is_delivered_once_and_on_time_by_the_other_broker(
     java5: Java, homes: Homes, first: str, how: str
 ) -> None:
