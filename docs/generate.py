@@ -22,6 +22,8 @@ INTRODUCTION = """\
 `gantrymq COMMAND --help` prints the same. The exit code is 0 when the command succeeds, 1 when it fails, 2 for wrong
 usage or configuration, and 130 after Ctrl-C. Data goes to stdout, logs and errors to stderr.
 `GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`.
+Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` and `GANTRYMQ_SECRET_KEY` (and
+`GANTRYMQ_SECURITY_TOKEN`) where these are set.
 """
 PLUGIN_COMMANDS = ("export",)
 """Commands of shipped plugins; what else is installed here is not ours."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from gantrymq.client.client import Client, connect
     from gantrymq.client.consumer import Consumer
     from gantrymq.client.errors import (
+        AccessDenied,
+        AuthenticationFailed,
         BadAnswer,
         BodyError,
         BrokerError,
@@ -53,6 +55,8 @@ _HOMES = {
     "ConsumerStatistics": "gantrymq.client.statistics",
     "QueueStatistics": "gantrymq.client.statistics",
     "TransactionalProducer": "gantrymq.client.transactions",
+    "AccessDenied": "gantrymq.client.errors",
+    "AuthenticationFailed": "gantrymq.client.errors",
     "BadAnswer": "gantrymq.client.errors",
     "BodyError": "gantrymq.client.errors",
     "BrokerError": "gantrymq.client.errors",
@@ -77,6 +81,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AccessDenied",
+    "AuthenticationFailed",
     "BadAnswer",
     "BodyError",
     "BrokerError",

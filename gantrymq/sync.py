@@ -451,12 +451,22 @@ class Client:
 
 
 @contextmanager
-def connect(nameservers: str | Sequence[str], *, backend: Literal["asyncio", "trio"] = "asyncio") -> Iterator[Client]:
+def connect(
+    nameservers: str | Sequence[str],
+    *,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    security_token: str | None = None,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+) -> Iterator[Client]:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
     started = start_blocking_portal(backend)
     loop = Loop(started.__enter__(), "client")
     try:
-        with _opened(loop, client.connect(nameservers)) as inner:
+        opened = client.connect(
+            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token
+        )
+        with _opened(loop, opened) as inner:
             try:
                 yield Client(loop, inner)
             finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import rich_click as click
@@ -45,6 +46,26 @@ def check_nameserver(nameserver: str) -> None:
         raise click.BadParameter(str(error), param_hint="--nameserver") from None
 
 
+_CONNECT_VARIABLES: Final = {
+    "GANTRYMQ_ACCESS_KEY": "access_key",
+    "GANTRYMQ_SECRET_KEY": "secret_key",
+    "GANTRYMQ_SECURITY_TOKEN": "security_token",
+}
+"""Not options: other users of a machine can read the arguments of a process."""
+
+
+def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """How to connect, from environment variables: the arguments of ``gantrymq.connect`` that are set there."""
+    from gantrymq.remoting.signing import Credentials
+
+    found = {name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)}
+    try:
+        Credentials.checked(*(found.get(name) for name in _CONNECT_VARIABLES.values()))
+    except ValueError:
+        raise click.UsageError("GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY must be set together") from None
+    return found
+
+
 def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run ``work`` with a connected client to its end. Raises what it raises, an address that is none as usage."""
     import trio
@@ -52,9 +73,10 @@ def with_client(nameserver: str, work: Callable[[Client], Awaitable[T]]) -> T:
     from gantrymq.client import connect
 
     check_nameserver(nameserver)
+    settings = connect_settings()
 
     async def main() -> T:
-        async with connect(nameserver) as client:
+        async with connect(nameserver, **settings) as client:
             return await work(client)
 
     return trio.run(main)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from gantrymq.cli.connecting import check_nameserver, nameserver_option, seconds_option
+from gantrymq.cli.connecting import check_nameserver, connect_settings, nameserver_option, seconds_option
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.logs import configure_logs, log_level_option
 
@@ -115,6 +115,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
     from gantrymq.failover.watcher import Watcher
     from gantrymq.remoting.errors import GantryError
 
+    settings = connect_settings()
     client: Client | None = None
     reason = ""
     tried = trio.Event()
@@ -124,7 +125,7 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
         nonlocal client, reason
         while True:
             try:
-                async with connect(nameserver) as client:
+                async with connect(nameserver, **settings) as client:
                     tried.set()
                     await trio.sleep_forever()
             except GantryError as error:

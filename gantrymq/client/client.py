@@ -23,6 +23,7 @@ from gantrymq.client.transactions import (
     open_transactional_producer,
 )
 from gantrymq.message import ReceivedMessage
+from gantrymq.remoting.signing import Credentials
 from gantrymq.remoting.tasks import hosted_tasks
 
 DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
@@ -113,16 +114,24 @@ class Client:
 
 
 @asynccontextmanager
-async def connect(nameservers: str | Sequence[str]) -> AsyncIterator[Client]:
+async def connect(
+    nameservers: str | Sequence[str],
+    *,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    security_token: str | None = None,
+) -> AsyncIterator[Client]:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
-    Runs on trio and on asyncio. Raises ValueError for what is no address, :class:`ConnectFailed` when no nameserver can
-    be reached. The block may end in another task than it began in. When it ends, connections close; producers and
-    consumers must have ended by then.
+    Runs on trio and on asyncio. With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave
+    one) every request is signed for brokers with access control. Raises ValueError for what is no address and for half
+    of the credentials, :class:`ConnectFailed` when no nameserver can be reached. The block may end in another task than
+    it began in. When it ends, connections close; producers and consumers must have ended by then.
     """
     addresses = parse_nameservers(nameservers)
+    credentials = Credentials.checked(access_key, secret_key, security_token)
     async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
-        cluster = Cluster(addresses, tasks)
+        cluster = Cluster(addresses, tasks, credentials=credentials)
         try:
             await cluster.start()
             yield Client(cluster)

@@ -9,14 +9,14 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from gantrymq.client.connections import Connections, call
-from gantrymq.client.errors import ClientClosed, ConnectError, GantryError
+from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.rare_warnings import RareWarnings
@@ -44,6 +44,7 @@ from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.properties import PGROUP
 from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.signing import Credentials
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
@@ -66,6 +67,9 @@ class Member(Protocol):
 
     def wake(self) -> None:
         """Who waits for messages must look whether the client is still alive."""
+
+    def refused(self, error: AccessDenied) -> None:
+        """A broker refused this member: the application must learn of it."""
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
         """An administrator wants the group to go on at these offsets."""
@@ -90,10 +94,12 @@ class Transactional(Protocol):
 class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
-    def __init__(self, nameservers: tuple[str, ...], tasks: TaskGroup) -> None:
+    def __init__(
+        self, nameservers: tuple[str, ...], tasks: TaskGroup, *, credentials: Credentials | None = None
+    ) -> None:
         self.rare = RareWarnings()
         self._tasks = tasks
-        self.connections = Connections(tasks, self._take_request)
+        self.connections = Connections(tasks, self._take_request, None if credentials is None else credentials.sign)
         self.nameservers = Nameservers(nameservers, self.connections)
         self.routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.silent_masters = SilentMasters(self.routes, self.connections)
@@ -206,15 +212,31 @@ class Cluster:
     async def _greet(self, channel: Channel) -> None:
         if not self._producers and not self._consumers:
             return
-        body = HeartbeatData(
-            client_id=self.client_id,
-            producer_data_set=[ProducerData(group_name=group) for group in self._producers],
-            consumer_data_set=[member.describe() for member in self._consumers.values()],
-        )
+        members = list(self._consumers.values())
         try:
-            await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
+            await self._beat_once(channel, list(self._producers), members)
         except GantryError as error:
             self.rare.warning("heartbeat_failed", channel.address, broker=channel.address, reason=str(error))
+            if isinstance(error, AccessDenied):
+                await self._beat_one_by_one(channel, members)
+
+    async def _beat_once(self, channel: Channel, producers: Sequence[str], members: Sequence[Member]) -> None:
+        body = HeartbeatData(
+            client_id=self.client_id,
+            producer_data_set=[ProducerData(group_name=group) for group in producers],
+            consumer_data_set=[member.describe() for member in members],
+        )
+        await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
+
+    async def _beat_one_by_one(self, channel: Channel, members: Sequence[Member]) -> None:
+        """A broker refuses a heartbeat whole where one of the groups or topics is not allowed: only that one fails."""
+        for member in members:
+            try:
+                await self._beat_once(channel, (), (member,))
+            except AccessDenied as error:
+                member.refused(error)
+            except GantryError as error:
+                self.rare.warning("heartbeat_failed", channel.address, broker=channel.address, reason=str(error))
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
         for data in self.routes.brokers().values():

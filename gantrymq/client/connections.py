@@ -9,8 +9,8 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from gantrymq.client.errors import BadAnswer, BrokerError, ClientClosed
-from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
+from gantrymq.client.errors import BadAnswer, ClientClosed, broker_error
+from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel, Sign
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
@@ -26,8 +26,9 @@ class Connections:
     """All connections of one client. They live in ``tasks`` and end with :meth:`aclose`, not when it is cancelled:
     a consumer that is cancelled still has to commit what it has done."""
 
-    def __init__(self, tasks: TaskGroup, take_request: RequestTaker) -> None:
+    def __init__(self, tasks: TaskGroup, take_request: RequestTaker, sign: Sign | None = None) -> None:
         self._tasks = tasks
+        self._sign = sign
         self._take_request = take_request
         self._channels: dict[str, Channel] = {}
         self._started: list[Channel] = []
@@ -50,7 +51,7 @@ class Connections:
                 return channel
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
-            channel = Channel(address, partial(self._take_request, address))
+            channel = Channel(address, partial(self._take_request, address), sign=self._sign)
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
             await self._tasks.start(partial(channel.run, shield=True))
@@ -80,7 +81,7 @@ async def call(channel: Channel, command: Command, timeout: float = CALL_TIMEOUT
     """The answer to ``command`` if it succeeded; :class:`BrokerError` if not, and what ``channel.call`` raises."""
     answer = await channel.call(command, timeout)
     if answer.code != ResponseCode.SUCCESS:
-        raise BrokerError(answer.code, answer.remark, channel.address)
+        raise broker_error(answer, channel.address)
     return answer
 
 

@@ -20,7 +20,15 @@ from gantrymq.client.allocation import allocate
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call, reading
 from gantrymq.client.direct import DirectDelivery
-from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute, NotANameserver
+from gantrymq.client.errors import (
+    AccessDenied,
+    BrokerError,
+    ClientClosed,
+    ConnectError,
+    GantryError,
+    NoRoute,
+    NotANameserver,
+)
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.puller import Puller
 from gantrymq.client.routes import queues_to_subscribe
@@ -85,12 +93,17 @@ class Consumer(Generic[R]):
         self._arrived = anyio.Event()
         self._unbalanced = anyio.Event()
         self._closed = False
+        self._refusal: AccessDenied | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> R:
-        """The next message, whenever it comes. :class:`ClientClosed` after the consumer's block."""
+        """The next message, whenever it comes.
+
+        Raises :class:`ClientClosed` after the consumer's block, and :class:`AccessDenied` once a broker has refused
+        the client's credentials, or this group or topic to them; nothing is tried again then.
+        """
         while True:
             self._ensure_open()
             while self._current:
@@ -218,9 +231,11 @@ class Consumer(Generic[R]):
     async def start(self, upkeep: TaskGroup) -> None:
         """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``.
 
-        Raises :class:`NotANameserver`.
+        Raises :class:`NotANameserver`, and :class:`AccessDenied` when a broker refuses the client's credentials.
         """
         settled = await self._settle(joining=True)
+        if self._refusal is not None:
+            raise self._refusal
         upkeep.start_soon(self._keep_balanced, settled)
         upkeep.start_soon(self._keep_committing)
 
@@ -243,6 +258,8 @@ class Consumer(Generic[R]):
         if self._ready:
             await anyio.lowlevel.checkpoint()  # a busy loop over messages must not starve the heartbeat
         while not self._ready:
+            if self._refusal is not None:
+                raise self._refusal
             self._arrived = anyio.Event()
             await self._arrived.wait()
             self._ensure_open()
@@ -268,6 +285,10 @@ class Consumer(Generic[R]):
 
     def failed(self, error: GantryError) -> None:
         self._last_error = (str(error), int(time.time() * 1000))
+
+    def refused(self, error: AccessDenied) -> None:
+        self._refusal = error
+        self._arrived.set()
 
     async def _keep_balanced(self, settled: bool) -> None:
         while True:
@@ -298,8 +319,10 @@ class Consumer(Generic[R]):
         try:
             await self._rebalance()
         except GantryError as error:
-            if joining and isinstance(error, NotANameserver):
+            if joining and isinstance(error, NotANameserver | AccessDenied):
                 raise  # no later attempt will do better
+            if isinstance(error, AccessDenied):
+                self.refused(error)
             self.failed(error)
             self._cluster.rare.warning(
                 "rebalance_failed", self.group, topics=self.topics, group=self.group, reason=str(error)

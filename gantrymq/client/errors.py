@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError
 from gantrymq.remoting.records import BodyError
 
 __all__ = [
+    "AccessDenied",
+    "AuthenticationFailed",
     "BadAnswer",
     "BodyError",
     "BrokerError",
@@ -37,17 +43,55 @@ _ADVICE = {
 class BrokerError(GantryError):
     """A broker or nameserver answered with an error: its ``code``, its ``remark``, and its ``address``."""
 
+    _advice: str | None = None
+
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         try:
             known: ResponseCode | None = ResponseCode(code)
         except ValueError:
             known = None
         name = f"{code} {known.name}" if known is not None else str(code)
-        advice = _ADVICE.get(known) if known is not None else None
+        advice = self._advice or (_ADVICE.get(known) if known is not None else None)
         super().__init__(f"{address} answered {name}: {remark or 'no remark'}" + (f" ({advice})" if advice else ""))
         self.code = code
         self.remark = remark or ""
         self.address = address
+
+
+class AccessDenied(BrokerError):
+    """A broker's access control does not let this client do that. The same request is not sent again."""
+
+    _advice = "give the access key the permission for this topic and group, or use another key"
+
+
+class AuthenticationFailed(AccessDenied):
+    """A broker does not accept the client's credentials: an unknown access key, a wrong secret, or none at all."""
+
+    _advice = "check access_key and secret_key, and that this broker knows them"
+
+
+_UNAUTHENTICATED: Final = re.compile(
+    # RocketMQ 4.x and 5.0 to 5.2, PlainPermissionManager
+    r"No accessKey is configured|No acl config for|Check signature failed|No PlainAccessResource for"
+    # RocketMQ 5.3, DefaultAuthenticationHandler and its callers
+    r"|^User:\S* is (?:not found|disabled)|^check signature failed|^username cannot be null|^Authentication failed",
+)
+_UNAUTHORIZED: Final = re.compile(r"AclException|has no permission to access|^User:\S* not found")
+_ACCESS_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
+
+
+def broker_error(answer: Command, address: str) -> BrokerError:
+    """The error for an ``answer`` of the peer at ``address`` that says that a request failed.
+
+    Brokers have no codes of their own for refused credentials: the remark tells.
+    """
+    kind = BrokerError
+    if answer.code in _ACCESS_CODES and answer.remark:
+        if _UNAUTHENTICATED.search(answer.remark):
+            kind = AuthenticationFailed
+        elif _UNAUTHORIZED.search(answer.remark):
+            kind = AccessDenied
+    return kind(answer.code, answer.remark, address)
 
 
 class BadAnswer(GantryError):

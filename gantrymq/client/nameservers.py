@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from gantrymq.client.connections import Connections, reading
-from gantrymq.client.errors import BrokerError, ConnectError, ConnectFailed, NotANameserver
+from gantrymq.client.errors import ConnectError, ConnectFailed, NotANameserver, broker_error
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
@@ -109,6 +109,6 @@ class Nameservers:
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise NotANameserver(address)
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, address)
+            raise broker_error(answer, address)
         with reading(address):
             return kind.from_bytes(answer.body)

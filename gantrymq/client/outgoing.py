@@ -16,7 +16,7 @@ import anyio
 
 from gantrymq.client.checks import BODY_MAX_BYTES, check_message, encode_message_properties
 from gantrymq.client.connections import reading
-from gantrymq.client.errors import BrokerError, InvalidMessage
+from gantrymq.client.errors import InvalidMessage, broker_error
 from gantrymq.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
 from gantrymq.message import Message, MessageQueue, SendResult, SendStatus
 from gantrymq.remoting.codes import RequestCode, ResponseCode
@@ -98,7 +98,7 @@ class Outgoing:
         """What ``answer`` says of its messages; :class:`BrokerError` when the broker at ``address`` took none."""
         status = _STATUSES.get(answer.code)
         if status is None:
-            raise BrokerError(answer.code, answer.remark, address)
+            raise broker_error(answer, address)
         with reading(address):
             header = read_header(SendMessageResponse, answer.ext)
         if header.queue_id != queue.queue_id:

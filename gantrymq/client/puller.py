@@ -14,7 +14,16 @@ from anyio.abc import TaskStatus
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
-from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute
+from gantrymq.client.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BrokerError,
+    ClientClosed,
+    ConnectError,
+    GantryError,
+    NoRoute,
+    broker_error,
+)
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import MASTER_ID
@@ -66,6 +75,9 @@ class Owner(Protocol[R]):
 
     def failed(self, error: GantryError) -> None:
         """Something failed that is tried again."""
+
+    def refused(self, error: AccessDenied) -> None:
+        """A broker refused the client's credentials: the application must learn of it."""
 
 
 class Puller(Generic[R]):
@@ -143,6 +155,9 @@ class Puller(Generic[R]):
                         await self._pull(self._progress)
                 except GantryError as error:
                     self._log_failure(error)
+                    if isinstance(error, AccessDenied):
+                        self._owner.refused(error)
+                        break
                     if isinstance(error, ConnectError):
                         await self._cluster.routes.renew(self.queue.topic)  # a slave may be there to read from
                     if started:
@@ -151,7 +166,7 @@ class Puller(Generic[R]):
                     started = True
                     task_status.started()
         if not started:
-            task_status.started()  # dropped before it began: nothing is wrong
+            task_status.started()  # dropped before it began, or refused
 
     def _log_failure(self, error: GantryError) -> None:
         self._owner.failed(error)
@@ -241,7 +256,7 @@ class Puller(Generic[R]):
         if stored is not None:
             return stored
         if self._options.start == "first":
-            return await admin.min_offset(self.queue)
+            return await self._first_offset(admin)
         if self._options.start != "last":
             offset = await admin.search_offset(self.queue, self._options.start_timestamp())
         elif self._appeared is not None:
@@ -250,6 +265,15 @@ class Puller(Generic[R]):
             offset = await admin.max_offset(self.queue)
         await self._fix_start(admin, offset)
         return offset
+
+    async def _first_offset(self, admin: Admin) -> int:
+        try:
+            return await admin.min_offset(self.queue)
+        except AuthenticationFailed:
+            raise
+        except AccessDenied:
+            # 5.3 brokers have a permission for this question that consuming does not need; they correct the 0
+            return 0
 
     async def _fix_start(self, admin: Admin, offset: int) -> None:
         # the next owner of the queue must not skip what comes until the first regular commit
@@ -312,7 +336,7 @@ class Puller(Generic[R]):
             if answer.code in _UNKNOWN_TO_BROKER:
                 # the broker has restarted, or has not seen this subscription yet
                 await self._cluster.heartbeat()
-            raise BrokerError(answer.code, answer.remark, address)
+            raise broker_error(answer, address)
         with reading(address):
             header = read_header(PullMessageResponse, answer.ext)
             records = decode_records(answer.body, self._options.make) if answer.code == ResponseCode.SUCCESS else []

@@ -16,7 +16,15 @@ import anyio
 import anyio.lowlevel
 
 from gantrymq.client.cluster import Cluster
-from gantrymq.client.errors import BrokerError, CallTimeout, ConnectError, ConnectFailed, NoRoute, SendTimeout
+from gantrymq.client.errors import (
+    AccessDenied,
+    BrokerError,
+    CallTimeout,
+    ConnectError,
+    ConnectFailed,
+    NoRoute,
+    SendTimeout,
+)
 from gantrymq.client.faults import Faults
 from gantrymq.client.outgoing import Outgoing, Stored
 from gantrymq.client.window import Window
@@ -133,7 +141,7 @@ class Sender:
                 return stored
             except BrokerError as error:
                 failure: Exception = error
-                if error.code not in RETRIED_CODES:
+                if error.code not in RETRIED_CODES or isinstance(error, AccessDenied):
                     raise
                 if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
                     self._faults.failed(target.broker_name)

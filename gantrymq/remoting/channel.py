@@ -28,6 +28,9 @@ from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
 
+Sign = Callable[[Command], Command]
+"""Returns a request as it is to leave, signed (see :class:`gantrymq.remoting.signing.Credentials`)."""
+
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 CALL_TIMEOUT_SECONDS: Final = 3.0
 UNWRITTEN_MAX_BYTES: Final = 8 * 1024 * 1024
@@ -52,9 +55,10 @@ class _Call:
 class Channel:
     """One connection to ``address``. Use :func:`open_channel`, or start :meth:`run` in a task group of your own."""
 
-    def __init__(self, address: str, handler: Handler | None = None) -> None:
+    def __init__(self, address: str, handler: Handler | None = None, *, sign: Sign | None = None) -> None:
         self.address = address
         self._handler = handler
+        self._sign = sign
         self._calls: dict[int, _Call] = {}
         self._opaque = 0
         self._unwritten: list[bytes] = []
@@ -108,7 +112,7 @@ class Channel:
         call = _Call()
         self._calls[opaque] = call
         try:
-            frame: bytes | None = encode(command)
+            frame: bytes | None = self._encode(command)
             wait = timeout
             while True:
                 with anyio.move_on_after(wait) as scope:
@@ -135,7 +139,7 @@ class Channel:
         self._opaque = self._opaque + 1 & _OPAQUE_MASK
         command.opaque = self._opaque
         command.flag |= ONEWAY_FLAG
-        await self._put(encode(command))
+        await self._put(self._encode(command))
 
     async def aclose(self) -> None:
         """End the connection after what is queued has been written (one second at most). Waiting calls fail."""
@@ -190,6 +194,9 @@ class Channel:
             reason = _connect_reason(error)
         self._lose(reason)
         raise ConnectFailed(self.address, reason)
+
+    def _encode(self, request: Command) -> bytes:
+        return encode(request if self._sign is None else self._sign(request))
 
     def _lose(self, reason: str) -> None:
         if self._lost is not None:

@@ -251,3 +251,13 @@ def test_the_process_ends_as_a_process_should(tmp_path: Path) -> None:
     with Child([sys.executable, "-m", "gantrymq.cli", "--version"], tmp_path / "log") as child:
         assert list(child.lines()) == [f"gantrymq, version {__version__}"]
         assert child.wait() == 0
+
+
+def test_half_of_the_credentials_is_wrong_usage(shell: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GANTRYMQ_SECRET_KEY", "hush-hush")
+    result = shell("topic", "list")
+    assert result.code == 2
+    assert "GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY must be set together" in result.err
+    assert "hush-hush" not in result.err
+    monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", "me")
+    assert shell("topic", "list").code == 0  # our broker ignores signatures
