@@ -15,8 +15,10 @@ QUICK := not slow and not interop and not spark and not crash
 # What runs with the plain twins as well: the folders of the broker, and elsewhere what opts in (tests/conftest.py).
 # Foreign software is the same to both twins where other tests show that they write the same bytes.
 PLAIN := not once and not spark
-# On two processors: a third of the time of two workers was spent waiting for others.
-WORKERS ?= 3
+PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
+	$(sort $(shell grep -rl --include='*.py' 'pytest\.mark\.twins' tests/client tests/interop tests/nameserver tests/remoting tests/testing))
+# On two processors: most of the longest tests wait for others, for the disk and for RocketMQ's intervals.
+WORKERS ?= 4
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
 # What fails everywhere has one cause, and an hour more does not tell it better.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
@@ -75,7 +77,7 @@ demo: $(VENV)/.base
 # tests, but for those that would be the same once more, with fewer kills.
 test: lint foreign
 	$(BIN)/python -m pytest $(PARALLEL)
-	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-8} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)'
+	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-8} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)' $(PLAIN_TESTS)
 	@$(MAKE) --no-print-directory asan
 
 # Maven, Go and npm fetch and build once; within a test that would count against its time limit.

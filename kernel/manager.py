@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from traceback import walk_tb
 from types import FrameType, ModuleType
@@ -58,7 +58,7 @@ class PluginManager:
         self._project = hookspecs.PROJECT
         specs = vars(hookspecs)
         self._hookspecs = {name: spec for name, spec in specs.items() if hasattr(spec, f"{self._project}_spec")}
-        self._manager = pluggy.PluginManager(self._project)
+        self._manager = _NamedHooks(self._project, frozenset(self._hookspecs))
         self._manager.add_hookspecs(hookspecs)
         self.hook = self._manager.hook
         self.plugins = tuple(self._inspect(origin, plugin) for origin, plugin in plugins)
@@ -188,9 +188,10 @@ class PluginManager:
                 raise StartError(f"plugin {name!r} ({origin}): there is no hook {attribute!r}{near}")
             self._check_arguments(f"plugin {name!r} ({origin})", plugin, attribute)
             hooks.append(attribute)
+        package = type(plugin).__module__.partition(".")[0]
         return PluginInfo(
             name,
-            str(getattr(plugin, "version", _version_of(plugin))),
+            str(plugin.version if hasattr(plugin, "version") else _version_of(package)),
             origin,
             getattr(plugin, "slot", None),
             bool(getattr(plugin, "essential", False)),
@@ -200,7 +201,7 @@ class PluginManager:
 
     def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:
         """An implementation may leave out arguments of its hook; it cannot have others, unless they have a default."""
-        given = list(inspect.signature(self._hookspecs[hook_name]).parameters)
+        given = _arguments_of(self._hookspecs[hook_name])
         wanted = inspect.signature(getattr(plugin, hook_name)).parameters.values()
         unknown = [each.name for each in wanted if each.name not in given and each.default is each.empty]
         if unknown:
@@ -232,8 +233,26 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def _version_of(plugin: Any) -> str:
-    package = type(plugin).__module__.partition(".")[0]
+class _NamedHooks(pluggy.PluginManager):
+    """Looks for implementations at the hooks' names alone; at every attribute it takes a fifth of a broker's start."""
+
+    def __init__(self, project: str, names: frozenset[str]) -> None:
+        super().__init__(project)
+        self._names = names
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
+        """The options of an implementation; None for what is no hook."""
+        return super().parse_hookimpl_opts(plugin, name) if name in self._names else None
+
+
+@cache
+def _arguments_of(hookspec: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(hookspec).parameters)
+
+
+@cache
+def _version_of(package: str) -> str:
+    """Of the distribution with the package's name. Its metadata is a file to be read and parsed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

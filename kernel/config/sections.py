@@ -154,6 +154,8 @@ def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> lis
 
 def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], problems: list[str]) -> dict[str, object]:
     """Constructor arguments of the section; what is wrong is added to ``problems``."""
+    if not given:
+        return {}
     fields = {field.alias or field.name: field for field in attrs.fields(kind) if field.init}
     hints = get_type_hints(kind)
     values: dict[str, object] = {}

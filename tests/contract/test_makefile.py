@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,3 +37,17 @@ def test_make_builds_anew_when_any_source_changes(variable: str, patterns: tuple
     }
     assert sources
     assert sources <= words_of(variable)
+
+
+@pytest.mark.once
+def test_make_runs_with_the_plain_twins_what_has_them(request: pytest.FixtureRequest) -> None:
+    """Other folders are not even collected for it: that takes each worker ten seconds."""
+    plugins = request.config.pluginmanager.get_plugins()
+    folders: Any = next(plugin.TWIN_FOLDERS for plugin in plugins if hasattr(plugin, "TWIN_FOLDERS"))
+    marked = {
+        path.relative_to(ROOT)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != Path(__file__) and "pytest.mark.twins" in path.read_text()
+    }
+    outside = {path.as_posix() for path in marked if path.parts[1] not in folders}
+    assert words_of("PLAIN_TESTS") == {*(f"tests/{folder}" for folder in folders), *outside}

@@ -122,6 +122,29 @@ def test_two_plugins_of_one_name_are_refused() -> None:
         manager(Base("a"), Base("a"))
 
 
+def test_the_metadata_of_a_distribution_is_read_once_for_all_its_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def version(name: str) -> str:
+        read.append(name)
+        return "1.2"
+
+    class OfAnother(Base):
+        __module__ = "another_distribution.one"
+
+    class Beside(Base):
+        __module__ = "another_distribution.two"
+
+    class WithItsOwn(Base):
+        __module__ = "third_distribution"
+        version = "7"
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    made = [manager(OfAnother("a"), Beside("b"), WithItsOwn("c")) for _ in range(2)]
+    assert [[info.version for info in each.plugins] for each in made] == [["1.2", "1.2", "7"]] * 2
+    assert read == ["another_distribution"]
+
+
 def test_a_plugin_without_a_name_is_refused() -> None:
     with pytest.raises(StartError, match="needs a `name`"):
         PluginManager([("test:x", object())], hookspecs)
