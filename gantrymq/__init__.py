@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NotANameserver,
         SendTimeout,
     )
+    from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
     from gantrymq.client.statistics import ConsumerStatistics, QueueStatistics
     from gantrymq.client.transactions import TransactionalProducer
@@ -52,6 +53,7 @@ _HOMES = {
     "Consumer": "gantrymq.client.consumer",
     "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
+    "Sql": "gantrymq.client.options",
     "ConsumerStatistics": "gantrymq.client.statistics",
     "QueueStatistics": "gantrymq.client.statistics",
     "TransactionalProducer": "gantrymq.client.transactions",
@@ -109,6 +111,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SendTimeout",
+    "Sql",
     "TransactionResult",
     "TransactionalProducer",
     "__version__",

@@ -10,7 +10,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
+from datetime import timedelta
 from functools import partial
+from os import PathLike
 from typing import Literal, TypeVar
 
 import anyio
@@ -23,7 +25,15 @@ from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
-from gantrymq.client.options import Start, Topics
+from gantrymq.client.options import (
+    PULL_BATCH_MESSAGES,
+    AllocationChoice,
+    ConsumerSettings,
+    QueuesChanged,
+    Sql,
+    Start,
+    Topics,
+)
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.sender import QueueChoice
 from gantrymq.client.statistics import ConsumerStatistics
@@ -436,10 +446,36 @@ class Client:
                 loop.close()
 
     @contextmanager
-    def consumer(self, topics: Topics, group: str, *, tags: str = "*", start: Start = "last") -> Iterator[Consumer]:
-        """As :meth:`gantrymq.Client.consumer`."""
+    def consumer(
+        self,
+        topics: Topics,
+        group: str,
+        *,
+        tags: str | Sql = "*",
+        start: Start = "last",
+        ordered: bool = False,
+        broadcast: bool = False,
+        max_retries: int | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+        prefetch: int | None = None,
+        consume_timeout: float | timedelta | None = None,
+        allocation: AllocationChoice = "average",
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+        offsets_file: str | PathLike[str] | None = None,
+    ) -> Iterator[Consumer]:
+        """As :meth:`gantrymq.Client.consumer`; ``on_assigned`` and ``on_revoked`` are called in threads of their own.
+
+        With ``ordered`` the next message of a queue comes only after the acknowledgment has taken effect, that is when
+        the one before was acknowledged and the next messages are asked for.
+        """
         self._loop.ensure_open()
-        opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start)
+        settings = ConsumerSettings.checked(
+            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
+            consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
+            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file,
+        )  # fmt: skip
+        opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
         loop = Loop(self._loop.portal, f"consumer of group {group}")
         with _opened(loop, opened) as inner:
             consumer = Consumer(loop, inner)
@@ -448,6 +484,16 @@ class Client:
             finally:
                 if not loop.is_foreign:
                     consumer.close()
+
+
+def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
+    if changed is None:
+        return None
+
+    async def run(queues: Sequence[MessageQueue]) -> None:
+        await anyio.to_thread.run_sync(changed, queues)
+
+    return run
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from os import PathLike
 from typing import Final
 
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
@@ -12,7 +14,17 @@ from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer, open_consumer
 from gantrymq.client.nameservers import parse_nameservers
-from gantrymq.client.options import ConsumerOptions, R, Start, Topics
+from gantrymq.client.options import (
+    PULL_BATCH_MESSAGES,
+    AllocationChoice,
+    ConsumerOptions,
+    ConsumerSettings,
+    QueuesChanged,
+    R,
+    Sql,
+    Start,
+    Topics,
+)
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
 from gantrymq.client.sender import Sender
 from gantrymq.client.transactions import (
@@ -91,24 +103,67 @@ class Client:
 
     @asynccontextmanager
     async def consumer(
-        self, topics: Topics, group: str, *, tags: str = "*", start: Start = "last"
+        self,
+        topics: Topics,
+        group: str,
+        *,
+        tags: str | Sql = "*",
+        start: Start = "last",
+        ordered: bool = False,
+        broadcast: bool = False,
+        max_retries: int | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+        prefetch: int | None = None,
+        consume_timeout: float | timedelta | None = None,
+        allocation: AllocationChoice = "average",
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+        offsets_file: str | PathLike[str] | None = None,
     ) -> AsyncIterator[Consumer[ReceivedMessage]]:
         """A member of the consumer ``group`` for the length of the block.
 
-        ``topics`` is one topic, several, or a mapping of topics to tags. ``tags`` selects by tag (``"a || b"``); every
-        member of a group must give the same. ``start`` counts only where
-        the group has no offset yet. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has
-        a consumer of that group.
+        ``topics`` is one topic, several, or a mapping of topics to tags or :class:`Sql`. ``tags`` selects by tag
+        (``"a || b"``) or by :class:`Sql`; every member of a group must give the same. ``start`` counts only where
+        the group has no offset yet.
+
+        - ``ordered``: the messages of a queue come one after another, the next when the one before is settled, and no
+          other member has the queue meanwhile; ``retry`` lets the queue rest for a second.
+        - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
+        - ``max_retries``: so often a message comes again before it is a dead letter; the group's configuration says it
+          otherwise (16), with ``ordered`` there is no limit.
+        - ``pull_batch``: messages of one request, 1 to 1,024. ``prefetch``: outstanding messages of a queue, 1,000.
+        - ``consume_timeout`` (seconds): a message that the application has had for so long is given back.
+        - ``allocation``: how the group shares queues out: ``"average"``, ``"circle"``, ``"consistent_hash"``, or one of
+          ``gantrymq.client.allocation``; every member must have the same.
+        - ``on_assigned``, ``on_revoked``: called with queues that have come, or are about to go; what is acknowledged
+          in ``on_revoked`` counts. Functions or coroutine functions.
+
+        Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
+        that group.
         """
-        async with self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start) as consumer:
+        settings = ConsumerSettings.checked(
+            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
+            consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
+            on_revoked=on_revoked, offsets_file=offsets_file,
+        )  # fmt: skip
+        opened = self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
+        async with opened as consumer:
             yield consumer
 
     @asynccontextmanager
     async def consumer_of(
-        self, make: type[R], topics: Topics, group: str, *, tags: str = "*", start: Start = "last"
+        self,
+        make: type[R],
+        topics: Topics,
+        group: str,
+        *,
+        tags: str | Sql = "*",
+        start: Start = "last",
+        settings: ConsumerSettings | None = None,
     ) -> AsyncIterator[Consumer[R]]:
         """As :meth:`consumer`, with messages of the class ``make``."""
-        options = ConsumerOptions.checked(topics, group, tags, start, make, int(time.time() * 1000))
+        now = int(time.time() * 1000)
+        options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
         async with open_consumer(self._cluster, options) as consumer:
             yield consumer
 

@@ -5,10 +5,12 @@ Source of the intervals: RocketMQ 4.9.7 ``RebalanceService``, ``ClientConfig``.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Generic, Self, TypeVar
 
 import anyio
@@ -16,7 +18,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from gantrymq._version import __version__
-from gantrymq.client.allocation import allocate
+from gantrymq.client.allocation import FixedQueues, allocate, average
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call, reading
 from gantrymq.client.direct import DirectDelivery
@@ -26,19 +28,23 @@ from gantrymq.client.errors import (
     ClientClosed,
     ConnectError,
     GantryError,
+    InvalidName,
     NoRoute,
     NotANameserver,
 )
-from gantrymq.client.options import ConsumerOptions
+from gantrymq.client.lanes import Lane
+from gantrymq.client.local_offsets import LocalOffsets, default_path
+from gantrymq.client.locks import QueueLocks
+from gantrymq.client.options import ConsumerOptions, QueuesChanged
 from gantrymq.client.puller import Puller
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.message import DeliveredRecord
-from gantrymq.remoting.bodies.clients import ConsumerData, ConsumerList
+from gantrymq.remoting.bodies.clients import SQL92, CheckClientConfig, ConsumerData, ConsumerList
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.bodies.routes import TopicRouteData
 from gantrymq.remoting.bodies.running import ConsumerRunningInfo, ConsumeStatus, DirectlyConsumed, ProcessQueueInfo
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import VERSION, Command
 from gantrymq.remoting.headers.groups import ConsumerGroupHeader
 from gantrymq.remoting.logs import LibraryLog
@@ -52,6 +58,14 @@ REBALANCE_INTERVAL_SECONDS: Final = 20.0
 REBALANCE_RETRY_SECONDS: Final = 1.0
 COMMIT_INTERVAL_SECONDS: Final = 5.0
 BATCH_MESSAGES: Final = 32
+SUSPEND_SECONDS: Final = 1.0
+"""How long an ordered queue rests after a message was given back."""
+EXPIRED_LEVEL: Final = 3
+"""The delay level of messages that are given back because of ``consume_timeout``."""
+EXPIRY_INTERVAL_SECONDS: Final = 1.0
+RELEASE_WARNING_SECONDS: Final = 30.0
+LOCK_LOOK_SECONDS: Final = 1.0
+"""How often an ordered consumer looks whether a lock needs renewal."""
 SAMPLES: Final = 13
 """Counters kept for rates, one each ``COMMIT_INTERVAL_SECONDS``: a minute of them."""
 
@@ -76,9 +90,16 @@ class Consumer(Generic[R]):
         self.group = options[0].group
         self._cluster = cluster
         self._options = options[0]
+        self._settings = settings = options[0].settings
+        self._locks = QueueLocks(cluster, self.group) if settings.ordered and not settings.broadcast else None
+        self._local: LocalOffsets | None = None
+        self._releasing: dict[MessageQueue, Puller[R]] = {}
+        self._upkeep: TaskGroup | None = None
+        self._lanes: deque[Lane[R]] = deque()
         self._subscribed = {each.topic: each for each in options}
         retries = options[0].of_retries()
-        self._retries = None if retries is None or retries.topic in self._subscribed else retries
+        unwanted = settings.broadcast or retries is None or retries.topic in self._subscribed
+        self._retries = None if unwanted else retries
         self._pulling = pulling
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
@@ -109,25 +130,32 @@ class Consumer(Generic[R]):
             while self._current:
                 message = self._current.popleft()
                 if message.delivery is not None and not message.delivery.dropped:
+                    if self._settings.consume_timeout is not None:
+                        self._note_given([message])
                     return message
-            await self._more()
+            await self._more(1)
 
     def batches(self, max: int = BATCH_MESSAGES) -> Batches[R]:
         """Lists of 1 to ``max`` messages, whatever is there; waits only while there is none."""
         return Batches(self, max)
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
-        """1 to ``max`` messages; waits while there is none."""
-        batch = [await anext(self)]
-        while len(batch) < max:
-            if not self._current and self._ready:
-                self._current.extend(self._ready.popleft())
-            if not self._current:
-                break
-            message = self._current.popleft()
-            if message.delivery is not None and not message.delivery.dropped:
-                batch.append(message)
-        return batch
+        """1 to ``max`` messages; waits while there is none. With ``ordered=True`` they are of one queue."""
+        while True:
+            self._ensure_open()
+            batch: list[R] = []
+            while len(batch) < max:
+                if not self._current and self._ready and not self._settings.ordered:
+                    self._current.extend(self._ready.popleft())
+                if not self._current:
+                    break
+                message = self._current.popleft()
+                if message.delivery is not None and not message.delivery.dropped:
+                    batch.append(message)
+            if batch:
+                self._note_given(batch)
+                return batch
+            await self._more(max)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -142,6 +170,8 @@ class Consumer(Generic[R]):
         self._ensure_open()
         for puller in list(self._pullers.values()):
             await puller.commit(confirmed=True)
+        if self._local is not None:
+            await anyio.to_thread.run_sync(self._local.save)
 
     def statistics(self) -> ConsumerStatistics:
         """How this member is doing: lag, outstanding messages, rates, and what failed last."""
@@ -178,10 +208,10 @@ class Consumer(Generic[R]):
         return ConsumerRunningInfo(
             properties={
                 "consumerGroup": self.group,
-                "messageModel": "CLUSTERING",
+                "messageModel": self.describe().message_model,
                 "consumeFromWhere": self.describe().consume_from_where,
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-                "PROP_CONSUMEORDERLY": "false",
+                "PROP_CONSUMEORDERLY": "true" if self._settings.ordered else "false",
                 "PROP_CONSUMER_START_TIMESTAMP": str(self._joined_at),
                 "PROP_NAMESERVER_ADDR": ";".join(self._cluster.nameservers.addresses),
                 "PROP_CLIENT_VERSION": version_name(VERSION),
@@ -218,6 +248,7 @@ class Consumer(Generic[R]):
         """This member's part of the heartbeat."""
         return ConsumerData(
             group_name=self.group,
+            message_model="BROADCASTING" if self._settings.broadcast else "CLUSTERING",
             consume_from_where=_FROM_WHERE.get(str(self._options.start), "CONSUME_FROM_TIMESTAMP"),
             subscription_data_set=[
                 options.subscription for options in (*self._subscribed.values(), self._retries) if options
@@ -231,22 +262,45 @@ class Consumer(Generic[R]):
     async def start(self, upkeep: TaskGroup) -> None:
         """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``.
 
-        Raises :class:`NotANameserver`, and :class:`AccessDenied` when a broker refuses the client's credentials.
+        Raises :class:`NotANameserver`, :class:`AccessDenied` when a broker refuses the client's credentials,
+        :class:`InvalidName` for an Sql expression that a broker refuses, :class:`GantryError` for a file of offsets
+        that cannot be read.
         """
+        self._upkeep = upkeep
+        if self._settings.broadcast:
+            local_host = self._cluster.client_id.partition("@")[0]
+            self._local = LocalOffsets(self._settings.offsets_file or default_path(local_host, self.group))
+            await anyio.to_thread.run_sync(self._local.load)
+        for options in self._subscribed.values():
+            if options.subscription.expression_type == SQL92:
+                await self._check_expression(options)
         settled = await self._settle(joining=True)
         if self._refusal is not None:
             raise self._refusal
         upkeep.start_soon(self._keep_balanced, settled)
         upkeep.start_soon(self._keep_committing)
+        if self._locks is not None:
+            upkeep.start_soon(self._keep_locked, self._locks)
+        if self._settings.consume_timeout is not None:
+            upkeep.start_soon(self._keep_expiring, self._settings.consume_timeout)
 
     async def aclose(self) -> None:
         """Stop pulling, commit what is done, and leave the group."""
+        pullers = list(self._pullers.values())
+        for puller in pullers:
+            puller.stop()
+        with anyio.move_on_after(LEAVE_SECONDS / 2):
+            await self._tell(self._settings.on_revoked, self._pullers)
         self._closed = True
         self._arrived.set()
-        for puller in self._pullers.values():
+        pullers += self._releasing.values()
+        for puller in pullers:
             puller.close()
-        for puller in self._pullers.values():
+        for puller in pullers:
             await self._commit_quietly(puller, confirmed=True)
+        await self._save_quietly()
+        if self._locks is not None:
+            await self._locks.release([*self._pullers, *self._releasing])
         await self._cluster.leave_as_consumer(self.group)
 
     def _ensure_open(self) -> None:
@@ -254,21 +308,46 @@ class Consumer(Generic[R]):
         if self._closed:
             raise ClientClosed(f"the consumer of group {self.group} is closed: its `async with` block has ended")
 
-    async def _more(self) -> None:
-        if self._ready:
+    async def _more(self, most: int) -> None:
+        if self._ready or self._lanes:
             await anyio.lowlevel.checkpoint()  # a busy loop over messages must not starve the heartbeat
-        while not self._ready:
+        while not self._ready and not self._lanes:
             if self._refusal is not None:
                 raise self._refusal
-            self._arrived = anyio.Event()
+            if self._arrived.is_set():
+                self._arrived = anyio.Event()  # several tasks may wait for the same one
             await self._arrived.wait()
             self._ensure_open()
-        self._current.extend(self._ready.popleft())
+        if self._ready:
+            self._current.extend(self._ready.popleft())
+        elif not self._current:
+            self._current.extend(self._lanes.popleft().take(most))
+
+    def _note_given(self, messages: list[R]) -> None:
+        if self._settings.consume_timeout is not None:
+            for message in messages:
+                if isinstance(message.delivery, Puller):
+                    message.delivery.given_out(message)
 
     def take(self, messages: list[R]) -> None:
-        """As :class:`Owner` has it, like the three that follow."""
+        """As :class:`Owner` has it, like the ones that follow."""
         self._fetched += len(messages)
         self._ready.append(messages)
+        self._arrived.set()
+
+    def fetched(self, count: int) -> None:
+        self._fetched += count
+
+    def suspend(self, lane: Lane[R]) -> None:
+        async def resume() -> None:
+            await anyio.sleep(SUSPEND_SECONDS)
+            lane.resume()
+
+        self._returned += 1
+        self._pulling.start_soon(resume)
+
+    def _offer(self, lane: Lane[R]) -> None:
+        self._lanes.append(lane)
         self._arrived.set()
 
     def wake(self) -> None:
@@ -304,6 +383,110 @@ class Consumer(Generic[R]):
             await anyio.sleep(COMMIT_INTERVAL_SECONDS)
             for puller in list(self._pullers.values()):
                 await self._commit_quietly(puller, confirmed=False)
+            await self._save_quietly()
+
+    async def _keep_expiring(self, timeout: float) -> None:
+        while True:
+            await anyio.sleep(min(EXPIRY_INTERVAL_SECONDS, timeout / 4))
+            for puller in list(self._pullers.values()):
+                for message in puller.expired():
+                    await self._give_back_expired(puller, message, timeout)
+
+    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> None:
+        queue = puller.queue
+        try:
+            await puller.give_back(message, EXPIRED_LEVEL)
+        except GantryError as error:
+            self.failed(error)
+            puller.given_out(message)
+            self._cluster.rare.warning("send_back_failed", queue.broker_name, self.group, reason=str(error))
+            return
+        self._cluster.rare.warning(
+            "consume_timed_out", self.group, queue.topic, group=self.group, topic=queue.topic, queue=queue.queue_id,
+            offset=message.queue_offset, timeout_s=timeout,
+        )  # fmt: skip
+
+    async def _keep_locked(self, locks: QueueLocks) -> None:
+        while True:
+            await anyio.sleep(LOCK_LOOK_SECONDS)
+            lapsed = {queue for queue in self._pullers if not locks.holds(queue)}
+            due = [queue for queue in (*self._pullers, *self._releasing) if locks.is_due(queue)]
+            refused = await locks.take(due)
+            lost = [queue for queue in self._pullers if queue in refused or queue in lapsed]
+            for queue in lost:
+                # somebody else may have gone on in this queue: begin again at the group's offset
+                log.warning("queue_lock_lost", group=self.group, topic=queue.topic, queue=queue.queue_id)
+                locks.forget(queue)
+                puller = self._pullers.pop(queue)
+                puller.replaced = True
+                puller.stop()
+                self._release_later(queue, puller)
+            if lost:
+                await self._tell(self._settings.on_revoked, lost)
+                self.rebalance_soon()
+
+    def _release_later(self, queue: MessageQueue, puller: Puller[R]) -> None:
+        """Commit and unlock ``queue`` when nothing of it is in work any more; nobody has it until then."""
+        assert self._upkeep is not None  # set before the first queue is taken
+        self._releasing[queue] = puller
+        self._upkeep.start_soon(self._release, queue, puller)
+
+    async def _release(self, queue: MessageQueue, puller: Puller[R]) -> None:
+        lane = puller.lane
+        while lane is not None and lane.in_work:
+            drained = anyio.Event()
+            lane.drained = drained.set
+            with anyio.move_on_after(RELEASE_WARNING_SECONDS):
+                await drained.wait()
+                continue
+            self._cluster.rare.warning(
+                "queue_release_waits", self.group, queue.topic, group=self.group, topic=queue.topic,
+                queue=queue.queue_id, in_work=lane.in_work,
+            )  # fmt: skip
+        await self._commit_quietly(puller, confirmed=True)
+        puller.drop()
+        if self._locks is not None:
+            await self._locks.release([queue])
+        del self._releasing[queue]
+        self.rebalance_soon()
+
+    async def _check_expression(self, options: ConsumerOptions[R]) -> None:
+        """Ask a broker of the topic whether it takes the expression; where none can be asked, pulls will tell."""
+        try:
+            route = await self._cluster.routes.get(options.topic)
+            address = next(data.broker_addrs[min(data.broker_addrs)] for data in route.broker_datas)
+            channel = await self._cluster.broker(address)
+            body = CheckClientConfig(
+                client_id=self._cluster.client_id, group=self.group, subscription_data=options.subscription
+            )
+            await call(channel, Command(RequestCode.CHECK_CLIENT_CONFIG, body=body.to_bytes()))
+        except (ConnectError, NoRoute, StopIteration):
+            return
+        except BrokerError as error:
+            if error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                raise InvalidName(f"the Sql expression of topic {options.topic} is refused: {error}") from None
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+
+    async def _tell(self, changed: QueuesChanged | None, queues: Iterable[MessageQueue]) -> None:
+        """Call ``on_assigned`` or ``on_revoked``; an error of it is logged and changes nothing."""
+        known = sorted(queue for queue in queues if queue.topic in self._subscribed)
+        if changed is None or not known:
+            return
+        try:
+            result = changed(known)
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            log.exception("rebalance_callback_failed", group=self.group, queues=len(known))
+
+    async def _save_quietly(self) -> None:
+        if self._local is None:
+            return
+        try:
+            await anyio.to_thread.run_sync(self._local.save)
+        except OSError as error:
+            self._cluster.rare.warning("commit_failed", "local", self.group, group=self.group, reason=str(error))
 
     async def _reset(self) -> None:
         resets, self._resets = self._resets, {}
@@ -312,12 +495,14 @@ class Consumer(Generic[R]):
                 puller = self._pullers.get(queue)
                 if puller is not None:
                     puller.replace()
+                    if self._local is not None:
+                        self._local.set(queue, offset)
                     log.info("queue_offset_reset", topic=queue.topic, queue=queue.queue_id, offset=offset)
                     starting.start_soon(self._start_pulling, queue, offset)
 
     async def _settle(self, *, joining: bool = False) -> bool:
         try:
-            await self._rebalance()
+            return await self._rebalance()
         except GantryError as error:
             if joining and isinstance(error, NotANameserver | AccessDenied):
                 raise  # no later attempt will do better
@@ -331,9 +516,9 @@ class Consumer(Generic[R]):
                 for topic in self.topics:
                     await self._cluster.routes.renew(topic)  # a slave may be there to ask
             return False
-        return True
 
-    async def _rebalance(self) -> None:
+    async def _rebalance(self) -> bool:
+        """Whether it is settled: False where a queue is another member's still."""
         routes: dict[str, TopicRouteData] = {}
         missing: NoRoute | None = None
         for topic in self.topics:
@@ -350,19 +535,26 @@ class Consumer(Generic[R]):
         members: list[str] = []
         for topic, route in routes.items():
             queues = queues_to_subscribe(topic, route)
-            members = await self._members(topic, route)
-            mine.update(allocate(queues, members, self._cluster.client_id))
+            if self._settings.broadcast:
+                mine.update(queues)
+            else:
+                members = await self._members(topic, route)
+                share = allocate(queues, members, self._cluster.client_id, self._settings.allocation)
+                mine.update(queue for queue in share if queue.topic == topic)
             old.update(queues)
         if not self._joined_at:
             self._joined_at = int(time.time() * 1000)
             self._old_queues = old
         mine |= await self._retry_queues(members)
         lost = [queue for queue in self._pullers if queue not in mine]
-        gained = sorted(mine - self._pullers.keys())
-        for queue in lost:
-            puller = self._pullers.pop(queue)
-            puller.drop()
-            await self._commit_quietly(puller, confirmed=True)
+        await self._give_up(lost)
+        gained = sorted(mine - self._pullers.keys() - self._releasing.keys())
+        refused: set[MessageQueue] = set()
+        if gained and self._locks is not None:
+            await self._locks.take(gained)
+            refused = {queue for queue in gained if not self._locks.holds(queue)}
+            gained = [queue for queue in gained if queue not in refused]
+        await self._tell(self._settings.on_assigned, gained)
         async with anyio.create_task_group() as starting:
             for queue in gained:
                 starting.start_soon(self._start_pulling, queue)
@@ -377,6 +569,20 @@ class Consumer(Generic[R]):
             )
         if missing is not None:
             raise missing
+        return not refused
+
+    async def _give_up(self, lost: list[MessageQueue]) -> None:
+        """Let other members have these queues, with what this one has done in them."""
+        for queue in lost:
+            self._pullers[queue].stop()
+        await self._tell(self._settings.on_revoked, lost)
+        for queue in lost:
+            puller = self._pullers.pop(queue)
+            if self._locks is not None:
+                self._release_later(queue, puller)
+                continue
+            puller.drop()
+            await self._commit_quietly(puller, confirmed=True)
 
     async def _retry_queues(self, members: list[str]) -> set[MessageQueue]:
         """This member's share of the group's retry topic, which brokers make when they first hear of the group."""
@@ -387,13 +593,21 @@ class Consumer(Generic[R]):
         except NoRoute:
             return set()
         queues = queues_to_subscribe(self._retries.topic, route)
-        return set(allocate(queues, members, self._cluster.client_id))
+        strategy = self._settings.allocation
+        if isinstance(strategy, FixedQueues):
+            strategy = average  # nobody names the queues of this topic
+        return set(allocate(queues, members, self._cluster.client_id, strategy))
 
     async def _start_pulling(self, queue: MessageQueue, begin: int | None = None) -> None:
         options = self._subscribed.get(queue.topic) or self._retries
         assert options is not None  # a queue is pulled only for what is subscribed to
         appeared = None if queue in self._old_queues else self._joined_at
-        puller = Puller(self._cluster, options, queue, self, begin=begin, appeared=appeared)
+        is_held = None if self._locks is None else partial(self._locks.holds, queue)
+        lane = Lane(self._offer, is_held or _always) if self._settings.ordered else None
+        puller = Puller(
+            self._cluster, options, queue, self, begin=begin, appeared=appeared, lane=lane, is_held=is_held,
+            local=self._local,
+        )  # fmt: skip
         self._pullers[queue] = puller
         await self._pulling.start(puller.run)
 
@@ -424,6 +638,10 @@ class Consumer(Generic[R]):
                 "commit_failed", queue.broker_name, self.group,
                 topic=queue.topic, queue=queue.queue_id, reason=str(error),
             )  # fmt: skip
+
+
+def _always() -> bool:
+    return True
 
 
 class Batches(Generic[R]):

@@ -2,26 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, TypeVar
 
 import attrs
 
+from gantrymq.client.allocation import NAMED, Allocation, average
 from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.errors import InvalidName
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
+from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.names import retry_topic
 
-Topics = str | Iterable[str] | Mapping[str, str]
-"""A topic, several, or a mapping of topics to the tags that are wanted of each."""
+PULL_BATCH_MESSAGES: Final = 32
+PULL_BATCH_MAX: Final = 1024
+PREFETCH_MAX: Final = 65_535
+
+
+@attrs.frozen
+class Sql:
+    """A subscription by the properties of messages: an SQL92 expression, such as ``price > 3 AND region = 'eu'``.
+
+    The broker evaluates it; RocketMQ's does so with ``enablePropertyFilter=true``.
+    """
+
+    expression: str
+
+
+Topics = str | Iterable[str] | Mapping[str, str | Sql]
+"""A topic, several, or a mapping of topics to what is wanted of each: tags, or :class:`Sql`."""
 
 R = TypeVar("R", bound=DeliveredRecord)
 
 Start = Literal["first", "last"] | int | datetime
 """Where a group begins that has no offset yet: the oldest message, the next one to come, or the first one stored at or
 after a time (a datetime, or milliseconds since 1970)."""
+
+QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[Any] | Any]
+"""Called with queues that a consumer has got, or is about to lose; a function or a coroutine function."""
+
+AllocationChoice = Allocation | Literal["average", "circle", "consistent_hash"]
+
+
+@attrs.frozen(kw_only=True)
+class ConsumerSettings:
+    """How a consumer works, whatever its topics are; see :meth:`gantrymq.Client.consumer`. Raises ValueError."""
+
+    max_retries: int | None = None
+    pull_batch: int = PULL_BATCH_MESSAGES
+    prefetch: int | None = None
+    consume_timeout: float | None = None
+    on_assigned: QueuesChanged | None = None
+    on_revoked: QueuesChanged | None = None
+    allocation: Allocation = average
+    ordered: bool = False
+    broadcast: bool = False
+    offsets_file: Path | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        max_retries: int | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+        prefetch: int | None = None,
+        consume_timeout: float | timedelta | None = None,
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+        allocation: AllocationChoice = "average",
+        ordered: bool = False,
+        broadcast: bool = False,
+        offsets_file: str | PathLike[str] | None = None,
+    ) -> ConsumerSettings:
+        """The settings from what a user gave; ValueError names the one that cannot be."""
+        _check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
+        _check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
+        _check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
+        if isinstance(consume_timeout, timedelta):
+            consume_timeout = consume_timeout.total_seconds()
+        if consume_timeout is not None and not consume_timeout > 0:
+            raise ValueError(f"consume_timeout {consume_timeout} is no time: give seconds above 0, or a timedelta")
+        if consume_timeout is not None and (ordered or broadcast):
+            raise ValueError("consume_timeout gives messages back to the broker: not with ordered or broadcast")
+        if offsets_file is not None and not broadcast:
+            raise ValueError("offsets_file is for broadcast=True; other groups have their offsets in the brokers")
+        strategy = NAMED.get(allocation) if isinstance(allocation, str) else allocation
+        if not callable(strategy):
+            raise ValueError(f"allocation {allocation!r} is none of {', '.join(NAMED)}, and no function")
+        return cls(
+            max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch, consume_timeout=consume_timeout,
+            on_assigned=on_assigned, on_revoked=on_revoked, allocation=strategy, ordered=ordered,
+            broadcast=broadcast, offsets_file=None if offsets_file is None else Path(offsets_file),
+        )  # fmt: skip
+
+
+def _check_number(name: str, value: int | None, least: int, most: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} {value!r} is no number from {least} to {most}")
 
 
 @attrs.frozen
@@ -33,45 +116,27 @@ class ConsumerOptions(Generic[R]):
     subscription: SubscriptionData
     start: Start
     make: type[R]
+    settings: ConsumerSettings = ConsumerSettings()
 
     @classmethod
     def checked(
-        cls, topics: Topics, group: str, tags: str, start: Start, make: type[R], version: int
+        cls,
+        topics: Topics,
+        group: str,
+        tags: str | Sql,
+        start: Start,
+        make: type[R],
+        version: int,
+        settings: ConsumerSettings = ConsumerSettings(),
     ) -> list[ConsumerOptions[R]]:
         """Options of each topic from what a user gave; :class:`InvalidName` for what a broker would refuse.
 
         ``version`` (ms) tells brokers which of two subscriptions is the newer one.
         """
         check_group(group)
-        if isinstance(topics, Mapping):
-            if tags != "*":
-                raise InvalidName("give tags either in the mapping of topics or as an argument, not both")
-            wanted = dict(topics)
-        elif isinstance(topics, str):
-            wanted = {topics: tags}
-        else:
-            try:
-                wanted = dict.fromkeys(topics, tags)
-            except TypeError:
-                raise InvalidName(f"topics are one str, several, or a mapping to tags, not {topics!r}"[:200]) from None
-        if not wanted:
-            raise InvalidName("a consumer needs at least one topic")
-        return [cls._of_one(topic, group, wanted[topic], start, make, version) for topic in wanted]
-
-    @classmethod
-    def _of_one(
-        cls, topic: str, group: str, tags: str, start: Start, make: type[R], version: int
-    ) -> ConsumerOptions[R]:
-        check_topic(topic)
-        if not isinstance(tags, str):
-            raise InvalidName(f"tags of topic {topic} are a str, as in 'a || b', not {type(tags).__name__}")
-        if not (start in ("first", "last") or isinstance(start, datetime) or (type(start) is int and start >= 0)):
-            raise InvalidName(f"start {start!r} is neither first, last, a datetime nor milliseconds since 1970")
-        try:
-            subscription = SubscriptionData.for_tags(topic, tags.strip(), version)
-        except ValueError as error:
-            raise InvalidName(f"tags: {error}") from None
-        return cls(topic, group, subscription, start, make)
+        check_start(start)
+        wanted = subscriptions(topics, tags, version)
+        return [cls(topic, group, wanted[topic], start, make, settings) for topic in wanted]
 
     def of_retries(self) -> ConsumerOptions[R] | None:
         """The same membership in the topic by which messages come again; None where this is it already."""
@@ -83,8 +148,51 @@ class ConsumerOptions(Generic[R]):
 
     def start_timestamp(self) -> int:
         """``start`` in ms since 1970, where it is a time."""
-        if isinstance(self.start, datetime):
-            return int(self.start.timestamp() * 1000)
-        if isinstance(self.start, int):
-            return self.start
-        raise ValueError(f"start {self.start!r} is no time")
+        return as_timestamp(self.start)
+
+
+def subscriptions(topics: Topics, tags: str | Sql, version: int) -> dict[str, SubscriptionData]:
+    """What is wanted of each topic; :class:`InvalidName` for what a broker would refuse."""
+    if isinstance(topics, Mapping):
+        if tags != "*":
+            raise InvalidName("give tags either in the mapping of topics or as an argument, not both")
+        wanted = dict(topics)
+    elif isinstance(topics, str):
+        wanted = {topics: tags}
+    else:
+        try:
+            wanted = dict.fromkeys(topics, tags)
+        except TypeError:
+            raise InvalidName(f"topics are one str, several, or a mapping to tags, not {topics!r}"[:200]) from None
+    if not wanted:
+        raise InvalidName("name at least one topic")
+    return {topic: _subscription(topic, wanted[topic], version) for topic in wanted}
+
+
+def _subscription(topic: str, tags: str | Sql, version: int) -> SubscriptionData:
+    check_topic(topic)
+    if isinstance(tags, Sql):
+        if not isinstance(tags.expression, str) or not tags.expression.strip():
+            raise InvalidName(f"the Sql expression of topic {topic} is empty: leave it out, or say what is wanted")
+        return SubscriptionData.for_sql(topic, tags.expression, version)
+    if not isinstance(tags, str):
+        raise InvalidName(f"tags of topic {topic} are a str, as in 'a || b', or Sql, not {type(tags).__name__}")
+    try:
+        return SubscriptionData.for_tags(topic, tags.strip(), version)
+    except ValueError as error:
+        raise InvalidName(f"tags: {error}") from None
+
+
+def check_start(start: Start) -> None:
+    """Raise :class:`InvalidName` unless ``start`` is a place to begin at."""
+    if not (start in ("first", "last") or isinstance(start, datetime) or (type(start) is int and start >= 0)):
+        raise InvalidName(f"start {start!r} is neither first, last, a datetime nor milliseconds since 1970")
+
+
+def as_timestamp(when: Start) -> int:
+    """A time in ms since 1970; ValueError where it is none."""
+    if isinstance(when, datetime):
+        return int(when.timestamp() * 1000)
+    if isinstance(when, int):
+        return when
+    raise ValueError(f"{when!r} is no time: give a datetime, or milliseconds since 1970")

@@ -19,8 +19,11 @@ class Progress:
     Offsets are pulled in ascending order and acknowledged in any. ``position`` is the offset to pull next.
     """
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, messages_max: int | None = None) -> None:
+        """``messages_max``: how many may be outstanding."""
         self.position = position
+        self._messages_max = messages_max or OUTSTANDING_MAX_MESSAGES
+        self._span_max = max(OUTSTANDING_MAX_SPAN, 2 * self._messages_max if messages_max else 0)
         self._order: deque[int] = deque()
         self._sizes: dict[int, int] = {}
         self._bytes = 0
@@ -49,9 +52,9 @@ class Progress:
     def full(self) -> bool:
         """Whether so much is outstanding that no more must be pulled."""
         return (
-            len(self._sizes) >= OUTSTANDING_MAX_MESSAGES
+            len(self._sizes) >= self._messages_max
             or self._bytes >= OUTSTANDING_MAX_BYTES
-            or self.position - self.committable >= OUTSTANDING_MAX_SPAN
+            or self.position - self.committable >= self._span_max
         )
 
     @property

@@ -6,6 +6,7 @@ Source: RocketMQ 4.9.7 ``DefaultMQPushConsumerImpl.pullMessage``, ``PullAPIWrapp
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -24,11 +25,14 @@ from gantrymq.client.errors import (
     NoRoute,
     broker_error,
 )
+from gantrymq.client.lanes import Lane
+from gantrymq.client.local_offsets import LocalOffsets
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.client.statistics import QueueStatistics
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies.clients import SQL92
 from gantrymq.remoting.bodies.queues import MessageQueue
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -41,7 +45,6 @@ from gantrymq.remoting.names import is_retry_topic
 from gantrymq.remoting.properties import RETRY_TOPIC
 from gantrymq.remoting.records import decode_records
 
-PULL_BATCH_MESSAGES: Final = 32
 PULL_BATCH_BYTES: Final = 1_048_576
 """GantryMQ's brokers give so much in one answer, also from the disk; RocketMQ's apply their own limits."""
 SUSPEND_MILLISECONDS: Final = 15_000
@@ -66,6 +69,12 @@ class Owner(Protocol[R]):
 
     def take(self, messages: list[R]) -> None:
         """Messages of a queue came, in order."""
+
+    def fetched(self, count: int) -> None:
+        """So many messages of a lane came."""
+
+    def suspend(self, lane: Lane[R]) -> None:
+        """A message of the queue was given back: let the lane go on after a while."""
 
     def acknowledged(self) -> None:
         """A message is done."""
@@ -92,14 +101,22 @@ class Puller(Generic[R]):
         *,
         begin: int | None = None,
         appeared: int | None = None,
+        lane: Lane[R] | None = None,
+        is_held: Callable[[], bool] | None = None,
+        local: LocalOffsets | None = None,
     ) -> None:
         """``begin``: the offset to begin at, whatever the group's is.
 
         ``appeared`` (ms since 1970): the queue came into the topic's route while the group was already consuming; what
         was stored in it from then on belongs to a group that starts with the last message, too.
+
+        ``lane``: what gives the messages out one after another. ``is_held``: whether the queue's lock is this member's;
+        nothing is pulled or committed without it. ``local`` keeps offsets in the broker's place.
         """
         self.queue = queue
         self.dropped = False
+        """Whether its messages must not be given out any more."""
+        self.lane = lane
         self.replaced = False
         """Whether the offset of the queue is another puller's to commit."""
         self._cluster = cluster
@@ -107,6 +124,11 @@ class Puller(Generic[R]):
         self._owner = owner
         self._begin = begin
         self._appeared = appeared
+        self._is_held = is_held
+        self._local = local
+        self._timeout = options.settings.consume_timeout
+        self._given: dict[int, tuple[float, R]] = {}
+        self._ended = False
         self._progress: Progress | None = None
         self._committed = -1
         self._room = anyio.Event()
@@ -150,7 +172,7 @@ class Puller(Generic[R]):
             while True:
                 try:
                     if self._progress is None:
-                        self._progress = Progress(await self._start_offset())
+                        self._progress = Progress(await self._start_offset(), self._options.settings.prefetch)
                     elif started:
                         await self._pull(self._progress)
                 except GantryError as error:
@@ -176,10 +198,18 @@ class Puller(Generic[R]):
             topic=queue.topic, queue=queue.queue_id, group=group, reason=str(error),
         )  # fmt: skip
 
-    def drop(self) -> None:
-        """The queue is another member's now: stop, and ignore acknowledgments from now on."""
+    def stop(self) -> None:
+        """The queue is about to go to another member: fetch and give out nothing more; acknowledgments count still."""
         self.dropped = True
         self._scope.cancel()
+        if self.lane is not None:
+            self.lane.close()
+
+    def drop(self) -> None:
+        """The queue is another member's now: stop, and ignore acknowledgments from now on."""
+        self.stop()
+        self._ended = True
+        self._given.clear()
 
     def replace(self) -> None:
         """As :meth:`drop`, and commit nothing: the queue begins again somewhere else."""
@@ -195,8 +225,12 @@ class Puller(Generic[R]):
         """Count a message as done; :class:`ClientClosed` after :meth:`close`."""
         if self._closed:
             raise ClientClosed(f"the consumer of group {self._options.group} is closed: acknowledge inside its block")
-        if self.dropped or self._progress is None:
+        if self.lane is not None and not self.lane.settle(queue_offset):
             return
+        if self._ended or self._progress is None:
+            return
+        if self._given:
+            self._given.pop(queue_offset, None)
         if self._progress.done(queue_offset):
             self._acknowledged_at = int(time.time() * 1000)
             self._owner.acknowledged()
@@ -209,18 +243,54 @@ class Puller(Generic[R]):
         """
         if self._closed:
             raise ClientClosed(f"the consumer of group {self._options.group} is closed: give back inside its block")
+        if self._local is not None:
+            queue = self.queue
+            self._cluster.rare.warning(
+                "broadcast_message_skipped", self._options.group, queue.topic,
+                group=self._options.group, topic=queue.topic, queue=queue.queue_id, offset=record.queue_offset,
+            )  # fmt: skip
+            self.acknowledge(record.queue_offset)
+            return
+        max_retries = self._options.settings.max_retries
+        if self.lane is not None and delay_level >= 0:
+            if max_retries is None or record.reconsume_times < max_retries:
+                if self.lane.put_back(record.queue_offset):
+                    record.reconsume_times += 1
+                    self._owner.suspend(self.lane)
+                return
+            delay_level = -1
         header = SendBackHeader(
             offset=record.commit_log_offset,
             group=self._options.group,
             delay_level=delay_level,
             origin_msg_id=record.message_id,
             origin_topic=record.topic,
+            max_reconsume_times=max_retries,
         )
         channel = await self._cluster.broker(self._cluster.routes.master(self.queue))
         await call(channel, Command(RequestCode.CONSUMER_SEND_MSG_BACK, header.to_ext()))
         self._owner.returned()
         if not self._closed:
             self.acknowledge(record.queue_offset)
+
+    def given_out(self, record: R) -> None:
+        """The application has ``record`` now; it counts for :meth:`expired` from here on."""
+        if self._timeout is not None and not self._ended:
+            self._given[record.queue_offset] = (anyio.current_time(), record)
+
+    def expired(self) -> list[R]:
+        """The messages that the application has had for ``consume_timeout``, each told once."""
+        if self._timeout is None or not self._given:
+            return []
+        limit = anyio.current_time() - self._timeout
+        late = []
+        for at, record in self._given.values():
+            if at > limit:
+                break
+            late.append(record)
+        for record in late:
+            del self._given[record.queue_offset]
+        return late
 
     async def commit(self, *, confirmed: bool) -> None:
         """Tell the broker how far the group is, if it does not know yet; ``confirmed`` waits for its answer.
@@ -230,7 +300,14 @@ class Puller(Generic[R]):
         progress = self._progress
         if progress is None or progress.committable == self._committed:
             return
+        if self._is_held is not None and not self._is_held():
+            return  # another member may be further by now
         offset = progress.committable
+        if self._local is not None:
+            if not self.replaced:
+                self._local.set(self.queue, offset)
+                self._committed = offset
+            return
         header = UpdateConsumerOffsetHeader(
             consumer_group=self._options.group,
             topic=self.queue.topic,
@@ -252,7 +329,10 @@ class Puller(Generic[R]):
         if self._begin is not None:
             await self._fix_start(admin, self._begin)
             return self._begin
-        stored = await admin.consumer_offset(self._options.group, self.queue)
+        if self._local is None:
+            stored = await admin.consumer_offset(self._options.group, self.queue)
+        else:
+            stored = self._local.get(self.queue)
         if stored is not None:
             return stored
         if self._options.start == "first":
@@ -277,6 +357,10 @@ class Puller(Generic[R]):
 
     async def _fix_start(self, admin: Admin, offset: int) -> None:
         # the next owner of the queue must not skip what comes until the first regular commit
+        if self._local is not None:
+            self._local.set(self.queue, offset)
+            self._committed = offset
+            return
         try:
             await admin.set_consumer_offset(self._options.group, self.queue, offset)
         except (BrokerError, NoRoute) as error:
@@ -288,14 +372,18 @@ class Puller(Generic[R]):
         while progress.full:
             self._room = anyio.Event()
             await self._wait_for_room(progress)
+        if self._is_held is not None and not self._is_held():
+            await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
+            return
         address, is_master = self._address()
+        is_master = is_master and self._local is None
         commit = progress.committable
         header = PullMessageHeader(
             consumer_group=self._options.group,
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
             queue_offset=progress.position,
-            max_msg_nums=PULL_BATCH_MESSAGES,
+            max_msg_nums=self._options.settings.pull_batch,
             sys_flag=_MAY_SUSPEND | (_COMMITS_OFFSET if is_master and commit > 0 else 0),
             commit_offset=commit,
             suspend_timeout_millis=SUSPEND_MILLISECONDS,
@@ -333,7 +421,8 @@ class Puller(Generic[R]):
 
     async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
         if answer.code not in _PULL_CODES:
-            if answer.code in _UNKNOWN_TO_BROKER:
+            sql = self._options.subscription.expression_type == SQL92
+            if answer.code in _UNKNOWN_TO_BROKER or (sql and answer.code in _FILTER_UNKNOWN_TO_BROKER):
                 # the broker has restarted, or has not seen this subscription yet
                 await self._cluster.heartbeat()
             raise broker_error(answer, address)
@@ -349,6 +438,7 @@ class Puller(Generic[R]):
                 wanted=progress.position, now=header.next_begin_offset, first=header.min_offset, end=header.max_offset,
             )  # fmt: skip
             progress.reset(header.next_begin_offset)
+            self._given.clear()
             return
         progress.position = header.next_begin_offset
         wanted = self._options.subscription.tags_set
@@ -361,7 +451,11 @@ class Puller(Generic[R]):
             progress.pulled(record.queue_offset, record.stored_size)
         if taken:
             progress.batch_pulled(anyio.current_time())
-            self._owner.take(taken)
+            if self.lane is None:
+                self._owner.take(taken)
+            else:
+                self._owner.fetched(len(taken))
+                self.lane.add(taken)
 
     def _address(self) -> tuple[str, bool]:
         data = self._cluster.routes.broker(self.queue.broker_name)
@@ -379,4 +473,5 @@ _PULL_CODES: Final = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     }
 )
+_FILTER_UNKNOWN_TO_BROKER: Final = frozenset({ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST})
 _UNKNOWN_TO_BROKER: Final = frozenset({ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST})

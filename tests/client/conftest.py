@@ -188,6 +188,9 @@ class FakeBroker(Fake):
                 self.groups[consumer.group_name].append(data.client_id)
         return request.answer(0)
 
+    def on_check_client_config(self, request: Command) -> Command:
+        return request.answer(0)
+
     def on_unregister_client(self, request: Command) -> Command:
         members = self.groups[request.ext.get("consumerGroup", "")]
         if request.ext["clientID"] in members:
@@ -321,6 +324,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     try:
         # 5.x writes how transactions ended some time later, and asks about them until then
         soon = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transactionOpBatchInterval": "50"}
+        soon["enablePropertyFilter"] = "true"
         broker = start_broker(java, home / "broker", nameserver.address, **soon)
         try:
             yield nameserver.address

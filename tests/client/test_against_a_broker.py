@@ -510,3 +510,22 @@ async def test_transactions_count_when_they_are_committed_at_once_or_when_the_br
         assert (message.body, message.topic) == (key.encode(), topic)
         assert message.message_id == results[key].transaction_id
     assert asked == {key: results[key].transaction_id for key in answers}
+
+
+async def test_an_sql_expression_selects_by_properties(cluster: str, topic: str) -> None:
+    wanted = {topic: gantrymq.Sql("price > 3 AND region = 'eu'"), f"{topic}-2": "b"}
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        for name in wanted:
+            await client.admin.create_topic(name, 1)
+        async with client.consumer(wanted, f"g-{topic}", start="first") as messages:
+            for price in (1, 5, 7):
+                for region in ("eu", "us"):
+                    own = {"price": str(price), "region": region}
+                    await producer.send(topic, f"{price} {region}".encode(), properties=own)
+            await producer.send(f"{topic}-2", b"tagged", tags="b")
+            with anyio.fail_after(PATIENCE_SECONDS):
+                got = {(await anext(messages)).body for _ in range(3)}
+        assert got == {b"5 eu", b"7 eu", b"tagged"}
+        with pytest.raises(gantrymq.InvalidName, match="Sql expression"):
+            async with client.consumer(topic, f"g2-{topic}", tags=gantrymq.Sql("price >")):
+                pytest.fail("no expression")

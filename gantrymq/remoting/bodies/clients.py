@@ -15,6 +15,9 @@ from gantrymq.remoting.fastjson_types import NAMES, enum_name
 from gantrymq.remoting.headers.header import Int32, Int64
 from gantrymq.remoting.properties import java_hash
 
+SQL92: Final = "SQL92"
+"""The expression type of subscriptions that are no tags."""
+
 
 class SubscriptionData(Body):
     """A group's subscription to a topic. The larger ``sub_version`` (ms) is the newer of two."""
@@ -40,6 +43,11 @@ class SubscriptionData(Body):
             raise ValueError(f"no tag in the subscription {expression!r}")
         codes = {java_hash(tag) for tag in tags}
         return cls(topic=topic, sub_string=expression, tags_set=tags, code_set=codes, sub_version=version)
+
+    @classmethod
+    def for_sql(cls, topic: str, expression: str, version: int = 0) -> SubscriptionData:
+        """A subscription by an SQL92 expression over properties; the broker evaluates it."""
+        return cls(topic=topic, sub_string=expression, sub_version=version, expression_type=SQL92)
 
 
 CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")

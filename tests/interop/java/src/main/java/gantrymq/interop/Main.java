@@ -72,6 +72,9 @@ public final class Main {
             case "stage":
                 Stage.run(options);
                 break;
+            case "allocate":
+                Allocate.run();
+                break;
             case "sql":
                 Sql.run();
                 break;

@@ -1,0 +1,96 @@
+"""Give out the messages of a queue in their order, the next ones only when those before are settled. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from gantrymq.message import DeliveredRecord
+
+R = TypeVar("R", bound=DeliveredRecord)
+
+
+class Lane(Generic[R]):
+    """The messages of one queue that were fetched and not settled.
+
+    ``offer`` is called with the lane when :meth:`take` has something; ``is_held`` tells whether the queue is this
+    member's still; ``drained`` is called when nothing is in work any more after :meth:`close`.
+    """
+
+    def __init__(self, offer: Callable[[Lane[R]], None], is_held: Callable[[], bool]) -> None:
+        self._offer = offer
+        self._is_held = is_held
+        self._waiting: deque[R] = deque()
+        self._in_work: dict[int, R] = {}
+        self._offered = False
+        self._suspended = False
+        self._closed = False
+        self.drained: Callable[[], None] | None = None
+
+    @property
+    def in_work(self) -> int:
+        """Messages that the application has and has not settled."""
+        return len(self._in_work)
+
+    def add(self, records: Sequence[R]) -> None:
+        """More messages, behind those that wait."""
+        if not self._closed:
+            self._waiting.extend(records)
+            self._announce()
+
+    def take(self, most: int) -> list[R]:
+        """Up to ``most`` messages, which are in work from now on; none while others of the queue are."""
+        self._offered = False
+        if self._in_work or self._suspended or self._closed or not self._is_held():
+            return []
+        taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        self._in_work = {record.queue_offset: record for record in taken}
+        return taken
+
+    def has(self, record: R) -> bool:
+        """Whether exactly this message is in work: an earlier copy, given back meanwhile, is not."""
+        return self._in_work.get(record.queue_offset) is record
+
+    def settle(self, offset: int) -> bool:
+        """The message at ``offset`` is done; False where it is not in work."""
+        if self._in_work.pop(offset, None) is None:
+            return False
+        self._settled()
+        return True
+
+    def put_back(self, offset: int) -> bool:
+        """The message at ``offset`` comes again, and those behind it that are in work too, after :meth:`resume`.
+
+        False where it is not in work.
+        """
+        if offset not in self._in_work:
+            return False
+        again = [self._in_work.pop(each) for each in sorted(self._in_work) if each >= offset]
+        if not self._closed:
+            self._waiting.extendleft(reversed(again))
+            self._suspended = True
+        self._settled()
+        return True
+
+    def resume(self) -> None:
+        """Go on after :meth:`put_back`."""
+        self._suspended = False
+        self._announce()
+
+    def close(self) -> None:
+        """Give out nothing more; what is in work may be settled."""
+        self._closed = True
+        self._waiting.clear()
+
+    def _settled(self) -> None:
+        if self._in_work:
+            return
+        self._announce()
+        if self._closed and self.drained is not None:
+            self.drained()
+
+    def _announce(self) -> None:
+        if self._waiting and not (self._in_work or self._suspended or self._offered or self._closed):
+            self._offered = True
+            self._offer(self)

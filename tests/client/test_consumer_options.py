@@ -1,0 +1,255 @@
+"""What a consumer may be told: what it wants, how much at once, for how long, and who shares the queues out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import MessageQueue, Sql
+from gantrymq.client.allocation import ConsistentHash, FixedQueues, MachineRooms, NearestRoom, allocate, circle
+from gantrymq.remoting.bodies.clients import CheckClientConfig, HeartbeatData
+from gantrymq.remoting.command import Command
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+
+
+def queue(number: int, broker: str = "broker-a") -> MessageQueue:
+    return MessageQueue(topic="T", broker_name=broker, queue_id=number)
+
+
+async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int) -> list[gantrymq.ReceivedMessage]:
+    with anyio.fail_after(20):
+        return [await anext(messages) for _ in range(count)]
+
+
+async def test_an_sql_expression_goes_to_the_broker_as_it_is(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x", "TAGS\x01b")
+        async with client.consumer({"T": Sql("n > 3"), "U": "a"}, "g", start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+            await cluster.broker.wait_for(11, 2)
+        (asked,) = cluster.broker.seen(46)
+        heartbeat = HeartbeatData.from_bytes(cluster.broker.seen(34)[0].body).consumer_data_set[0]
+        kinds = {pull.ext["topic"]: pull.ext["expressionType"] for pull in cluster.broker.seen(11)}
+    assert kinds == {"T": "SQL92", "U": "TAG"}
+    wanted = {each.topic: each for each in heartbeat.subscription_data_set}
+    assert (wanted["T"].sub_string, wanted["T"].expression_type, wanted["T"].tags_set) == ("n > 3", "SQL92", set())
+    assert (wanted["U"].expression_type, wanted["%RETRY%g"].expression_type) == ("TAG", "TAG")
+    question = CheckClientConfig.from_bytes(asked.body)
+    assert question.group == "g"
+    assert question.subscription_data == wanted["T"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(23, gantrymq.InvalidName), (1, gantrymq.BrokerError), (3, None), (0, None)]
+)
+async def test_an_expression_that_the_broker_refuses_is_told_at_once(
+    fake_cluster: Cluster, code: int, error: type[Exception] | None
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[46] = lambda request: request.answer(code, "parse error in line 1")
+        if error is None:
+            async with client.consumer("T", "g", tags=Sql("n >")):
+                pass
+            return
+        with pytest.raises(error, match="parse error in line 1"):
+            async with client.consumer("T", "g", tags=Sql("n >")):
+                pytest.fail("refused")
+        assert not cluster.broker.seen(11)
+
+
+@pytest.mark.parametrize("code", [27, 28])
+async def test_a_broker_that_lost_the_expression_is_told_again(
+    fake_cluster: Cluster, no_pause: None, code: int
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+
+        def refuse(request: Command) -> Command:
+            del cluster.broker.answers[11]
+            return request.answer(code, "the consumer's subscription not latest")
+
+        cluster.broker.answers[11] = refuse
+        async with client.consumer("T", "g", tags=Sql("n > 3"), start="first") as messages:
+            assert (await take(messages, 1))[0].body == b"x"
+        codes = [request.code for request in cluster.broker.requests]
+        assert 34 in codes[codes.index(11) :]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"tags": Sql("  ")}, "Sql expression of topic T is empty"),
+        ({"tags": 5}, "tags of topic T are a str"),
+        ({"max_retries": -1}, "max_retries -1"),
+        ({"pull_batch": 0}, "pull_batch 0 is no number from 1 to 1024"),
+        ({"pull_batch": 1025}, "pull_batch 1025"),
+        ({"prefetch": 65_536}, "prefetch 65536 is no number from 1 to 65535"),
+        ({"prefetch": True}, "prefetch True"),
+        ({"consume_timeout": 0}, "consume_timeout 0"),
+        ({"consume_timeout": timedelta(seconds=-1)}, "consume_timeout -1.0"),
+        ({"consume_timeout": 1.0, "ordered": True}, "not with ordered"),
+        ({"allocation": "nearest"}, "none of average, circle, consistent_hash"),
+        ({"offsets_file": "x"}, "offsets_file is for broadcast=True"),
+    ],
+)
+async def test_an_option_that_cannot_be_is_refused_before_the_network(
+    fake_cluster: Cluster, arguments: dict[str, Any], match: str
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(ValueError, match=match):
+            async with client.consumer("T", "g", **arguments):
+                pytest.fail("refused")
+        assert not cluster.nameserver.requests
+
+
+async def test_batch_and_prefetch_bound_what_is_fetched(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(100):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", pull_batch=7, prefetch=20) as messages:
+            got = await take(messages, 21)
+            with anyio.move_on_after(0.05) as scope:
+                await anext(messages)
+            assert scope.cancelled_caught
+            assert messages.statistics().outstanding == 21
+            assert {pull.ext["maxMsgNums"] for pull in cluster.broker.seen(11)} == {"7"}
+            for message in got:
+                await message.ack()
+            assert (await take(messages, 1))[0].body == b"21"
+
+
+async def test_max_retries_goes_with_what_is_given_back(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        for number in range(2):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", max_retries=3) as messages:
+            await (await take(messages, 1))[0].retry()
+        async with client.consumer("T", "g") as messages:
+            await (await take(messages, 1))[0].retry()
+        first, second = cluster.broker.seen(36)
+        assert first.ext["maxReconsumeTimes"] == "3"
+        assert "maxReconsumeTimes" not in second.ext, "then the group's configuration counts"
+
+
+async def test_a_message_in_work_for_too_long_is_given_back(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        timeout = timedelta(seconds=0.2)
+        async with client.consumer("T", "g", start="first", consume_timeout=timeout) as messages:
+            done, late = await take(messages, 2)
+            await done.ack()
+            (back,) = await cluster.broker.wait_for(36)
+            assert (back.ext["offset"], back.ext["delayLevel"]) == (str(late.commit_log_offset), "3")
+            with anyio.fail_after(20):
+                while messages.statistics().outstanding != 1:  # noqa: ASYNC110 - the one that nobody has taken yet
+                    await anyio.sleep(0.01)
+            await late.ack()
+            assert messages.statistics().acknowledged == 2
+        assert cluster.broker.offsets["g", "T", 0] == 2
+        assert len(cluster.broker.seen(36)) == 1
+
+
+@pytest.mark.parametrize("kind", ["functions", "coroutines"])
+async def test_callbacks_are_told_of_queues_and_what_they_acknowledge_counts(fake_cluster: Cluster, kind: str) -> None:
+    told: list[tuple[str, list[int]]] = []
+    held: list[gantrymq.ReceivedMessage] = []
+
+    def assigned(queues: Sequence[MessageQueue]) -> None:
+        told.append(("assigned", [each.queue_id for each in queues]))
+
+    async def assigned_later(queues: Sequence[MessageQueue]) -> None:
+        assigned(queues)
+
+    async def revoked(queues: Sequence[MessageQueue]) -> None:
+        told.append(("revoked", [each.queue_id for each in queues]))
+        for message in held:
+            if message.queue in queues:
+                await message.ack()
+
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(2):
+            cluster.broker.store("T", number, b"x")
+        first = assigned if kind == "functions" else assigned_later
+        async with client.consumer("T", "g", start="first", on_assigned=first, on_revoked=revoked) as messages:
+            assert told == [("assigned", [0, 1])]
+            held += await take(messages, 2)
+            cluster.broker.groups["g"].append("0-another-member")  # sorts first, so it gets queue 0
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while ("g", "T", 0) not in cluster.broker.offsets:
+                    await cluster.broker.changed.wait()
+            assert told[1:] == [("revoked", [0])]
+            assert cluster.broker.offsets["g", "T", 0] == 1
+        assert told[2:] == [("revoked", [1])]
+        assert cluster.broker.offsets["g", "T", 1] == 1
+
+
+async def test_an_error_of_a_callback_is_logged_and_costs_nothing(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(queues: Sequence[MessageQueue]) -> None:
+        raise ZeroDivisionError
+
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        async with client.consumer("T", "g", start="first", on_assigned=fail, on_revoked=fail) as messages:
+            await (await take(messages, 1))[0].ack()
+        assert cluster.broker.offsets["g", "T", 0] == 1
+    assert [record.getMessage() for record in caplog.records if "rebalance_callback_failed" in record.getMessage()]
+
+
+async def test_the_chosen_strategy_shares_the_queues_out(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=4) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.groups["g"] = ["zzz"]
+        async with client.consumer("T", "g", allocation="circle") as messages:
+            assert [each.queue_id for each in messages.queues] == [0, 2]
+        async with client.consumer("T", "g", allocation=FixedQueues([queue(3)])) as messages:
+            assert messages.queues == [queue(3)]
+
+
+def test_strategies_as_rocketmq_has_them() -> None:
+    queues = [queue(number, broker) for broker in ("hz@a", "sh@b") for number in range(3)]
+    members = ["hz-1", "hz-2", "sh-1"]
+    for strategy in (circle, ConsistentHash(), ConsistentHash(1), NearestRoom(
+        lambda each: each.broker_name[:2], lambda member: member[:2]
+    )):  # fmt: skip
+        shares = [allocate(queues, members, member, strategy) for member in members]
+        assert sorted(itertools.chain.from_iterable(shares)) == queues, strategy
+        assert allocate(queues, members, "stranger", strategy) == []
+    assert allocate(queues, members, "hz-2", circle) == [queues[1], queues[4]]
+    assert allocate(queues, members, "hz-1", MachineRooms(["sh"])) == [queue(0, "sh@b")]
+    nearest = NearestRoom(lambda each: each.broker_name[:2], lambda member: member[:2])
+    assert allocate(queues, members, "sh-1", nearest) == queues[3:]
+    assert allocate(queues, ["hz-1"], "hz-1", nearest) == queues
+    with pytest.raises(ValueError, match="no room"):
+        allocate(queues, members, "hz-1", NearestRoom(lambda _: "", lambda member: member))
+    with pytest.raises(ValueError, match="virtual node"):
+        ConsistentHash(0)
+
+
+def test_the_same_options_without_async(fake_in_thread: Any) -> None:
+    told: list[int] = []
+    fake_in_thread.broker.store("T", 1, b"x")
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer(
+            {"T": Sql("n > 3")}, "g", start="first", allocation=FixedQueues([queue(1)]), pull_batch=3,
+            on_assigned=lambda queues: told.append(len(queues)),
+        ) as messages,
+    ):  # fmt: skip
+        assert next(messages).body == b"x"
+    assert told == [1]
+    assert {pull.ext["maxMsgNums"] for pull in fake_in_thread.broker.seen(11)} == {"3"}
