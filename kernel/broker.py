@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from gantrymq.kernel.acks import Acks, FlushStrategy
+from gantrymq.kernel.authorization import authorized
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.config.declarations import PluginsSection
 from gantrymq.kernel.config.sections import Config
@@ -273,6 +274,7 @@ class Broker:
         self.requests = RequestTable(
             self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
         )
+        self._take_requests = authorized(self.manager, self.requests.handle, self.env.monotonic)
         self.sweep.has_waiting = self.requests.has_waiting
         self.sweep.readers = Readers(self.requests.readers)
         tasks = self._registered("register_tasks", lambda task: isinstance(task, BackgroundTask))
@@ -335,7 +337,7 @@ class Broker:
     # ---------------------------------------------------------------------------------------------------- pieces
 
     def _handle(self, requests: list[Any]) -> None:
-        self.requests.handle(requests)
+        self._take_requests(requests)
 
     def _spawn(self, function: Any, request: Any) -> None:
         self._handlers.start_soon(function, request)

@@ -11,7 +11,7 @@ broker: a refusal is a value, an exception is a bug.
 
 The write path, whole::
 
-    sockets -> frames -> processor -> before_append -> commit log (offsets, one pwrite)
+    sockets -> frames -> authorize -> processor -> before_append -> commit log (offsets, one pwrite)
             -> gates (durable? replicated?) -> done -> replies
             -> committed prefix -> consume queues -> dispatch
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.filters import FilterCompiler
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch
-    from gantrymq.kernel.processors import Processor
+    from gantrymq.kernel.processors import Processor, RequestBatch
     from gantrymq.kernel.store.log.commitlog import CommitLog
     from gantrymq.kernel.tasks import BackgroundTask
 
@@ -191,6 +191,19 @@ def connections_changed(batch: ConnectionsBatch) -> None:
     When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more answers.
     May: only observe. Errors: are logged; who failed ten times is not called again, unless it is essential.
     First user: clients.
+    """
+
+
+@hookspec
+def authorize(batch: RequestBatch) -> None:
+    """Requests of any code, before a processor sees one of them.
+
+    When: sweep, also for hot requests. Batch: ``requests`` of all connections, each with ``connection``, ``code``,
+    ``topic``, ``ext`` (the header's fields, a signature among them) and ``body``. May: ``batch.refuse(row, code,
+    remark)``; set ``connection.identity``. Order: tryfirst asks who it is, the middle what they may do. Rows that
+    others refused are left out of ``batch.live``.
+    Errors: the plugin is asked again about each request alone; one at which it raises is refused, and logged
+    (``authorization_failed``). First user: signed.
     """
 
 

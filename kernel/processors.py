@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from gantrymq.remoting.codes import ONEWAY_FLAG
+from gantrymq.remoting.codes import ONEWAY_FLAG, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import H, read_header
+from gantrymq.remoting.headers.send import topic_in
 
 if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
@@ -46,6 +47,24 @@ class Request:
         """The typed header; ``RemoteFault`` as :func:`read_header`."""
         return read_header(kind, self.command.ext)
 
+    @property
+    def ext(self) -> Mapping[str, str]:
+        """The header's fields as they travel, ``AccessKey`` and ``Signature`` of a signed request among them.
+
+        Of hot requests they are read anew with each access, without a ``Command``: keep what you look at twice.
+        """
+        return self.command.ext or {}
+
+    @property
+    def body(self) -> bytes:
+        """What stands behind the header."""
+        return self.command.body
+
+    @property
+    def topic(self) -> str | None:
+        """The topic that the header names, the same that its processor reads; None where it names none."""
+        return topic_in(self.code, self.ext)
+
     def forget(self) -> None:
         """Keep only what an answer needs: header fields and body go."""
         self.command.ext, self.command.body = None, b""
@@ -58,6 +77,35 @@ class Request:
         if not (self.answered or command.flag & ONEWAY_FLAG):
             self.answered = True
             self.connection.send(command.answer(code, remark, ext, body))
+
+
+@attrs.define
+class RequestBatch:
+    """The requests of one sweep, of all its connections, before a processor has seen one of them."""
+
+    requests: list[Request]
+    refusals: dict[int, tuple[int, str]] = attrs.field(factory=dict, init=False)
+    """By row: code and remark."""
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def refuse(self, row: int, code: int, remark: str) -> None:
+        """Answer ``row`` with ``code`` and ``remark`` in place of its processor. The first refusal stands.
+
+        :class:`ValueError` for code 0, which says success; :class:`IndexError` for a row that there is not.
+        """
+        if code == ResponseCode.SUCCESS:
+            raise ValueError("a request cannot be refused with code 0, which says success")
+        if not 0 <= row < len(self.requests):
+            raise IndexError(f"there is no row {row}, the batch has {len(self.requests)}")
+        self.refusals.setdefault(row, (int(code), str(remark)))
+
+    @property
+    def live(self) -> range | list[int]:
+        """The row numbers that nobody refused, in order."""
+        rows = range(len(self.requests))
+        return [row for row in rows if row not in self.refusals] if self.refusals else rows
 
 
 class BatchProcessor(Protocol):

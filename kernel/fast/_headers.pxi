@@ -237,6 +237,23 @@ cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
     return to - start
 
 
+cdef object text_in(Text* text):
+    """The text as ``str``; None where only the plain decoder can tell."""
+    cdef Py_ssize_t size = text.size
+    cdef const uint8_t* at = text.at
+    cdef bytes plain
+    if text.escaped:
+        plain = PyBytes_FromStringAndSize(NULL, size)
+        at = <const uint8_t*>PyBytes_AS_STRING(plain)
+        size = unescape(text, <uint8_t*>at)
+        if size < 0:
+            return None
+    try:
+        return PyUnicode_DecodeUTF8(<const char*>at, size, NULL)
+    except UnicodeDecodeError:
+        return None
+
+
 cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL:
     """The text as UTF-8, in what was received or the block's own room; NULL where only the plain decoder can tell."""
     cdef const uint8_t* at = text.at

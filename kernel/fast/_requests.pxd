@@ -54,7 +54,7 @@ cdef class HotRequest:
     cdef int kind
     cdef Block block
     cdef const uint8_t* head
-    cdef const uint8_t* body
+    cdef const uint8_t* payload
     cdef Py_ssize_t header_size
     cdef Py_ssize_t body_size
     cdef object _command

@@ -34,6 +34,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import Frame
 from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.send import topic_in
 from gantrymq.remoting.lenient_header import EFFORT
 from gantrymq.remoting.properties import find_property, replace_properties
 
@@ -106,7 +107,7 @@ cdef class HotRequest:
         cdef Block block = Block.__new__(Block)
         block.data = PyBytes_FromStringAndSize(<const char*>self.head, self.header_size + self.body_size)
         self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
-        self.body = self.head + self.header_size
+        self.payload = self.head + self.header_size
         self.block = block
         return 0
 
@@ -117,7 +118,7 @@ cdef class HotRequest:
             self._command = decode(Frame(
                 self.kind,
                 PyBytes_FromStringAndSize(<const char*>self.head, self.header_size),
-                PyBytes_FromStringAndSize(<const char*>self.body, self.body_size),
+                PyBytes_FromStringAndSize(<const char*>self.payload, self.body_size),
             ))
         return self._command
 
@@ -131,6 +132,30 @@ cdef class HotRequest:
         """See :attr:`gantrymq.kernel.processors.Request.size`."""
         return self.header_size + self.body_size
 
+    @property
+    def ext(self):
+        """See :attr:`gantrymq.kernel.processors.Request.ext`."""
+        cdef Field fields[FIELDS_MAX]
+        cdef int number, count = self.read_fields(fields) if self._command is None and self.header_size else -1
+        cdef dict ext = {}
+        for number in range(count):
+            value = text_in(&fields[number].value)
+            if value is None:
+                count = -1
+                break
+            ext[name_of(&fields[number].name)] = value
+        return ext if count >= 0 else self.command.ext or {}
+
+    @property
+    def body(self):
+        """See :attr:`gantrymq.kernel.processors.Request.body`."""
+        return PyBytes_FromStringAndSize(<const char*>self.payload, self.body_size)
+
+    @property
+    def topic(self):
+        """See :attr:`gantrymq.kernel.processors.Request.topic`."""
+        return topic_in(self.code, self.ext)
+
     def header(self, kind):
         """See :meth:`gantrymq.kernel.processors.Request.header`."""
         if self.kind == 0 and self.header_size:
@@ -143,7 +168,7 @@ cdef class HotRequest:
     def forget(self):
         """See :meth:`gantrymq.kernel.processors.Request.forget`."""
         self.block = None
-        self.head = self.body = b""
+        self.head = self.payload = b""
         self.header_size = self.body_size = 0
         self._command = Command(self.code, None, b"", self.opaque, self.flag, kind=self.kind)
 
@@ -290,7 +315,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             request.block = block
             request.head = data + position + 8
             request.header_size = header_size
-            request.body = request.head + header_size
+            request.payload = request.head + header_size
             request.body_size = length - 4 - header_size
             requests.append(request)
             if request.keeps_frame:

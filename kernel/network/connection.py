@@ -59,9 +59,9 @@ class Connection:
     """
 
     __slots__ = (
-        "_asked", "_opaque", "_owner", "active_at", "closed", "host", "id", "inbound", "is_paused", "largest_answer",
-        "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site", "sock",
-        "wants_write",
+        "_asked", "_opaque", "_owner", "active_at", "closed", "host", "id", "identity", "inbound", "is_paused",
+        "largest_answer", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left", "silent_since", "site",
+        "sock", "wants_write",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
@@ -87,6 +87,8 @@ class Connection:
         self.is_paused = False
         self.peer_left = False
         """Whether the peer ended the connection while it was not read: it takes no more answers."""
+        self.identity: object = None
+        """Who the peer is, as a plugin found out (``authorize``); None while nobody said."""
         self._asked: dict[int, _Asked] = {}
         self._opaque = 0
 

@@ -39,7 +39,7 @@ cdef class PullRequest(HotRequest):
     """PULL_MESSAGE or LITE_PULL_MESSAGE."""
 
     cdef object group
-    cdef object topic
+    cdef readonly object topic
     cdef object subscription
     cdef object expression_type
     cdef bint has_max_bytes

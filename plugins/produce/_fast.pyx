@@ -42,7 +42,7 @@ cdef int64_t BATCH_FACTOR = BATCH_STORED_FACTOR
 cdef class SendRequest(HotRequest):
     """SEND_MESSAGE, SEND_MESSAGE_V2 or SEND_BATCH_MESSAGE."""
 
-    cdef object topic
+    cdef readonly object topic
     cdef const uint8_t* properties
     cdef Py_ssize_t properties_size
     cdef int queue_id
@@ -65,7 +65,7 @@ cdef class SendRequest(HotRequest):
         block.data = two_texts(self.head, frame, self.properties, self.properties_size)
         self.properties = <const uint8_t*>PyBytes_AS_STRING(block.data) + frame
         self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
-        self.body = self.head + self.header_size
+        self.payload = self.head + self.header_size
         self.block = block
         return 0
 
@@ -319,7 +319,7 @@ cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes suffix)
     some.senders[some.senders_count - 1].queue_id = send.queue_id
     row = some.new_row()
     set_row(some, row, send, terms, some.groups.find(terms.topic, send.queue_id), wait)
-    row.body = send.body
+    row.body = send.payload
     row.body_size = <int32_t>send.body_size
     row.flag = send.message_flag
     set_properties(row, own, size, size > 0, suffix)
@@ -338,7 +338,7 @@ cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, b
 cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix, int64_t room) except -1:
     """Add the rows of a batch; False when the fallback must look at it. ``room``: for all of it as it is stored."""
     cdef bytes common = common_properties(send, suffix)
-    cdef const uint8_t* at = send.body
+    cdef const uint8_t* at = send.payload
     cdef Py_ssize_t length, body_size, own_size
     cdef Py_ssize_t count = count_messages(at, send.body_size, PyBytes_GET_SIZE(common) - 1, room)
     cdef bint wait = not has_word(send.properties, send.properties_size, b"WAIT\x01false", 10)

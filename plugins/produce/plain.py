@@ -127,6 +127,16 @@ class SendRequest(msgspec.Struct, gc=False, eq=False):
         """See :attr:`gantrymq.kernel.processors.Request.size`."""
         return len(self.head) + len(self.body)
 
+    @property
+    def ext(self) -> Mapping[str, str]:
+        """See :attr:`gantrymq.kernel.processors.Request.ext`."""
+        return self.command.ext or {}
+
+    @property
+    def topic(self) -> str | None:
+        """See :attr:`gantrymq.kernel.processors.Request.topic`."""
+        return self.fields.b
+
     def header(self, kind: type[H]) -> H:
         """See :meth:`gantrymq.kernel.processors.Request.header`."""
         return read_header(kind, self.command.ext)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gantrymq.kernel import hookspecs
 from gantrymq.kernel.loading import load_plugins
-from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.plugins import DEFAULT_PLUGINS, OPTIONAL_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "hooks.md"
@@ -19,6 +20,33 @@ HOOKS = {
     for name, function in vars(hookspecs).items()
     if inspect.isfunction(function) and hasattr(function, f"{hookspecs.PROJECT}_spec")
 }
+
+
+EXAMPLES = sorted((ROOT / "examples" / "plugins").glob("*/gantrymq_*.py"))
+
+
+def users_of(name: str) -> list[str]:
+    """The plugins that implement the hook: those of the package in call order, then the examples."""
+    users = [info.name for info in load_plugins(DEFAULT_PLUGINS + OPTIONAL_PLUGINS).plugins if name in info.hooks]
+    return users + [path.parent.name for path in EXAMPLES if implements(path, name)]
+
+
+def implements(path: Path, name: str) -> bool:
+    """Whether the example has a method of that name with the hooks' marker."""
+    return any(
+        isinstance(node, ast.FunctionDef)
+        and node.name == name
+        and any(ast.unparse(each).startswith("hookimpl") for each in node.decorator_list)
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_the_page_names_exactly_who_uses_a_hook(name: str) -> None:
+    section = re.split(r"^#+ ", PAGE.read_text().partition(f"## `{name}(")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    told = re.search(r"^Used by: ([^.]+)\.", section, re.MULTILINE)
+    assert told, f"{name}: the page does not say who uses it"
+    assert " ".join(told[1].split()) == ", ".join(users_of(name))
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -34,8 +62,8 @@ def test_the_page_documents_no_hook_that_does_not_exist() -> None:
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_each_hook_is_used_by_a_shipped_plugin_and_its_docstring_names_one(name: str) -> None:
-    users = [info.name for info in load_plugins(DEFAULT_PLUGINS).plugins if name in info.hooks]
-    assert users, f"no shipped plugin uses {name}"
+    users = users_of(name)
+    assert users, f"no shipped plugin and no example uses {name}"
     first = re.search(r"First user: (\w+)\.", HOOKS[name].__doc__ or "")
     assert first, f"{name}: docstring names no first user"
     assert first[1] == "all" or first[1] in users, f"{name}: {first[1]} does not implement it, {users} do"

@@ -6,6 +6,8 @@ Source: RocketMQ 4.9.7 ``SendMessageRequestHeader``, ``SendMessageResponseHeader
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.headers.header import Header, Int32, Int64, read_header
 
@@ -16,6 +18,7 @@ SEND_LETTERS = {
 }  # fmt: skip
 """The one-letter names of 310, 320 and 325 for the long names of 10 and 324; all of them carry the same fields."""
 _LONG_NAMES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE})
+_LETTERS = frozenset({RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
 
 
 class SendMessageHeader(
@@ -50,6 +53,14 @@ def read_send_header(code: int, ext: dict[str, str] | None) -> SendMessageHeader
     if code in _LONG_NAMES and ext:
         ext = {SEND_LETTERS.get(name, name): value for name, value in ext.items()}
     return read_header(SendMessageHeader, ext)
+
+
+def topic_in(code: int, ext: Mapping[str, str]) -> str | None:
+    """The topic that the header of a request names, read as its processor reads it; None where it names none."""
+    if code in _LONG_NAMES:
+        names = [name for name in ext if SEND_LETTERS.get(name, name) == SEND_LETTERS["topic"]]
+        return ext[names[-1]] if names else None
+    return ext.get(SEND_LETTERS["topic"] if code in _LETTERS else "topic")
 
 
 class SendMessageResponse(Header, kw_only=True):

@@ -1,0 +1,87 @@
+"""What the plugins allow: the hook ``authorize`` before any processor sees a request.
+
+What cannot be decided is not allowed: a plugin that raises refuses, whatever its policy for errors is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.manager import PluginInfo, PluginManager
+from gantrymq.kernel.processors import Request, RequestBatch
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.remoting.codes import ResponseCode
+
+log = structlog.get_logger("gantrymq.requests")
+
+HOOK = "authorize"
+Take = Callable[[list[Request]], None]
+
+
+def authorized(manager: PluginManager, take: Take, clock: Callable[[], float]) -> Take:
+    """``take`` itself where no plugin has the hook, else what asks the plugins first."""
+    found = manager.implementations(HOOK)
+    for info, implementation in found:
+        if implementation.wrapper or implementation.hookwrapper or implementation.argnames != ("batch",):
+            raise StartError(f"plugin {info.name!r}: {HOOK} cannot wrap others; it must be {HOOK}(self, batch)")
+    if not found:
+        return take
+    asked = [(info, implementation.function) for info, implementation in found]
+    return Authorization(manager, asked, take, RareWarnings(clock))
+
+
+class Authorization:
+    """Asks the plugins about the requests of a sweep, answers those that were refused, and hands over the others."""
+
+    def __init__(
+        self,
+        manager: PluginManager,
+        plugins: list[tuple[PluginInfo, Callable[[RequestBatch], Any]]],
+        take: Take,
+        warnings: RareWarnings,
+    ) -> None:
+        self._manager = manager
+        self._plugins = plugins
+        self._take = take
+        self._warnings = warnings
+
+    def __call__(self, requests: list[Request]) -> None:
+        """Without requests too: those that wait for their turn were allowed before."""
+        if requests:
+            batch = RequestBatch(requests)
+            for info, function in self._plugins:
+                self._ask(info, function, batch)
+            if batch.refusals:
+                for row, (code, remark) in batch.refusals.items():
+                    requests[row].answer(code, remark)
+                requests = [requests[row] for row in batch.live]
+        self._take(requests)
+
+    def _ask(self, info: PluginInfo, function: Callable[[RequestBatch], Any], batch: RequestBatch) -> None:
+        try:
+            function(batch)
+        except (LogPoisoned, PluginError, MemoryError):
+            raise
+        except Exception as error:
+            if len(batch) > 1:
+                self._ask_singly(info, function, batch)
+                return
+            self._note(info, error)
+            batch.refuse(0, ResponseCode.SYSTEM_ERROR, f"the plugin {info.name!r} failed to authorize the request")
+
+    def _ask_singly(self, info: PluginInfo, function: Callable[[RequestBatch], Any], batch: RequestBatch) -> None:
+        """It raised: only the requests at which it does so alone are refused, not those of other peers."""
+        for row in batch.live:
+            single = RequestBatch([batch.requests[row]])
+            self._ask(info, function, single)
+            for code, remark in single.refusals.values():
+                batch.refuse(row, code, remark)
+
+    def _note(self, info: PluginInfo, error: Exception) -> None:
+        text = self._manager.describe_failure(info, HOOK, error)
+        if self._warnings.is_due(text.partition(" failed: ")[0] + type(error).__name__):
+            log.error("authorization_failed", plugin=info.name, reason=text, exc_info=error)
