@@ -1,4 +1,4 @@
-"""``gantrymq bench``: how fast a cluster is, ours or any other that speaks RocketMQ's protocol."""
+"""``gantrymq bench``: measure a cluster of GantryMQ, or any other that speaks RocketMQ's protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 BUSY = 0.9
-"""From so much of a core on, the generator itself may be the limit."""
+"""Above this share of a core, the generator itself may be the limit."""
 INTERRUPTED = 130
 SEND_NAMES = {"send": "sent", "pull": "pulled", "follow": "received"}
 
@@ -60,27 +60,40 @@ def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
     options = (
         click.option("--topic", default="gantrymq-bench", show_default=True, metavar="TOPIC"),
         nameserver_option,
-        click.option("--queues", type=click.IntRange(1, 1024), help="Give the topic so many queues on each broker."),
+        click.option(
+            "--queues", type=click.IntRange(1, 1024), help="Set the number of the topic's queues on each broker."
+        ),
         click.option("--connections", type=count, default=connections, show_default=True),
         click.option(
-            "--in-flight", type=click.IntRange(1, 65_536), default=in_flight, show_default=True, help="Of a connection."
+            "--in-flight",
+            type=click.IntRange(1, 65_536),
+            default=in_flight,
+            show_default=True,
+            help="Requests in flight on each connection.",
         ),
         click.option(
-            "--size", type=click.IntRange(1, 4_000_000), default=100, show_default=True, help="Bytes of a body."
+            "--size", type=click.IntRange(1, 4_000_000), default=100, show_default=True, help="Bytes of each body."
         ),
         click.option(
-            "--batch", type=click.IntRange(1, 1024), default=batch, show_default=True, help="Messages a request."
+            "--batch", type=click.IntRange(1, 1024), default=batch, show_default=True, help="Messages in each request."
         ),
-        click.option("--count", type=count, default=None, help="Measure so many messages instead of a time."),
-        click.option("--seconds", type=positive, default=5.0, show_default=True, help="Measure for so long."),
+        click.option("--count", type=count, default=None, help="Measure this many messages instead of a time."),
+        click.option("--seconds", type=positive, default=5.0, show_default=True, help="Seconds to measure."),
         click.option(
-            "--warm-up", type=click.FloatRange(min=0), help="Seconds before it counts; 1, with --count 0.", metavar="S"
+            "--warm-up",
+            type=click.FloatRange(min=0),
+            help="Seconds before the measurement; default 1, with --count 0.",
+            metavar="S",
         ),
         click.option(
-            "--timeout", type=positive, default=10.0, show_default=True, help="A broker silent for so long has died."
+            "--timeout",
+            type=positive,
+            default=10.0,
+            show_default=True,
+            help="Seconds without a response after which the run ends.",
         ),
-        click.option("--processes", type=count, help="Of the load generator; half of the cores."),
-        click.option("--json", "as_json", is_flag=True, help="One object."),
+        click.option("--processes", type=count, help="Processes of the load generator; default half of the cores."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     )
 
     def decorate(function: F) -> F:
@@ -95,7 +108,7 @@ def _options(connections: int, in_flight: int, batch: int) -> Callable[[F], F]:
 def bench() -> None:
     """Measure a cluster.
 
-    Requests are encoded beforehand and only successful answers are counted. The output includes the load generator's
+    Requests are encoded beforehand, and only successful responses are counted. The output includes the load generator's
     own CPU use. The exit code is 1 when a request failed.
     """
 
@@ -117,9 +130,9 @@ def latency(**given: Any) -> int:
 @bench.command()
 @_options(connections=4, in_flight=2, batch=32)
 def consume(**given: Any) -> int:
-    """Pull the messages of a topic, from the oldest on; at the end of a queue it starts over.
+    """Pull the messages of a topic, oldest first; at the end of a queue it starts over.
 
-    A pull in flight reads a queue of its own as long as there are queues. --size and --queues mean nothing here.
+    Each pull in flight reads a different queue while there are enough queues. --size and --queues have no effect.
     """
     from gantrymq.bench.cluster import targets_from_first
     from gantrymq.bench.plan import Load, Target
@@ -145,9 +158,9 @@ def consume(**given: Any) -> int:
 @bench.command()
 @_options(connections=1, in_flight=1, batch=1)
 def e2e(**given: Any) -> int:
-    """Send and consume at once, and measure how long messages take from the producer to the consumer.
+    """Send and consume at the same time, and measure how long messages take from producer to consumer.
 
-    A body needs 16 bytes for the time of its sending. Both sides run in one process.
+    A body needs 16 bytes for its send time. Both sides run in one process.
     """
     from gantrymq.bench.cluster import prepare_topic, targets_at_end
     from gantrymq.bench.plan import STAMP_BYTES, Load, Target
@@ -211,7 +224,7 @@ def _produce(name: str, options: Options) -> int:
 
 
 def _run(name: str, options: Options, loads: list[Load]) -> int:
-    """Run it, print what came of it; the exit code."""
+    """Run the loads and print the results; returns the exit code."""
     from gantrymq.bench.running import default_processes, run
     from gantrymq.cli.failures import warn
     from gantrymq.cli.progress import Meter

@@ -47,7 +47,7 @@ SPARK_JAVA = 17
 
 @attrs.frozen
 class Finding:
-    """One line of the doctor: what was looked at, ok, warn or fail, what was found, and what to do about it."""
+    """One line of the doctor: the subject, ok, warn or fail, the result, and the remedy."""
 
     check: str
     state: Literal["ok", "warn", "fail"]
@@ -204,7 +204,7 @@ def open_files(connections: int) -> Finding:
 
 
 def clock(data: str) -> Finding:
-    """Whether the wall clock is believable: later than this program, and than the store's newest file."""
+    """Whether the wall clock is plausible: later than this program and than the store's newest file."""
     now = time.time()
     text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     advice = "set the clock (NTP): messages carry its time, and searches by time rely on it"
@@ -294,7 +294,7 @@ def nearest(data: str) -> Path:
 
 
 def _answers(host: str, number: int) -> bool:
-    """Whether something that speaks the remoting protocol listens there."""
+    """Whether a server that speaks the remoting protocol listens there."""
     from gantrymq.remoting.command import Command, decode, encode
     from gantrymq.remoting.errors import FatalRemoteFault
     from gantrymq.remoting.frame import cut_frames

@@ -1,4 +1,4 @@
-"""``gantrymq cluster``: which brokers there are, who copies whom, how far behind; and a slave takes a lost place."""
+"""``gantrymq cluster``: show brokers, roles and replication lag; promote a slave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
 
 PROMOTED_S: Final = 30.0
-"""How long a slave may take to be back as a master, unless the user says otherwise."""
+"""How long a slave may take to be back as a master, by default."""
 PROMOTED_POLL_S: Final = 0.2
 
 
@@ -30,14 +30,14 @@ cluster.add_command(watch)
 
 
 @cluster.command()
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a broker.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per broker.")
 @nameserver_option
 def status(as_json: bool, nameserver: str) -> None:
-    """Show each broker's role and address, and how far slaves are behind their masters.
+    """Show the role, the address and the replication lag of each broker.
 
-    `offset` is where the broker's commit log ends, in bytes. `lag_seconds` is how long a slave has been behind
-    its master; RocketMQ's brokers do not report it. A broker that does not answer is `unreachable`.
-    A master that is `fenced` takes no messages: another one was promoted (`epoch`).
+    `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
+    master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`. A `fenced` master
+    refuses messages because another broker was promoted (`epoch`).
     """
     rows = with_client(nameserver, broker_rows)
     if as_json:
@@ -50,24 +50,26 @@ def status(as_json: bool, nameserver: str) -> None:
 
 @cluster.command()
 @click.argument("name")
-@click.option("--id", "number", type=click.IntRange(min=1), help="Which slave; else the one that has most.")
+@click.option(
+    "--id", "number", type=click.IntRange(min=1), help="The slave's id; default the one with the longest log."
+)
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @seconds_option(
-    "--answer-timeout", ANSWER_S, "How long each broker may take to answer. One that hangs costs this once."
+    "--answer-timeout", ANSWER_S, "How long each broker may take to respond. A hung broker costs this once."
 )
 @seconds_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
 @nameserver_option
 def promote(
     name: str, number: int | None, accept_loss: bool, answer_timeout: float, timeout: float, nameserver: str
 ) -> None:
-    """Promote a slave of the broker NAME to master, when the master is gone.
+    """Promote a slave of the broker NAME to master after its master failed.
 
-    The slave starts again as a master, in its process, and its log goes on behind what it has. Refused while the master
-    answers: stop it first. Then it may come back as a slave (broker.id above 0).
+    The slave restarts as a master within its process and continues its log. The command refuses while the master
+    responds: stop the master first. It can come back as a slave (broker.id above 0).
 
-    A new epoch begins: all slaves are told of it first and confirm nothing more to the old master, which is fenced if
-    it goes on. Refused where a slave does not answer, or where another slave has more than the one with this id.
-    Each step is reported on stderr.
+    The promotion begins a new epoch. The command first sends it to all slaves, which then acknowledge nothing more to
+    the old master; if the old master continues, it is fenced. The command refuses if a slave does not respond, or if
+    another slave has a longer log than the one with this id. It reports each step on stderr.
     """
 
     async def work(client: Client) -> str:
@@ -96,9 +98,9 @@ def _report(text: str) -> None:
 
 
 async def _wait_promoted(client: Client, name: str, address: str, answer_timeout: float, timeout: float) -> None:
-    """Returns once the nameserver returns the broker to clients as the master, and it answers.
+    """Wait until routes of the nameserver have the broker as the master, and the broker responds.
 
-    Nobody else is asked: a master that hangs would take its time once more.
+    No other broker is asked: a hung master would cost its time-out again.
     """
     import trio
 

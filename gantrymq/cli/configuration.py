@@ -15,7 +15,7 @@ from gantrymq.cli.loading import ConfigFlags, config_options, load
 def check_config(**flags: Any) -> None:
     """Check a configuration without starting anything.
 
-    Unknown sections and keys, wrong types and values out of range are all reported at once; the exit code is 2.
+    The command reports all unknown sections and keys, wrong types and values out of range at once, with exit code 2.
     """
     loaded = load(ConfigFlags(**flags))
     given = sum(row.origin != "default" for row in loaded.config.explain())
@@ -24,11 +24,11 @@ def check_config(**flags: Any) -> None:
 
 @click.command("print-config")
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a value.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per value.")
 def print_config(as_json: bool, **flags: Any) -> None:
-    """Print each value and where it came from: default, file, override, environment or flag.
+    """Print each value with its origin: default, file, override, environment or flag.
 
-    The output is TOML, so it can be kept and used as a configuration file.
+    The output is TOML and can be used as a configuration file.
     """
     import attrs
 

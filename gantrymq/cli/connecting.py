@@ -25,7 +25,7 @@ def nameserver_option(function: F) -> F:
         envvar="GANTRYMQ_NAMESERVER",
         show_envvar=True,
         metavar="HOST:PORT[;HOST:PORT]",
-        help="Nameservers of the cluster, ours or RocketMQ's.",
+        help="Nameservers of the cluster, GantryMQ's or RocketMQ's.",
     )(function)
 
 

@@ -1,4 +1,4 @@
-"""``gantrymq consume``: messages on stdout, a line each."""
+"""``gantrymq consume``: print messages to stdout, one per line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Wanted:
 
 @click.command()
 @click.option("--topic", required=True, metavar="TOPIC")
-@click.option("--group", required=True, metavar="GROUP", help="The group's members share the queues.")
+@click.option("--group", required=True, metavar="GROUP", help="The consumer group; its members share the queues.")
 @nameserver_option
 @click.option("--tags", default="*", metavar="EXPRESSION", help='Only these tags, such as "a || b".')
 @click.option(
@@ -42,16 +42,16 @@ class Wanted:
     type=click.Choice(["first", "last"]),
     default="first",
     show_default=True,
-    help="Where a group starts that has consumed nothing yet.",
+    help="Where a new group starts.",
 )
 @click.option("--max", "limit", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="End when nothing came for so long.",
+    help="End when no message arrived for this time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object a message, with its properties and its place.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 def consume(
     topic: str,
     group: str,
@@ -62,7 +62,7 @@ def consume(
     timeout: float | None,
     as_json: bool,
 ) -> None:
-    """Print the bodies of messages, a line each, and acknowledge them once they are printed.
+    """Print the bodies of messages, one per line, and acknowledge each after it is printed.
 
     Runs until Ctrl-C, --max or --timeout. The number of messages is printed to stderr.
     """
@@ -75,7 +75,7 @@ def consume(
 
 
 async def print_messages(client: Client, wanted: Wanted) -> int:
-    """Print until the limit, the silence, a signal, or until nobody reads stdout any more; returns the count."""
+    """Print until the limit, the time-out, a signal, or until stdout is closed; returns the count."""
     import trio
 
     from gantrymq.cli.signals import ending_by_signal

@@ -1,4 +1,4 @@
-"""``gantrymq delayed``: which messages wait for a time of their own, and how to take one back."""
+"""``gantrymq delayed``: list timed messages that wait, and recall them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from gantrymq.remoting.records import Record
 
 STORED_MS: Final = 3 * 86_400_000
-"""What still waits was stored since: whatever waits longer than two days is stored again on the way."""
+"""Waiting messages were stored within this time: a message that waits longer than two days is stored again in
+between."""
 BATCH: Final = 1024
 BATCH_BYTES: Final = 1_048_576
 
@@ -38,18 +39,21 @@ class Waiting:
 
 @click.group()
 def delayed() -> None:
-    """List and recall messages that wait for a time of their own (not those with a delay level)."""
+    """List and recall waiting timed messages (not messages with a delay level)."""
 
 
 @delayed.command("list")
-@click.option("--topic", metavar="TOPIC", help="Only messages for this topic.")
-@click.option("--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="The first so many.")
-@click.option("--json", "as_json", is_flag=True, help="One object a message.")
+@click.option("--topic", metavar="TOPIC", help="Show only messages for this topic.")
+@click.option(
+    "--max", "limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most messages to show."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
 @nameserver_option
 def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) -> None:
-    """List the messages that wait, the next one first, with the handle for `recall`.
+    """List the waiting messages with their handles for `recall`, the next one first.
 
-    Reads the brokers' timer topic, ours or RocketMQ's 5; that of a million waiting messages takes a while.
+    The command reads the timer topic of the brokers, GantryMQ's or RocketMQ 5's. A million waiting messages take a
+    while.
     """
 
     async def work(client: Client) -> list[Waiting]:
@@ -81,11 +85,13 @@ def list_delayed(topic: str | None, limit: int, as_json: bool, nameserver: str) 
 @delayed.command()
 @click.argument("topic")
 @click.argument("handle")
-@click.option("--group", default="gantrymq-cli", show_default=True, metavar="GROUP", help="The producer group to name.")
-@click.option("--json", "as_json", is_flag=True, help="An object with the id of the message.")
+@click.option(
+    "--group", default="gantrymq-cli", show_default=True, metavar="GROUP", help="The producer group of the request."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object with the id of the message.")
 @nameserver_option
 def recall(topic: str, handle: str, group: str, as_json: bool, nameserver: str) -> None:
-    """Take back the message of a HANDLE, which the answer to its send carried, and `list` shows.
+    """Recall the message with this HANDLE, which the response to its send had and `list` shows.
 
     The broker records the recall; it does not report whether the message was still waiting.
     """
@@ -98,7 +104,7 @@ def recall(topic: str, handle: str, group: str, as_json: bool, nameserver: str) 
 
 
 async def waiting_messages(client: Client, topic: str | None) -> list[Waiting]:
-    """What waits at the masters of the cluster, the next first; of one topic, or of all."""
+    """The waiting messages of the cluster's masters, the next one first; of one topic, or of all."""
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.names import TIMER_TOPIC
 
@@ -128,7 +134,7 @@ async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
             continue
         one = _waiting(record, broker)
         if one is not None and one.due > now:
-            # One that was put back on the way comes again: by its handle it is the same.
+            # A message that was enqueued again appears twice; its handle identifies it.
             found[one.handle or f"{record.commit_log_offset}"] = one
     return [one for one in found.values() if f"{one.topic}+{one.message_id}" not in recalled]
 
@@ -149,7 +155,7 @@ def _waiting(record: Record, broker: str) -> Waiting | None:
 
 
 async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
-    """What the timer topic holds that was stored at ``since`` (ms) or later."""
+    """The messages of the timer topic that were stored at ``since`` (ms) or later."""
     from gantrymq.client.lookup import TOOLS_GROUP
     from gantrymq.remoting.codes import RequestCode, ResponseCode
     from gantrymq.remoting.command import Command
@@ -186,7 +192,8 @@ async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
 
 
 async def recall_message(client: Client, topic: str, handle: str, group: str) -> str:
-    """Recall the message of ``handle``; returns its id. ``UsageError`` for what is no handle of the topic."""
+    """Recall the message of ``handle``; returns its id. ``UsageError`` for a handle that does not belong to the
+    topic."""
     from gantrymq.plugins.delay.handles import decode_handle
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode, ResponseCode

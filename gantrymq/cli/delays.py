@@ -1,4 +1,4 @@
-"""When messages are to arrive, as options of a command say it: after a while, at a delay level, or at a time."""
+"""The options that set when messages are delivered: after a duration, by a delay level, or at a time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ _ZONES = "such as Z or +01:00"
 
 @attrs.frozen
 class Delay:
-    """What each message gets; nothing of it when it is to arrive at once."""
+    """The delay of each message; all fields are empty for immediate delivery."""
 
     level: int = 0
     properties: dict[str, str] = attrs.field(factory=dict)
 
     @property
     def is_none(self) -> bool:
-        """Whether messages arrive at once, and so may go in batches: brokers take no batch of delayed ones."""
+        """Whether messages are delivered at once and so can be batched: brokers refuse batches of delayed messages."""
         return not self.level and not self.properties
 
 
 def read_delay(after: str | None, level: int | None, at: str | None) -> Delay:
-    """The delay that the options ``--delay``, ``--delay-level`` and ``--deliver-at`` say; at most one may be given.
+    """The delay from the options ``--delay``, ``--delay-level`` and ``--deliver-at``, of which at most one may be
+    given.
 
-    :class:`click.UsageError` for more than one, and for what is no duration or no time with a zone.
+    :class:`click.UsageError` for more than one, for an invalid duration, and for a time without a zone.
     """
     if [after, level, at].count(None) < 2:
         raise click.UsageError("give one of --delay, --delay-level and --deliver-at")

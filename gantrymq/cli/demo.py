@@ -54,8 +54,14 @@ class Row:
 
 
 @click.command()
-@click.option("--file", "path", metavar="FILE", help="Its lines are the messages; without it, a small sample.")
-@click.option("--folder", default="gantrymq-demo", show_default=True, metavar="DIR", help="Made anew each time.")
+@click.option("--file", "path", metavar="FILE", help="Send the lines of this file; default a small sample.")
+@click.option(
+    "--folder",
+    default="gantrymq-demo",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for the output; each run replaces it.",
+)
 def demo(path: str | None, folder: str) -> int:
     """Run the whole pipeline end to end and print each step; exit code 1 when a count or a body differs."""
     from gantrymq.cli.logs import configure_logs

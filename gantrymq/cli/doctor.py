@@ -1,4 +1,4 @@
-"""``gantrymq doctor``: what would keep a broker from running well on this machine, and what to do about it."""
+"""``gantrymq doctor``: find problems of this machine for a broker, and name the remedies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gantrymq.cli.serve import DEFAULT_NAMESERVER
     envvar="GANTRYMQ_NAMESERVER_LISTEN",
     show_envvar=True,
     metavar="HOST:PORT",
-    help="Where the nameserver is to listen.",
+    help="The address that the nameserver will use.",
 )
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a check.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per check.")
 def doctor(nameserver_listen: str, as_json: bool, **flags: Any) -> int:
     """Check whether this machine suits the broker that this configuration describes.
 
-    Every line is ok, warn or fail, with the remedy. The exit code is 1 when one is fail. It starts no server and leaves
-    no file.
+    Each line is ok, warn or fail, with a remedy. The exit code is 1 after a fail. The command starts no server and
+    leaves no files.
     """
     import attrs
 

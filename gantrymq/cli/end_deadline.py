@@ -1,7 +1,7 @@
-"""A server that has failed, or was told to end, ends in time, also where memory or threads were missing meanwhile.
+"""End a failed or stopping server in time, even if memory or threads were exhausted meanwhile.
 
-What was to end a wait can be lost then: a worker thread that died before it gave its result, for one. The store is
-built for an end as by kill -9, so that is how the process ends when its time is up.
+The event that ends a wait can be lost then, for example when a worker thread dies before it returns its result. The
+store recovers from kill -9, so the process ends in this way when its time is up.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import trio
 from gantrymq.cli.failures import FAILED, NO_MEMORY
 
 END_SECONDS = 15.0
-"""From a failure, or from the end of a stop's own time (``DRAIN_SECONDS``), until the process is gone."""
+"""Time from a failure, or from the end of the stop's own limit (``DRAIN_SECONDS``), until the process is ended."""
 OVERDUE = b"gantrymq: a task did not end when the process was to, so it ended as by kill -9; the next start recovers\n"
 OUT_OF_MEMORY = f"gantrymq: {NO_MEMORY}\n".encode()
 
 
 class EndDeadline:
-    """Ends the process some time after :meth:`arm`, by a thread that waits for it from the beginning."""
+    """Ends the process some time after :meth:`arm`, with a thread that exists from the start."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -38,19 +38,19 @@ class EndDeadline:
         threading.Thread(target=self._wait, name="gantrymq-end-deadline", daemon=True).start()
 
     def arm(self) -> None:
-        """Let the time run from now on, if it does not yet. Of one thread's calls only."""
+        """Start the time, unless it runs already. Only one thread may call this."""
         if self._unarmed.locked():
             self._unarmed.release()
 
     async def arm_when_cancelled(self) -> None:
-        """For a nursery: it is cancelled when a task of it has failed, before anything is waited for."""
+        """For a nursery, which is cancelled when one of its tasks has failed, before it waits for the others."""
         try:
             await trio.sleep_forever()
         finally:
             self.arm()
 
     def cancel(self) -> None:
-        """The process ends by itself; nothing is done any more."""
+        """The process ends by itself: cancel the deadline."""
         self._unended.release()
         self.arm()
 
@@ -75,9 +75,9 @@ def end_at_once(text: bytes) -> None:
 
 @contextmanager
 def ending_in_time() -> Iterator[EndDeadline]:
-    """For the length of the block: a deadline to arm, and the end of the process where a thread dies without memory.
+    """Within the block: provide a deadline to arm, and end the process if a thread dies for lack of memory.
 
-    Whoever waits for such a thread would wait for ever: for its start, or for its result.
+    A wait for the start or the result of such a thread would never end.
     """
     deadline = EndDeadline(END_SECONDS)
     deadline.start()

@@ -62,7 +62,7 @@ def guarded(command: Callable[[], object]) -> int:
 
 
 def report(error: BaseException) -> int:
-    """Tell what happened on stderr; returns the exit code."""
+    """Report the errors on stderr; returns the exit code."""
     if os.environ.get(TRACEBACK_VARIABLE):
         import traceback
 

@@ -67,7 +67,7 @@ class LazyGroup(click.RichGroup):
 def collect_plugin_commands() -> dict[str, click.Command]:
     """What the default plugins, the installed ones and those of ``GANTRYMQ_PLUGINS__ENABLE`` add, by name.
 
-    A plugin that fails here costs its own commands and a warning, nothing else.
+    A plugin that fails here loses its own commands and causes a warning, but does not affect other commands.
     """
     from importlib import metadata
 

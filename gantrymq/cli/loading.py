@@ -42,11 +42,17 @@ class Loaded:
 def config_options(function: F) -> F:
     """The options that shape a configuration, as every command that reads one has them."""
     options = (
-        click.option("--config", metavar="FILE", help="TOML, or RocketMQ's broker.conf (*.conf, *.properties)."),
-        click.option("--data", metavar="DIR", help="The store's folder (broker.data)."),
-        click.option("--listen", metavar="HOST:PORT", help="Where the broker listens (broker.listen)."),
         click.option(
-            "--insecure", is_flag=True, help="Listen beyond loopback without access control (broker.insecure)."
+            "--config",
+            metavar="FILE",
+            help="Configuration file: TOML, or RocketMQ's broker.conf (*.conf, *.properties).",
+        ),
+        click.option("--data", metavar="DIR", help="The store's folder (broker.data)."),
+        click.option("--listen", metavar="HOST:PORT", help="The address for clients (broker.listen)."),
+        click.option(
+            "--insecure",
+            is_flag=True,
+            help="Listen beyond the loopback address without access control (broker.insecure).",
         ),
         click.option(
             "--enable",
@@ -54,13 +60,13 @@ def config_options(function: F) -> F:
             metavar="PLUGIN",
             help="Add a plugin: an entry point, module:attr, or ./file.py:attr. Repeatable.",
         ),
-        click.option("--disable", multiple=True, metavar="PLUGIN", help="Take a plugin out. Repeatable."),
+        click.option("--disable", multiple=True, metavar="PLUGIN", help="Disable a plugin. Repeatable."),
         click.option(
             "--set",
             "sets",
             multiple=True,
             metavar="SECTION.KEY=VALUE",
-            help="Set one value. Repeatable; wins over all.",
+            help="Set a value; takes precedence over file and environment. Repeatable.",
         ),
     )
     for option in reversed(options):

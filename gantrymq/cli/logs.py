@@ -16,7 +16,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def log_level_option(default: str = "info") -> Callable[[F], F]:
     """The option ``--log-level``."""
     return click.option(
-        "--log-level", type=click.Choice(LEVELS), default=default, show_default=True, help="The least that is logged."
+        "--log-level",
+        type=click.Choice(LEVELS),
+        default=default,
+        show_default=True,
+        help="The lowest level that is logged.",
     )
 
 

@@ -20,7 +20,7 @@ def plugins() -> None:
 
 @plugins.command("list")
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a plugin, in call order.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per plugin, in call order.")
 def list_plugins(as_json: bool, **flags: Any) -> None:
     """List the plugins that this configuration loads, in call order, and the hooks that each implements.
 

@@ -18,14 +18,24 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--topic", required=True, metavar="TOPIC", help="Created on first use unless the broker forbids it.")
+@click.option(
+    "--topic", required=True, metavar="TOPIC", help="The topic; created on first use unless the broker forbids it."
+)
 @nameserver_option
-@click.option("--file", "path", metavar="FILE", help="Read lines from here instead of stdin.")
+@click.option("--file", "path", metavar="FILE", help="Read lines from this file instead of stdin.")
 @click.option("--tag", metavar="TAG", help="The tag of every message.")
-@click.option("--key", metavar="KEY", help="The key of every message; {n} in it becomes the line's number.")
-@click.option("--delay", "after", metavar="DURATION", help="Let each arrive so long after it was sent, such as 30s.")
-@click.option("--delay-level", "level", type=click.IntRange(min=1), metavar="N", help="Let each wait at this level.")
-@click.option("--deliver-at", "at", metavar="TIME", help="Let all arrive at this time, such as 2026-11-21T20:00:00Z.")
+@click.option("--key", metavar="KEY", help="The key of every message; {n} is replaced by the line number.")
+@click.option("--delay", "after", metavar="DURATION", help="Deliver each message after this time, such as 30s.")
+@click.option(
+    "--delay-level",
+    "level",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Deliver each message after the delay of this level.",
+)
+@click.option(
+    "--deliver-at", "at", metavar="TIME", help="Deliver all messages at this time, such as 2026-11-21T20:00:00Z."
+)
 def produce(
     topic: str,
     nameserver: str,
@@ -38,8 +48,9 @@ def produce(
 ) -> None:
     """Send each line of a file, or of stdin, as a message. Empty lines are skipped.
 
-    The lines go in their order, a batch of them to one queue, the next to the next. Those that are to arrive later go
-    one by one. At most one of --delay, --delay-level and --deliver-at; a time that is over means at once.
+    The command sends the lines in order, in batches; each batch goes to one queue, the next batch to the next queue.
+    Delayed lines are sent one by one. Use at most one of --delay, --delay-level and --deliver-at; a time in the past
+    means at once.
     """
     from gantrymq.cli.delays import read_delay
 

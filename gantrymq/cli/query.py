@@ -18,14 +18,19 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--topic", required=True, metavar="TOPIC")
 @click.option("--key", metavar="KEY", help="One of the message's keys.")
-@click.option("--id", "message_id", metavar="ID", help="The producer's id of the message, or the broker's.")
-@click.option("--offset", type=click.IntRange(min=0), metavar="N", help="Its place in a queue; needs --queue.")
-@click.option("--queue", type=click.IntRange(min=0), metavar="N", help="With --offset: the queue's number.")
-@click.option("--broker", metavar="NAME", help="With --offset: the queue's broker, where there are several.")
+@click.option("--id", "message_id", metavar="ID", help="The message id of the producer or of the broker.")
+@click.option("--offset", type=click.IntRange(min=0), metavar="N", help="The queue offset; needs --queue.")
+@click.option("--queue", type=click.IntRange(min=0), metavar="N", help="With --offset: the queue id.")
+@click.option("--broker", metavar="NAME", help="With --offset: the broker name, if the topic has several.")
 @click.option(
-    "--max", "limit", type=click.IntRange(1, 64), default=32, show_default=True, help="With --key: the newest so many."
+    "--max",
+    "limit",
+    type=click.IntRange(1, 64),
+    default=32,
+    show_default=True,
+    help="With --key: the most messages, newest first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One object a message, with its properties and its place.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 @nameserver_option
 def query(
     topic: str,
@@ -38,9 +43,9 @@ def query(
     as_json: bool,
     nameserver: str,
 ) -> None:
-    """Print the messages with a key or an id, or the one at a place, a line each, oldest first.
+    """Print the messages with a key or an id, or at a queue offset, one per line, oldest first.
 
-    Exactly one of --key, --id and --offset. The exit code is 1 when no message was found.
+    Use exactly one of --key, --id and --offset. The exit code is 1 when no message was found.
     """
     if [key, message_id, offset].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --offset")

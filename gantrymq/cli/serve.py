@@ -24,19 +24,19 @@ DEFAULT_NAMESERVER = "127.0.0.1:9876"
     envvar="GANTRYMQ_NAMESERVER_LISTEN",
     show_envvar=True,
     metavar="HOST:PORT",
-    help="Where the nameserver listens.",
+    help="The address of the nameserver.",
 )
 @click.option(
     "--nameserver-peers",
     metavar="ADDRESS[,NETWORK]",
-    help="Whose brokers and administrators may change its routes, besides this machine's: 10.0.0.0/24.",
+    help="Addresses, besides this machine, that may change routes: 10.0.0.0/24.",
 )
 @log_level_option()
 def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, **flags: Any) -> None:
     """Run nameserver and broker in one process.
 
-    Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops in order, a
-    second one at once.
+    Clients can connect when a line that begins with `ready` appears. SIGTERM or Ctrl-C stops cleanly; a second one ends
+    the process at once.
     """
     configure_logs(log_level)
     again = partial(load, ConfigFlags(**flags))
@@ -52,10 +52,12 @@ def serve(nameserver_listen: str, nameserver_peers: str | None, log_level: str, 
 
 @click.command()
 @config_options
-@click.option("--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Where the broker registers (broker.nameservers).")
+@click.option(
+    "--nameserver", metavar="HOST:PORT[;HOST:PORT]", help="Nameservers to register with (broker.nameservers)."
+)
 @log_level_option()
 def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
-    """Run a broker alone; it registers at one or more nameservers, ours or RocketMQ's."""
+    """Run only a broker, which registers with one or more nameservers, GantryMQ's or RocketMQ's."""
     configure_logs(log_level)
     sets = [f"broker.nameservers={nameserver}"] if nameserver is not None else []
     again = partial(load, ConfigFlags(**flags), sets)
@@ -70,24 +72,30 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
 
 
 @click.command()
-@click.option("--listen", default=DEFAULT_NAMESERVER, show_default=True, metavar="HOST:PORT", help="Where it listens.")
-@click.option("--data", metavar="DIR", help="Keeps the KV config there; without it, it is forgotten at the end.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=true|false", help="By RocketMQ's names: supportActingMaster=true."
+    "--listen", default=DEFAULT_NAMESERVER, show_default=True, metavar="HOST:PORT", help="The address to listen on."
+)
+@click.option("--data", metavar="DIR", help="Folder for the KV config; without it, the KV config is lost at the stop.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=true|false",
+    help="A switch by RocketMQ's name: supportActingMaster=true. Repeatable.",
 )
 @click.option(
     "--peers",
     envvar="GANTRYMQ_NAMESERVER_PEERS",
     show_envvar=True,
     metavar="ADDRESS[,NETWORK]",
-    help="Whose brokers and administrators may change routes, besides this machine's: 10.0.0.7,10.0.1.0/24.",
+    help="Addresses, besides this machine, that may change routes: 10.0.0.7,10.0.1.0/24.",
 )
-@click.option("--insecure", is_flag=True, help="Let any machine that can connect change routes.")
+@click.option("--insecure", is_flag=True, help="Let every machine that can connect change routes.")
 @log_level_option()
 def nameserver(
     listen: str, data: str | None, settings: tuple[str, ...], peers: str | None, insecure: bool, log_level: str
 ) -> None:
-    """Run a nameserver alone."""
+    """Run only a nameserver."""
     configure_logs(log_level)
 
     import trio

@@ -1,4 +1,4 @@
-"""Nameserver and broker in one process: started in order, ended by a signal, the banner between.
+"""Nameserver and broker in one process: start them in order, print the banner, end them by a signal.
 
 The nameserver starts first and ends last, so that the broker can register and unregister.
 """
@@ -34,7 +34,7 @@ DRAIN_SECONDS = 8.0
 REGISTRATION_SECONDS = 3.0
 """How long `ready` waits for the nameservers, which must know the broker before clients can find it."""
 COLLECTOR_THRESHOLDS = (10_000, 20, 1000)
-"""Of the three generations, see :func:`gc.set_threshold`: the first is looked at in a millisecond."""
+"""Of the three generations, see :func:`gc.set_threshold`: a collection of the first takes a millisecond."""
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
@@ -68,8 +68,8 @@ async def run_broker(
 ) -> None:
     """A broker, and a nameserver in front of it when ``nameserver_listen`` is given, until a signal comes.
 
-    A broker that asks for it is started again, with the configuration as ``load`` finds it then. ``deadline`` is armed
-    when a task has failed, and when the broker has not ended in time after a signal.
+    A broker that requests a restart is started again, with the configuration that ``load`` returns then. ``deadline``
+    is armed when a task has failed, and when the broker has not ended in time after a signal.
     """
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env.system import SystemEnv
@@ -104,10 +104,10 @@ async def run_broker(
 
 
 def settle_collector() -> None:
-    """Let the collector of cyclic garbage look at what comes from now on, and seldom at all that there is.
+    """Exclude the present objects from garbage collection, and make full collections rare.
 
-    A look at all objects of a broker takes 50 to 200 ms, in which nobody is answered. What lives is mostly what was
-    there at the start, or sits in tables that have no cycles: looking at young objects finds nearly all garbage.
+    A full collection takes 50 to 200 ms, during which the broker answers no request. Most live objects existed at the
+    start or are in tables without cycles, so collections of young objects find nearly all garbage.
     """
     gc.unfreeze()  # of a life before this one
     gc.collect()
@@ -145,7 +145,7 @@ async def _live(broker: Broker, server: NameServer | None, nursery: trio.Nursery
 
 
 def banner(broker: Broker, server: NameServer | None) -> list[str]:
-    """What the user should know, and ``ready`` with the addresses that clients need."""
+    """Print the banner, and ``ready`` with the addresses for clients."""
     from gantrymq.kernel.fast import KIND
 
     config = broker.config
@@ -173,7 +173,7 @@ def flush_mode(broker: Broker) -> str:
 
 
 def overridden(broker: Broker) -> list[str]:
-    """A line that names what administrators changed before this start and is in force, if anything is."""
+    """A line that names the overrides that apply, if there are any."""
     rows = [row for row in broker.config.explain() if row.origin == "override"]
     if not rows:
         return []
@@ -194,7 +194,7 @@ def say(line: str) -> None:
 
 
 def _nameservers(loaded: Loaded, own: str) -> list[str]:
-    """Our own nameserver, and those that the user named."""
+    """The nameserver of this process, and those that the user set."""
     rows = {(row.section, row.key): row for row in loaded.config.explain()}
     if rows["broker", "nameservers"].origin == "default":
         return [own]

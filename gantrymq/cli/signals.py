@@ -1,4 +1,4 @@
-"""The two signals that end a process: the first one politely, the second one at once."""
+"""The two signals that end a process: the first one cleanly, the second one at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 def ending_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM calls ``stop`` inside the running trio loop; the second ends the process at once.
 
-    At once means as by kill -9 (exit code 130 or 143): a loop that hangs could not be asked any more. The store is
-    built for it.
+    At once means as by kill -9 (exit code 130 or 143), because an event loop that hangs cannot stop cleanly. The store
+    recovers from it.
     """
     token = trio.lowlevel.current_trio_token()
     asked = False

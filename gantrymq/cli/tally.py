@@ -1,4 +1,4 @@
-"""What was sent and what arrived, compared without keeping the messages: 17 bytes a message."""
+"""Compare the messages that were sent with those that arrived, at 17 bytes per message."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tally:
         self.strangers += 1
 
     def differences(self, wanted: Tally, verb: str) -> list[str]:
-        """What differs from ``wanted``, one line each; nothing when all arrived unaltered."""
+        """The differences from ``wanted``, one line each; empty if all messages arrived unchanged."""
         size = max(len(self._seen), len(wanted._seen))
         mine, theirs = self._padded(size), wanted._padded(size)
         lost = sum(1 for number in range(size) if theirs[0][number] and not mine[0][number])

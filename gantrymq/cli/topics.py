@@ -23,7 +23,7 @@ def topic() -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="Queues on each broker.")
-@click.option("--cluster", metavar="CLUSTER", help="Only on the brokers of this cluster.")
+@click.option("--cluster", metavar="CLUSTER", help="Use only the brokers of this cluster.")
 @nameserver_option
 def create(name: str, queues: int, cluster: str | None, nameserver: str) -> None:
     """Create a topic on every master broker, or change its number of queues."""
@@ -36,10 +36,10 @@ def create(name: str, queues: int, cluster: str | None, nameserver: str) -> None
 
 
 @topic.command("list")
-@click.option("--json", "as_json", is_flag=True, help="A list of names.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of names.")
 @nameserver_option
 def list_topics(as_json: bool, nameserver: str) -> None:
-    """List all topics, the brokers' own among them."""
+    """List all topics, including the brokers' system topics."""
 
     async def work(client: Client) -> list[str]:
         return await client.admin.topics()
@@ -50,12 +50,12 @@ def list_topics(as_json: bool, nameserver: str) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects, one a queue.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list, one object per queue.")
 @nameserver_option
 def describe(name: str, as_json: bool, nameserver: str) -> None:
-    """Show the queues of a topic: where they are, and how many messages they have.
+    """Show the queues of a topic with their brokers and numbers of messages.
 
-    Offsets count messages of one queue: `min` is the oldest that is still there, `max` the next one to come.
+    Offsets count the messages of one queue: `min` is the oldest message that still exists, `max` the next one.
     """
 
     async def work(client: Client) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``gantrymq cluster watch``: promote a slave when the master is lost, for as long as a lock in etcd is held."""
+"""``gantrymq cluster watch``: promote a slave when the master is lost, while holding a lock in etcd."""
 
 from __future__ import annotations
 
@@ -32,29 +32,31 @@ LEASE_LEAST_S: Final = 2.0
     envvar="GANTRYMQ_ETCD",
     show_envvar=True,
     metavar="URL[,URL]",
-    help="Where etcd's members listen for clients: http://HOST:2379.",
+    help="Client addresses of the etcd members: http://HOST:2379.",
 )
-@click.option("--etcd-ca", metavar="FILE", help="The certificate authority of an etcd that has TLS.")
+@click.option("--etcd-ca", metavar="FILE", help="The certificate authority, for an etcd with TLS.")
 @click.option("--etcd-cert", metavar="FILE", help="This client's certificate for etcd.")
-@click.option("--etcd-key", metavar="FILE", help="Its key.")
-@click.option("--etcd-user", default="", metavar="NAME", help="A user of etcd.")
+@click.option("--etcd-key", metavar="FILE", help="The key of the client certificate.")
+@click.option("--etcd-user", default="", metavar="NAME", help="The etcd user.")
 @click.option(
     "--etcd-password",
     default="",
     envvar="GANTRYMQ_ETCD_PASSWORD",
     show_envvar=True,
     metavar="TEXT",
-    help="The user's password.",
+    help="The password of the etcd user.",
 )
-@click.option("--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Of the keys in etcd.")
-@seconds_option("--interval", 0.5, "From one look at the brokers to the next.")
-@seconds_option("--answer-timeout", 1.0, "How long each broker may take to answer.")
-@seconds_option("--master-timeout", 2.0, "A master that gives no answer for so long is lost.")
-@seconds_option("--lease", 5.0, "How long the lock of a watcher that is gone stays taken.", least=LEASE_LEAST_S)
+@click.option(
+    "--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Prefix of the keys in etcd."
+)
+@seconds_option("--interval", 0.5, "Time between two checks of the brokers.")
+@seconds_option("--answer-timeout", 1.0, "How long each broker may take to respond.")
+@seconds_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
+@seconds_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
 @seconds_option(
     "--promoted-timeout",
     10.0,
-    "How long a promoted slave may take to be back as the master, before another one is promoted.",
+    "How long a promoted slave may take to be back as the master; then another slave is promoted.",
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @log_level_option()
@@ -66,9 +68,9 @@ def watch(
 ) -> None:  # fmt: skip
     """Watch the masters of the brokers NAME, and promote a slave when one is lost.
 
-    Run it two or three times, on machines of their own. Only the one that holds a lock in etcd acts; the others take
-    over when its lease has run out. Nothing is promoted while etcd or the nameservers do not answer, or where an
-    acknowledged message could be lost. Each decision is logged. Needs `gantrymq[etcd]`. SIGTERM or Ctrl-C ends it.
+    Run two or three watchers on separate machines. The one that holds a lock in etcd acts; another one takes over when
+    its lease expires. There is no promotion while etcd or the nameservers do not respond, or if an acknowledged message
+    could be lost. The watcher logs each decision. It needs `gantrymq[etcd]`. SIGTERM or Ctrl-C ends it.
     """
     configure_logs(log_level)
 
@@ -152,5 +154,5 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
 
 
 def _now() -> float:
-    """Goes on while the machine is suspended."""
+    """A clock that continues while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,6 +1,6 @@
 """A server of ``gantrymq dev up`` in its own process: ``python -m gantrymq.cli.dev.child PARENT COMMAND...``.
 
-It gets SIGTERM when its parent dies, by whatever death: nothing is left over that holds ports and stores.
+It gets SIGTERM when its parent ends in any way, so no process remains that holds ports and stores.
 """
 
 from __future__ import annotations

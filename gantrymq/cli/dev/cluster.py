@@ -21,10 +21,10 @@ ASK_SECONDS: Final = 5.0
 
 
 async def run_cluster(plan: Plan, view: View) -> None:
-    """Until a signal comes, or all have ended by themselves (:class:`CommandFailed`).
+    """Run the cluster until a signal arrives, or all members have ended by themselves (:class:`CommandFailed`).
 
-    What does not start takes the others along, with :class:`CommandFailed`. A member that ends later is shown and left
-    alone: the others must live with that.
+    If a member does not start, all are stopped and :class:`CommandFailed` is raised. A member that ends later is shown
+    but not restarted.
     """
     servers = [ServerProcess(member, plan.folder) for member in plan.members]
     stop = trio.Event()
@@ -48,13 +48,13 @@ async def run_cluster(plan: Plan, view: View) -> None:
 
 
 async def _start(servers: Sequence[ServerProcess]) -> None:
-    """Nameservers first: brokers say `ready` when those know them."""
+    """Start nameservers first: brokers print `ready` when the nameservers know them."""
     await _each([server.start for server in servers if server.member.number is None])
     await _each([server.start for server in servers if server.member.number is not None])
 
 
 async def _stop(servers: Sequence[ServerProcess]) -> None:
-    """Masters, slaves, nameservers: who answers to somebody ends after him."""
+    """Stop masters, then slaves, then nameservers: a server ends after those that depend on it."""
     for wanted in (lambda number: number == 0, lambda number: number is not None, lambda _: True):
         await _each([server.stop for server in servers if wanted(server.member.number)])
 

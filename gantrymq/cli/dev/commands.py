@@ -20,15 +20,25 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, BROKERS_MAX), help="Masters.")
-@click.option("--slaves", default=0, show_default=True, type=click.IntRange(0, SLAVES_MAX), help="Of each master.")
+@click.option("--brokers", default=1, show_default=True, type=click.IntRange(1, BROKERS_MAX), help="Number of masters.")
+@click.option(
+    "--slaves",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, SLAVES_MAX),
+    help="Number of slaves of each master.",
+)
 @click.option("--nameservers", default=1, show_default=True, type=click.IntRange(1, NAMESERVERS_MAX))
-@click.option("--sync", is_flag=True, help="Masters answer when a slave has the message (plugin.ha.role=sync_master).")
-@click.option("--data", metavar="DIR", help="Keeps all files there; without it, they are gone at the end.")
+@click.option(
+    "--sync", is_flag=True, help="Masters acknowledge a message when a slave has it (plugin.ha.role=sync_master)."
+)
+@click.option("--data", metavar="DIR", help="Folder to keep all files in; default a temporary folder.")
 @click.option("--cluster", default="DevCluster", show_default=True, metavar="NAME", help="The cluster's name.")
-@click.option("--base-port", default=0, type=click.IntRange(0, 65000), help="The first port; otherwise any free ones.")
-@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of all brokers.")
-@click.option("--json", "as_json", is_flag=True, help="JSON objects, one a line.")
+@click.option("--base-port", default=0, type=click.IntRange(0, 65000), help="The first port; default any free ports.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting for all brokers. Repeatable."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def up(
     brokers: int,
     slaves: int,
@@ -42,8 +52,9 @@ def up(
 ) -> None:
     """Start nameservers, brokers and their slaves, one process each, and show their state.
 
-    A table in a terminal, lines elsewhere. Ctrl-C or SIGTERM stops all in order. With `--data` the next start finds the
-    messages and the ports again. Kill one of the processes to see how the others and your program react.
+    The command shows a table in a terminal, and prints lines otherwise. Ctrl-C or SIGTERM stops all servers cleanly.
+    With `--data` the next start uses the same messages and ports. Kill one of the processes to see how the others and
+    your program react.
     """
     if sync and not slaves:
         raise click.BadParameter("there is nobody to wait for without --slaves", param_hint="--sync")

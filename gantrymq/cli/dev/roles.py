@@ -1,7 +1,7 @@
-"""Which of a local cluster's brokers is its master, from one start to the next.
+"""The ids of a local cluster's brokers, from one start to the next.
 
-A broker's folder stays; its number may change while it runs, by ``gantrymq cluster promote``. It is kept in the store
-then (``config/overrides.toml``), and the old master knows nothing of it: only here both are seen.
+A broker keeps its folder, but ``gantrymq cluster promote`` can change its id while it runs. The new id is in its store
+(``config/overrides.toml``), which the old master does not know; only this module sees both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def changed_numbers(folder: Path, labels: Sequence[str]) -> dict[str, int]:
 
 
 def forget_changes(folder: Path, labels: Sequence[str]) -> None:
-    """Take the numbers out of the stores: they stand in the files by which the cluster starts its brokers now."""
+    """Remove the ids from the stores: they are now in the files with which the cluster starts its brokers."""
     for label in labels:
         _overrides(folder / label).take_out(SECTION, KEY)
 
