@@ -23,7 +23,8 @@ INTRODUCTION = """\
 usage or configuration, and 130 after Ctrl-C. Data goes to stdout, logs and errors to stderr.
 `GANTRYMQ_TRACEBACK=1` adds the traceback to an error. `GANTRYMQ_NAMESERVER` replaces the default of `--nameserver`.
 Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` and `GANTRYMQ_SECRET_KEY` (and
-`GANTRYMQ_SECURITY_TOKEN`) where these are set.
+`GANTRYMQ_SECURITY_TOKEN`) where these are set, and use TLS with `GANTRYMQ_TLS=1`, or with `GANTRYMQ_TLS_CA`, a file of
+trusted certificates.
 """
 PLUGIN_COMMANDS = ("export",)
 """Commands of shipped plugins; what else is installed here is not ours."""

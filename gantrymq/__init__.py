@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         NoRoute,
         NotANameserver,
         SendTimeout,
+        TlsFailed,
     )
     from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
@@ -73,6 +74,7 @@ _HOMES = {
     "NoRoute": "gantrymq.client.errors",
     "NotANameserver": "gantrymq.client.errors",
     "SendTimeout": "gantrymq.client.errors",
+    "TlsFailed": "gantrymq.client.errors",
     "Message": "gantrymq.message",
     "MessageQueue": "gantrymq.message",
     "Outcome": "gantrymq.message",
@@ -112,6 +114,7 @@ __all__ = [
     "SendStatus",
     "SendTimeout",
     "Sql",
+    "TlsFailed",
     "TransactionResult",
     "TransactionalProducer",
     "__version__",

@@ -6,6 +6,7 @@ does. Errors are those of ``gantrymq.client``. Any thread may call; a consumer i
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -503,6 +504,7 @@ def connect(
     access_key: str | None = None,
     secret_key: str | None = None,
     security_token: str | None = None,
+    tls: bool | ssl.SSLContext = False,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> Iterator[Client]:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
@@ -510,7 +512,7 @@ def connect(
     loop = Loop(started.__enter__(), "client")
     try:
         opened = client.connect(
-            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token
+            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls
         )
         with _opened(loop, opened) as inner:
             try:

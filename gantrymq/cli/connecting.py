@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -52,17 +53,26 @@ _CONNECT_VARIABLES: Final = {
     "GANTRYMQ_SECURITY_TOKEN": "security_token",
 }
 """Not options: other users of a machine can read the arguments of a process."""
+_FALSE: Final = frozenset({"", "0", "false", "no", "off"})
 
 
 def connect_settings(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """How to connect, from environment variables: the arguments of ``gantrymq.connect`` that are set there."""
     from gantrymq.remoting.signing import Credentials
 
-    found = {name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)}
+    found: dict[str, Any] = {
+        name: environment[variable] for variable, name in _CONNECT_VARIABLES.items() if environment.get(variable)
+    }
     try:
         Credentials.checked(*(found.get(name) for name in _CONNECT_VARIABLES.values()))
     except ValueError:
         raise click.UsageError("GANTRYMQ_ACCESS_KEY and GANTRYMQ_SECRET_KEY must be set together") from None
+    authorities = environment.get("GANTRYMQ_TLS_CA")
+    if authorities or environment.get("GANTRYMQ_TLS", "").lower() not in _FALSE:
+        try:
+            found["tls"] = ssl.create_default_context(cafile=authorities or None)
+        except OSError as error:
+            raise click.UsageError(f"GANTRYMQ_TLS_CA: {authorities} holds no certificates: {error}") from None
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Final
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
+from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.consumer import Consumer, open_consumer
 from gantrymq.client.nameservers import parse_nameservers
 from gantrymq.client.options import (
@@ -35,7 +37,6 @@ from gantrymq.client.transactions import (
     open_transactional_producer,
 )
 from gantrymq.message import ReceivedMessage
-from gantrymq.remoting.signing import Credentials
 from gantrymq.remoting.tasks import hosted_tasks
 
 DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
@@ -175,18 +176,23 @@ async def connect(
     access_key: str | None = None,
     secret_key: str | None = None,
     security_token: str | None = None,
+    tls: bool | ssl.SSLContext = False,
 ) -> AsyncIterator[Client]:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
     Runs on trio and on asyncio. With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave
-    one) every request is signed for brokers with access control. Raises ValueError for what is no address and for half
-    of the credentials, :class:`ConnectFailed` when no nameserver can be reached. The block may end in another task than
-    it began in. When it ends, connections close; producers and consumers must have ended by then.
+    one) every request is signed for brokers with access control. ``tls`` encrypts all connections: True checks servers'
+    certificates against the machine's authorities; an ``ssl.SSLContext`` says what to trust instead. Raises ValueError
+    for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver can be reached
+    (:class:`TlsFailed` when it can, but not by TLS). The block may end in another task than it began in. When it ends,
+    connections close; producers and consumers must have ended by then.
     """
     addresses = parse_nameservers(nameservers)
-    credentials = Credentials.checked(access_key, secret_key, security_token)
+    options = ConnectOptions.checked(
+        access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls
+    )
     async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
-        cluster = Cluster(addresses, tasks, credentials=credentials)
+        cluster = Cluster(addresses, tasks, options)
         try:
             await cluster.start()
             yield Client(cluster)

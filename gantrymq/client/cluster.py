@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.connections import Connections, call
 from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
@@ -44,7 +45,6 @@ from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.properties import PGROUP
 from gantrymq.remoting.records import decode_records
-from gantrymq.remoting.signing import Credentials
 
 ROUTE_INTERVAL_SECONDS: Final = 30.0
 HEARTBEAT_INTERVAL_SECONDS: Final = 30.0
@@ -94,12 +94,10 @@ class Transactional(Protocol):
 class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
-    def __init__(
-        self, nameservers: tuple[str, ...], tasks: TaskGroup, *, credentials: Credentials | None = None
-    ) -> None:
+    def __init__(self, nameservers: tuple[str, ...], tasks: TaskGroup, options: ConnectOptions) -> None:
         self.rare = RareWarnings()
         self._tasks = tasks
-        self.connections = Connections(tasks, self._take_request, None if credentials is None else credentials.sign)
+        self.connections = Connections(tasks, self._take_request, options)
         self.nameservers = Nameservers(nameservers, self.connections)
         self.routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.silent_masters = SilentMasters(self.routes, self.connections)

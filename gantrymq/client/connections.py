@@ -9,8 +9,9 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
+from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.errors import BadAnswer, ClientClosed, broker_error
-from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel, Sign
+from gantrymq.remoting.channel import CALL_TIMEOUT_SECONDS, Channel
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import FatalRemoteFault, RemoteFault
@@ -26,9 +27,15 @@ class Connections:
     """All connections of one client. They live in ``tasks`` and end with :meth:`aclose`, not when it is cancelled:
     a consumer that is cancelled still has to commit what it has done."""
 
-    def __init__(self, tasks: TaskGroup, take_request: RequestTaker, sign: Sign | None = None) -> None:
+    def __init__(
+        self,
+        tasks: TaskGroup,
+        take_request: RequestTaker,
+        options: ConnectOptions,
+    ) -> None:
         self._tasks = tasks
-        self._sign = sign
+        self._sign = None if options.credentials is None else options.credentials.sign
+        self._tls = options.tls
         self._take_request = take_request
         self._channels: dict[str, Channel] = {}
         self._started: list[Channel] = []
@@ -51,7 +58,7 @@ class Connections:
                 return channel
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
-            channel = Channel(address, partial(self._take_request, address), sign=self._sign)
+            channel = Channel(address, partial(self._take_request, address), sign=self._sign, tls=self._tls)
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
             await self._tasks.start(partial(channel.run, shield=True))

@@ -7,7 +7,7 @@ from typing import Final
 
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
-from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError, TlsFailed
 from gantrymq.remoting.records import BodyError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "NoRoute",
     "NotANameserver",
     "SendTimeout",
+    "TlsFailed",
 ]
 
 _ADVICE = {

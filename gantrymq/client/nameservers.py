@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from gantrymq.client.connections import Connections, reading
-from gantrymq.client.errors import ConnectError, ConnectFailed, NotANameserver, broker_error
+from gantrymq.client.errors import ConnectError, ConnectFailed, NotANameserver, TlsFailed, broker_error
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
@@ -63,16 +63,19 @@ class Nameservers:
     async def connect(self) -> Channel:
         """A connection to some nameserver; :class:`ConnectFailed` names all that were tried."""
         failures: list[str] = []
+        kinds: set[type[ConnectError]] = set()
         for attempt in range(len(self.addresses)):
             index = (self._current + attempt) % len(self.addresses)
             try:
                 channel = await self._connections.get(self.addresses[index])
             except ConnectError as error:
                 failures.append(error.reason if len(self.addresses) == 1 else str(error))
+                kinds.add(type(error))
             else:
                 self._current = index
                 return channel
-        raise ConnectFailed(";".join(self.addresses), f"no nameserver can be reached: {'; '.join(failures)}")
+        kind = TlsFailed if kinds == {TlsFailed} else ConnectFailed
+        raise kind(";".join(self.addresses), f"no nameserver can be reached: {'; '.join(failures)}")
 
     async def call(self, command: Command) -> Command:
         """The answer of one nameserver, whatever its code. Raises :class:`ConnectError` when none answers."""

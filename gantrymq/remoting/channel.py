@@ -9,6 +9,7 @@ Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error answers).
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from inspect import isawaitable
@@ -20,7 +21,7 @@ from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.codes import ONEWAY_FLAG, RESPONSE_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command, decode, encode
-from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault
+from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, FatalRemoteFault, RemoteFault, TlsFailed
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
@@ -55,8 +56,18 @@ class _Call:
 class Channel:
     """One connection to ``address``. Use :func:`open_channel`, or start :meth:`run` in a task group of your own."""
 
-    def __init__(self, address: str, handler: Handler | None = None, *, sign: Sign | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        handler: Handler | None = None,
+        *,
+        sign: Sign | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``sign`` is called with each request; with ``tls`` the connection is encrypted by this context."""
         self.address = address
+        self._tls = tls
+        self._answered = False
         self._handler = handler
         self._sign = sign
         self._calls: dict[int, _Call] = {}
@@ -182,18 +193,25 @@ class Channel:
             self._lose("the task that served the connection was cancelled")
 
     async def _connect(self, timeout: float) -> ByteStream:
+        kind = ConnectFailed
         try:
             host, port = parse_address(self.address)
             with anyio.fail_after(timeout):
-                return await anyio.connect_tcp(host, port)
+                if self._tls is None:
+                    return await anyio.connect_tcp(host, port)
+                return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
         except TimeoutError:
             reason = f"no connection within {timeout:g} s"
+        except ssl.SSLError as error:
+            kind, reason = TlsFailed, _tls_reason(error)
         except ValueError as error:
             reason = str(error)
         except OSError as error:
             reason = _connect_reason(error)
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            kind, reason = TlsFailed, "the peer closed the connection in the TLS handshake: does this port speak TLS?"
         self._lose(reason)
-        raise ConnectFailed(self.address, reason)
+        raise kind(self.address, reason)
 
     def _encode(self, request: Command) -> bytes:
         return encode(request if self._sign is None else self._sign(request))
@@ -236,25 +254,35 @@ class Channel:
                 drained, self._drained = self._drained, anyio.Event()
                 drained.set()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            self._lose(_reason(error, "the connection broke while writing"))
+            self._lose(_reason(error, "the connection broke while writing") + self._tls_hint())
+        except (ssl.SSLError, anyio.BusyResourceError) as error:
+            self._lose(_broken_tls(error))
 
     async def _read(self, stream: ByteStream) -> None:
         buffer = bytearray()
         try:
             while True:
                 buffer += await stream.receive(_RECEIVE_BYTES)
+                self._answered = True
                 frames, used = cut_frames(buffer)
                 if used:
                     del buffer[:used]
                 for frame in frames:
                     self._take(decode(frame))
         except anyio.EndOfStream:
-            self._lose("the peer closed the connection")
+            self._lose("the peer closed the connection" + self._tls_hint())
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
-            self._lose(_reason(error, "the connection broke while reading"))
+            self._lose(_reason(error, "the connection broke while reading") + self._tls_hint())
+        except (ssl.SSLError, anyio.BusyResourceError) as error:
+            self._lose(_broken_tls(error))
         except FatalRemoteFault as error:
             log.warning("channel_bad_frame", address=self.address, reason=str(error))
             self._lose(f"the peer sent what is no frame of this protocol: {error}")
+
+    def _tls_hint(self) -> str:
+        if self._answered or self._tls is not None:
+            return ""
+        return " before it answered anything: if it speaks TLS only, connect with tls=True"
 
     def _take(self, command: Command) -> None:
         if not command.flag & RESPONSE_FLAG:
@@ -355,6 +383,31 @@ def _connect_reason(error: OSError) -> str:
         elif failure.__cause__ is not None:
             failures.append(failure.__cause__)
     return str(failures[-1])
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        advice = _CERTIFICATE_ADVICE.get(error.verify_code, "tls= takes an ssl.SSLContext that trusts its authority")
+        return f"its certificate is not accepted: {error.verify_message.rstrip('.')} ({advice})"
+    if error.reason in _NO_TLS:
+        return "what answers there does not speak TLS: connect without tls=, or to its TLS port"
+    return f"the TLS handshake failed: {error.reason or error}"
+
+
+_CERTIFICATE_ADVICE: Final = {
+    10: "renew it on the server",  # X509_V_ERR_CERT_HAS_EXPIRED
+    62: "use the name in its certificate, or tls= with an ssl.SSLContext whose check_hostname is False",  # HOSTNAME
+    64: "its certificate must name its IP address, or tls= be an ssl.SSLContext whose check_hostname is False",  # IP
+}
+_NO_TLS: Final = frozenset(
+    {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "UNKNOWN_PROTOCOL"}
+)
+
+
+def _broken_tls(error: Exception) -> str:
+    # a peer's refusal of this side's certificate comes with its first answer; busy is the stream when a new key is
+    # agreed on while both directions are in use
+    return f"TLS failed: {getattr(error, 'reason', None) or error}"
 
 
 def _reason(error: Exception, otherwise: str) -> str:

@@ -48,6 +48,10 @@ class ConnectFailed(ConnectError):
     """No connection came about: nothing listens there, or the network between does not carry it."""
 
 
+class TlsFailed(ConnectFailed):
+    """A peer was reached, but no encrypted connection came about: nothing was sent to it."""
+
+
 class ChannelClosed(ConnectError):
     """The connection ended before the answer came; whether the peer did what was asked is unknown."""
 

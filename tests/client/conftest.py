@@ -5,6 +5,7 @@ It answers as a RocketMQ cluster does; ``broker.answers[code]`` takes the place 
 
 from __future__ import annotations
 
+import ssl
 import struct
 import zlib
 from collections import defaultdict
@@ -276,14 +277,16 @@ class FakeCluster:
 
 
 @asynccontextmanager
-async def run_fake_cluster(brokers: int = 1, **topics: int) -> AsyncIterator[FakeCluster]:
+async def run_fake_cluster(
+    brokers: int = 1, *, tls: ssl.SSLContext | None = None, **topics: int
+) -> AsyncIterator[FakeCluster]:
     async with AsyncExitStack() as stack:
         nameserver = FakeNameserver()
         nameserver.topics = topics or {"T": 2}
-        nameserver.address = await stack.enter_async_context(run_peer(nameserver.script))
+        nameserver.address = await stack.enter_async_context(run_peer(nameserver.script, tls))
         for number in range(brokers):
             broker = FakeBroker(f"broker-{'abc'[number]}")
-            broker.address = await stack.enter_async_context(run_peer(broker.script))
+            broker.address = await stack.enter_async_context(run_peer(broker.script, tls))
             nameserver.brokers.append(broker)
         yield FakeCluster(nameserver, nameserver.brokers)
 

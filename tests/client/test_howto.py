@@ -13,7 +13,7 @@ import pytest
 from gantrymq.testing.harness import cluster_in_thread
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "client.md"
-SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+SNIPPETS = re.findall(r"<!-- run -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.fixture(scope="module")

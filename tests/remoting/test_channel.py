@@ -156,7 +156,7 @@ async def test_the_loss_of_the_connection_fails_every_waiting_call_at_once() -> 
         await channel.wait_closed()
         assert channel.closed
         assert [failure.address for failure in failures] == [address] * 10
-        assert str(failures[0]) == f"{address}: the peer closed the connection"
+        assert str(failures[0]).startswith(f"{address}: the peer closed the connection")
         with pytest.raises(ChannelClosed, match="the peer closed the connection"):
             await channel.call(Command(10))
         with pytest.raises(ChannelClosed):

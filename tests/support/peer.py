@@ -5,11 +5,13 @@ For tests of the calling side: answers can be late, wrong, torn, or missing, whi
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import AnyByteStream, SocketAttribute
+from anyio.streams.tls import TLSListener
 
 from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
@@ -19,7 +21,7 @@ from gantrymq.remoting.tasks import background_tasks
 class PeerConnection:
     """One accepted connection, read and written a command at a time."""
 
-    def __init__(self, stream: SocketStream) -> None:
+    def __init__(self, stream: AnyByteStream) -> None:
         self.stream = stream
         self._buffer = bytearray()
         self._commands: list[Command] = []
@@ -51,17 +53,18 @@ Script = Callable[[PeerConnection], Awaitable[None]]
 
 
 @asynccontextmanager
-async def run_peer(script: Script) -> AsyncIterator[str]:
-    """The address of a peer that follows ``script`` on every connection."""
+async def run_peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """The address of a peer that follows ``script`` on every connection, by TLS where it has a context."""
 
-    async def serve(stream: SocketStream) -> None:
+    async def serve(stream: AnyByteStream) -> None:
         async with stream:
             # either side may go away at any time
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await script(PeerConnection(stream))
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    port: int = listener.extra(SocketAttribute.local_port)
+    plain = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    port: int = plain.extra(SocketAttribute.local_port)
+    listener = plain if tls is None else TLSListener(plain, tls, standard_compatible=False)
     async with listener, background_tasks() as tasks:
         tasks.start_soon(listener.serve, serve)
         yield f"127.0.0.1:{port}"
