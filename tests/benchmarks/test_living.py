@@ -29,6 +29,7 @@ def tiny(load: Any) -> tuple[Any, Any]:
     return measuring.Timing(0.2, 0.1, 0.4), living.Sizes(idle=40, old=0.01, crash=0.01, growth=(0.01, 0.02))
 
 
+@pytest.mark.soak(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "expected"),

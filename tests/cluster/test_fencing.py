@@ -123,6 +123,7 @@ def test_a_promoted_broker_stays_when_the_hung_master_goes_on(more_s: float, see
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
 def test_with_asynchronous_replication_no_place_is_given_twice(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -296,6 +297,7 @@ def test_of_two_that_promote_at_the_same_time_only_one_does(seed: int) -> None:
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("release", [4, 5])
 def test_with_a_rocketmq_nameserver_the_deposed_master_leaves_the_route_and_takes_nothing(
     release: int, monkeypatch: pytest.MonkeyPatch

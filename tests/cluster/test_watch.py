@@ -90,6 +90,7 @@ class Watched:
         await self.cluster.until(lambda: self.cluster.is_master(host), seconds, f"{host} is a master")
 
 
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -> None:
@@ -117,6 +118,7 @@ def test_a_slave_takes_the_place_of_a_master_that_is_lost(how: str, seed: int) -
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_a_send_that_waits_for_the_lost_master_reaches_the_promoted_one_before_its_timeout(how: str, seed: int) -> None:
@@ -135,6 +137,7 @@ def test_a_send_that_waits_for_the_lost_master_reaches_the_promoted_one_before_i
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1, of="seed")
 @pytest.mark.parametrize("seed", seeds(2))
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -> None:
@@ -155,6 +158,7 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
     simulate(scenario, seed)
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
 def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:

@@ -75,6 +75,7 @@ def is_follower(pair: HaPair) -> bool:
     return "haSlave_0" in pair.runtime(0) and TOPIC in topics and pair.level()
 
 
+@pytest.mark.soak(1)  # tests/cluster/test_fencing.py has both
 @pytest.mark.parametrize("role", ["SYNC_MASTER", pytest.param("ASYNC_MASTER", marks=pytest.mark.once)])
 def test_row_5_a_master_that_was_stopped_while_its_slave_was_promoted_takes_nothing_that_waited(
     tmp_path: Path, role: str

@@ -211,6 +211,7 @@ def group_offset(address: str, topic: str, queue_id: int) -> int:
     return int((ask(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields)).ext or {}).get("offset", 0))
 
 
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("flush", ["sync", "async"])
 def test_row_60_whichever_of_a_pair_loses_power_nothing_that_was_promised_is_lost(
     flush: str, tmp_path: Path, disks: list[LoopDisk]

@@ -107,7 +107,7 @@ def index_files(store: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted((store / "index").iterdir())]
 
 
-@pytest.mark.soak(1)
+@pytest.mark.soak(1, among="there and back")
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_what_java_indexed_is_found_by_ours_and_back(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, how: str
@@ -129,6 +129,7 @@ def test_what_java_indexed_is_found_by_ours_and_back(
         check_found(third, topic, [*sent, *more])
 
 
+@pytest.mark.soak(1, among="there and back")
 def test_what_we_indexed_is_found_by_java_and_back(java4_client: ForeignClient, brokers: Brokers, tmp_path: Path):
     store, topic, count = tmp_path / "store", "IndexOurs", 3 * EACH
     with brokers.ours(store) as first:

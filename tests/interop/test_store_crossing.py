@@ -136,7 +136,7 @@ def test_java_s_store_opens_in_ours(java4_client: ForeignClient, brokers: Broker
         check_all(java4_client, third, topic, "back", sent, count + MORE)
 
 
-@pytest.mark.soak(1)  # whoever begins, each broker reads what the other wrote
+@pytest.mark.soak(1, among="files")  # whoever begins, each broker reads what the other wrote
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
 def test_a_store_of_several_log_files_crosses_over(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, writer: str
@@ -181,7 +181,7 @@ def check_extensions(store: Path, topic: str) -> int:
     return sum(len(data) // SMALL_EXTENSION for data in found.values())
 
 
-@pytest.mark.soak(1)  # whoever begins, each broker reads what the other wrote
+@pytest.mark.soak(1, among="files")  # whoever begins, each broker reads what the other wrote
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
 def test_extensions_of_queues_cross_over_and_have_the_same_bytes(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path, writer: str
