@@ -1,8 +1,8 @@
-"""Let replies go when every gate has passed their end offset.
+"""Release responses when every gate has passed the end of their batch.
 
-One mechanism for every guarantee: a gate is a watermark in the log. A batch is done when the slowest gate has passed
-its end; a late one is done with the gate's code ("stored, but not promised"). Group commit falls out of it: whatever
-arrived while one flush ran is released by the next.
+All guarantees use one mechanism: a gate is a watermark in the log. A batch is done when the slowest gate has passed its
+end. If a gate is late, the batch is done with the gate's code ("stored, but not guaranteed"). Group commit follows from
+this: the next flush releases everything that arrived during the previous one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantrymq.kernel.batch import AppendBatch
 
 
 class AckGate(Protocol):
-    """A guarantee that an acknowledgement waits for. ``timeout_s`` seconds late, the sender gets ``late_code``."""
+    """A guarantee that an acknowledgment waits for. After ``timeout_s`` seconds the sender gets ``late_code``."""
 
     @property
     def timeout_s(self) -> float: ...
@@ -27,19 +27,19 @@ class AckGate(Protocol):
 
     @property
     def watermark(self) -> int:
-        """The log offset up to which the guarantee holds; never falls."""
+        """The log offset up to which the guarantee holds; never decreases."""
 
 
 @runtime_checkable
 class DegradableGate(AckGate, Protocol):
-    """A gate that lets go what it kept too long: that is then readable, though not promised.
+    """A gate that gives way after its time-out: the records are then readable, without its guarantee.
 
-    Nothing that comes behind is held up by it. With a ``timeout_s`` of 0 there is no hope at the moment: batches are
-    answered at once.
+    So it does not delay later batches. A ``timeout_s`` of 0 means that the guarantee is unavailable at the moment:
+    batches are answered at once.
     """
 
     def on_timeout(self, end: int) -> None:
-        """All that waited up to ``end`` was answered with ``late_code``: the watermark is not below it any more."""
+        """Everything up to ``end`` was answered with ``late_code``; the watermark must then be at least ``end``."""
 
 
 class Acks:
@@ -55,11 +55,11 @@ class Acks:
 
     @property
     def expires_now(self) -> bool:
-        """Whether a forgiving gate has no hope for what waits: :meth:`expire` should not be waited for."""
+        """Whether a degradable gate is unavailable now, so that :meth:`expire` should be called at once."""
         return bool(self._waiting) and any(gate.timeout_s <= 0 for gate in self._degradable)
 
     def committed(self, log_end: int) -> int:
-        """The end of what every gate has passed; without gates, the log's end."""
+        """The log offset that every gate has passed; without gates, the log's end."""
         committed = log_end
         for gate in self._gates:
             watermark = gate.watermark
@@ -68,16 +68,16 @@ class Acks:
         return committed
 
     def add(self, batch: AppendBatch, now: float) -> None:
-        """Wait with ``batch``, unless there is nothing to wait for: no gate, no live row, no row that cares."""
+        """Let ``batch`` wait, unless it needs no wait: no gate, no live row, no row that asks for the guarantees."""
         if not self._gates or batch.refused == len(batch) or not batch.waited_for:
             _finish(batch)
             if self._degradable and batch.refused < len(batch):
-                self._waiting.append((now, batch))  # nobody waits, but a gate may have to let go
+                self._waiting.append((now, batch))  # no batch waits, but a gate may have to give way
         else:
             self._waiting.append((now, batch))
 
     def oldest(self) -> float | None:
-        """Since when the first batch waits, as ``now`` was; None when none does."""
+        """When the first waiting batch began to wait, on the clock of ``now``; None if no batch waits."""
         return self._waiting[0][0] if self._waiting else None
 
     def release(self, committed: int) -> None:
@@ -87,13 +87,13 @@ class Acks:
             _finish(waiting.popleft()[1])
 
     def expire(self, now: float) -> None:
-        """Finish the batches that a gate kept too long, with that gate's code in the rows that wait."""
+        """Finish the batches for which a gate is late, with that gate's code in the rows that wait."""
         while self._waiting:
             since, batch = self._waiting[0]
             missing = [gate for gate in self._gates if gate.watermark < batch.end]
             late = [gate for gate in missing if now - since >= gate.timeout_s]
             if not late or (len(late) < len(missing) and all(gate in self._degradable for gate in late)):
-                return  # what is given up, as far as copies go, may still become durable in time
+                return  # a batch that gave up waiting for slaves may still become durable in time
             self._waiting.popleft()
             for row in batch.live:
                 if batch.waits[row]:
@@ -111,10 +111,10 @@ def _finish(batch: AppendBatch) -> None:
 
 
 class FlushStrategy(Protocol):
-    """Owns the cadence of fsync. It never retries one: a failed flush poisons the log and ends ``run`` by raising."""
+    """Decides when to flush. It never retries a flush: a failed flush poisons the log, and ``run`` raises."""
 
     def appended(self, end: int) -> None:
-        """The log now ends at ``end``; called in the sweep once a batch, must not block."""
+        """The log now ends at ``end``. Called in the sweep once per batch; must not block."""
 
     async def run(self) -> None:
-        """Flush until cancelled; on cancellation everything appended is flushed before it returns."""
+        """Flush until cancelled; after cancellation, flush everything that was appended before returning."""

@@ -1,4 +1,4 @@
-"""Delete the front of the log, and what was derived from it. When and how much is a plugin's business."""
+"""Delete the oldest part of the log and the data derived from it. A plugin decides when and how much."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.expiry")
 
 QUEUES_AT_ONCE = 32
-"""Queues that are searched before others get their turn."""
+"""Queues that are searched before other tasks run."""
 
 
 @attrs.frozen
 class Expired:
-    """What one round did: files that went, and how many bytes of those that were to go ``holder``, a plugin, keeps."""
+    """The result of one round: the number of deleted files, and the bytes that the plugin ``holder`` prevents from
+    being deleted."""
 
     files: int
     held_bytes: int = 0
@@ -29,8 +30,8 @@ class Expired:
 async def drop_before(broker: Broker, offset: int) -> Expired:
     """Delete the log's files that end at or before ``offset``.
 
-    Never the file in use, nothing that is not in the queues yet, and nothing behind the lowest offset that a plugin
-    needs (hook ``retention_floor``). Queues follow: they begin with the first message that is left.
+    The current file, records that are not in the queues yet, and everything behind the lowest offset that a plugin
+    needs (hook ``retention_floor``) are kept. The queues then begin with the first remaining message.
     """
     floor, holder = _floor(broker)
     detached = broker.log.detach_before(min(offset, broker.store.dispatched, floor))
@@ -39,7 +40,7 @@ async def drop_before(broker: Broker, offset: int) -> Expired:
     if not detached:
         return expired
     log.info("log_files_expired", files=len(detached), log_start=broker.log.min_offset)
-    # First of all: until then a queue's first offset names a message that is gone.
+    # First, because until then a queue's first offset names a deleted message.
     for number, queue in enumerate(broker.queues, start=1):
         queue.correct_min(broker.log.min_offset)
         if number % QUEUES_AT_ONCE == 0:
@@ -59,7 +60,7 @@ def _floor(broker: Broker) -> tuple[int, str]:
         try:
             needed = call()
         except Exception:
-            # Who cannot say what it needs may need everything.
+            # A plugin that fails here may need everything.
             log.exception("retention_floor_failed", plugin=info.name)
             return 0, info.name
         if needed < floor:

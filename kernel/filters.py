@@ -1,4 +1,4 @@
-"""What a compiled subscription expression is to the kernel: a test of consume queue entries, then of the records."""
+"""The interface of a compiled subscription expression: a test of consume queue entries, then of records."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Generator, Sequence
 from typing import ClassVar, Protocol
 
 EXTENSION_ADDRESSES_END = -(2**31)
-"""Tag codes below it are no hashes: they say where a queue's extension file keeps the hash and more.
+"""Tag codes below this value are not hashes but addresses in the queue's extension, which has the hash.
 
-Only RocketMQ with ``enableConsumeQueueExt`` writes such entries (``ConsumeQueueExt.isExtAddr``). Any tag may be meant:
+Only RocketMQ with ``enableConsumeQueueExt`` writes such entries (``ConsumeQueueExt.isExtAddr``). The tag is unknown:
 the entry passes, and the client tests the tag itself.
 """
 
 
 class MessageFilter(Protocol):
-    """A compiled expression. ``matches_all`` spares the test of single entries."""
+    """A compiled expression. ``matches_all`` makes the test of single entries unnecessary."""
 
     @property
     def matches_all(self) -> bool:
         """Whether every entry passes."""
 
     def matches(self, tag_code: int) -> bool:
-        """Whether an entry with this tag code may be wanted; the client tests the exact tag again."""
+        """Whether an entry with this tag code may match; the client tests the exact tag again."""
 
 
 class CodeFilter(ABC):
-    """A compiled expression that looks at nothing but whether the tag code is one of ``codes``; none: all pass.
+    """A compiled expression that only tests whether the tag code is one of ``codes``; if empty, all entries pass.
 
-    What is below :data:`EXTENSION_ADDRESSES_END` passes too. The compiled twin asks no such filter, it compares the
-    codes itself.
+    Codes below :data:`EXTENSION_ADDRESSES_END` pass too. The compiled twin compares the codes itself instead of calling
+    this filter.
     """
 
     __slots__ = ()
@@ -37,9 +37,9 @@ class CodeFilter(ABC):
 
 
 class RecordFilter(ABC):
-    """A compiled expression that has to see the messages' properties: what passes the entries' test is read first.
+    """A compiled expression that needs the messages' properties: messages that pass the test of entries are read first.
 
-    A base class and no protocol, for it is asked for with each pull.
+    A base class and not a protocol, because each pull checks for it with ``isinstance``.
     """
 
     __slots__ = ()
@@ -51,22 +51,22 @@ class RecordFilter(ABC):
 
     @abstractmethod
     def select(self, properties: Sequence[bytes]) -> list[bool]:
-        """Which of the messages with these encoded properties are wanted. Never raises: what cannot be told is not."""
+        """Which of the messages with these encoded properties match. Never raises: an unknown result is no match."""
 
     def cost(self, size: int) -> int:
         """The work to decide about a message with ``size`` bytes of properties, in units of half a microsecond.
 
-        Above 0. It bounds how many messages one pull looks at.
+        Above 0. It limits how many messages one pull examines.
         """
         return 10
 
 
 FilterSteps = Generator[None, None, MessageFilter]
 FilterCompiler = Callable[[str], MessageFilter | FilterSteps]
-"""From an expression to its filter; raises ``RemoteFault`` with code 23 for one that cannot be read.
+"""Compiles an expression into its filter; raises ``RemoteFault`` with code 23 for an invalid expression.
 
-For an expression that takes longer than a millisecond it returns a generator: that yields where it may rest, at least
-once a millisecond, raises as above, and returns the filter.
+For an expression that takes longer than a millisecond it returns a generator, which yields at least once a millisecond,
+raises as above, and returns the filter.
 """
 
 

@@ -1,6 +1,6 @@
-"""What the kernel does beside the hot path: deadlines, files ahead, tables and queue tails to the disk.
+"""The kernel's periodic work: deadlines, the next log file, writing tables and queue tails to the disk.
 
-Two tasks, because a disk that hangs must not keep anyone from being told that it does.
+It runs in two tasks, because a hanging disk must not delay the time-outs that report it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPAIR_TICK_S = 0.5
 
 
 async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
-    """Late acknowledgements, idle connections and unfinished frames, until cancelled."""
+    """Handle late acknowledgments, idle connections and unfinished frames, until cancelled."""
     while True:
         acks.expire(broker.env.monotonic())
         sweep.check_deadlines()
@@ -30,9 +30,10 @@ async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
 
 
 async def tend_disk(broker: Broker) -> None:
-    """The next file of the log before it is needed, queue tails and tables, until cancelled; in a worker thread.
+    """Create the next log file before it is needed and write queue tails and tables, until cancelled; in a worker
+    thread.
 
-    A failure there is the store's to judge: it poisons the log, and the broker stops.
+    The store decides about a failure: it poisons the log, and the broker stops.
     """
     interval = broker.config.broker.persist_interval
     next_persist = trio.current_time() + interval
@@ -46,7 +47,7 @@ async def tend_disk(broker: Broker) -> None:
 
 
 async def mend_queues(broker: Broker) -> None:
-    """Correct what readers have found to be wrong in consume queues, until cancelled; in a worker thread."""
+    """Repair consume queue entries that readers found to be wrong, until cancelled; in a worker thread."""
     repair = broker.store.repair
     while True:
         while repair.has_work:
@@ -55,6 +56,6 @@ async def mend_queues(broker: Broker) -> None:
 
 
 def _tend(store: Store) -> None:
-    # One worker for both: an idle broker's time is spent on waking up.
+    # One worker for both, because an idle broker spends its time on wake-ups.
     store.prepare_next()
     store.flush_queues()

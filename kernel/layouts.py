@@ -1,4 +1,4 @@
-"""How fields lie in what is stored: entries of consume queues, and parts of a record that are read without the rest.
+"""Byte layouts of consume queue entries, and of parts of a record that are read without the rest.
 
 The whole head of a record is :data:`gantrymq.remoting.records.HEADS`, as clients get records too.
 """

@@ -1,4 +1,4 @@
-"""Requests, and what may answer them."""
+"""Requests and their processors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Request:
-    """One request, its code, and the connection that waits for its answer.
+    """One request with its code and the connection that waits for the response.
 
-    There may be others with the same attributes, whose ``command`` is made when it is asked for: who wants no more than
-    what is here does not ask for it.
+    Other classes have the same attributes and decode ``command`` on first use: avoid it if the other attributes are
+    sufficient.
     """
 
     __slots__ = ("answered", "code", "command", "connection")
@@ -66,13 +66,13 @@ class Request:
         return topic_in(self.code, self.ext)
 
     def forget(self) -> None:
-        """Keep only what an answer needs: header fields and body go."""
+        """Keep only what a response needs: drop header fields and body."""
         self.command.ext, self.command.body = None, b""
 
     def answer(
         self, code: int, remark: str | None = None, ext: dict[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send the response, the first one only; none to a oneway request or a connection that is gone."""
+        """Send the response. Only the first call counts; a oneway request and a closed connection get none."""
         command = self.command
         if not (self.answered or command.flag & ONEWAY_FLAG):
             self.answered = True
@@ -109,23 +109,25 @@ class RequestBatch:
 
 
 class BatchProcessor(Protocol):
-    """Answers hot codes: one call a sweep with all requests of its codes, in order of arrival.
+    """Answers frequent request codes: one call per sweep with all requests of its codes, in order of arrival.
 
-    It may have ``readers``: by code, what makes its requests of their headers in place of the decoder, where those have
-    the form that clients write (``kernel/fast``, and for the compiled twin ``_requests.pxd`` there).
+    It may have ``readers``: by request code, the function that parses a header of the form that clients write, in place
+    of the decoder (``kernel/fast``, and for the compiled twin ``_requests.pxd`` there).
     """
 
     def handle(self, requests: list[Request]) -> list[Request] | int | None:
-        """Answer each request, now or later, by ``request.answer``. Bad input of one row is answered to that row.
+        """Answer each request, now or later, with ``request.answer``. Invalid input in one row is answered only to that
+        row.
 
-        Returns how many were taken: the others have used up the turn's time, and come again in one of the next turns,
-        connection by connection. One is taken at least. None: all of them. A list: those that were not taken, of each
-        connection in the order in which they came.
+        Returns how many were processed, at least one; the time of the turn is then used up, and the others come again
+        in a later turn, connection by connection. None means all. A list has the requests that were not processed,
+        those of each connection in order of arrival.
         """
 
 
 def take_each(requests: list[Request], take: Callable[[Request], None]) -> None:
-    """``take`` each request; one at which it raises ``RemoteFault`` is answered with that, and harms no other."""
+    """Call ``take`` for each request. A ``RemoteFault`` becomes the response to that request and does not affect the
+    others."""
     for request in requests:
         try:
             take(request)
@@ -142,16 +144,16 @@ Handler = (
 """Answers one request: returns the response (``request.command.answer(...)``) or None when there is none to send.
 ``RemoteFault`` becomes a response with its code. An async handler runs as a task of its own.
 
-A generator function answers in steps: it yields where it may rest, at least once a millisecond. Of requests of more
-than 16 KiB one is answered at a time, of all connections; the further requests of its connection wait for its end."""
+A generator function answers in steps and yields at least once a millisecond. Of requests of more than 16 KiB, only one
+runs at a time among all connections; later requests of its connection wait until it ends."""
 
 
 @attrs.frozen
 class Heavy:
-    """Marks an async handler whose answer takes long or much memory.
+    """Marks an async handler whose response takes much time or memory.
 
-    ``limits.heavy_requests`` of them are worked on at a time, one of each connection; who sent one as oneway wants
-    nothing, and nothing is done.
+    At most ``limits.heavy_requests`` run at a time, one per connection. A oneway request for such a handler is ignored,
+    because it has no response.
     """
 
     handler: Callable[[Request], Awaitable[Command | None]]

@@ -1,4 +1,4 @@
-"""Warnings about what clients repeat: each is logged once an hour, however often the client tries."""
+"""Warnings about repeated errors of clients: each is logged once an hour, however often the client tries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class RareWarnings:
     """Remembers what was logged when; beyond ``KEYS_MAX`` subjects within the hour nothing more is logged."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: seconds that never fall (``env.monotonic``)."""
+        """``clock``: monotonic seconds (``env.monotonic``)."""
         self._clock = clock
         self._logged: dict[str, float] = {}
 
     def is_due(self, subject: str) -> bool:
-        """Whether a warning about ``subject`` is to be logged now; then it counts as logged."""
+        """Whether to log a warning about ``subject`` now; if so, it counts as logged."""
         now = self._clock()
         before = self._logged.get(subject)
         if before is not None and now - before < QUIET_S:

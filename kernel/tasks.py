@@ -10,12 +10,13 @@ import attrs
 
 @attrs.frozen
 class BackgroundTask:
-    """A named task: ``run()`` works until it is cancelled. ``run_on``: what it does is for masters, or for all."""
+    """A named task: ``run()`` works until it is cancelled. ``run_on`` says whether it runs on masters only or on all
+    brokers."""
 
     name: str
     run: Callable[[], Awaitable[None]]
     run_on: Literal["all", "masters"] = "all"
 
     def runs_on(self, broker_id: int) -> bool:
-        """Whether a broker of that id runs it: a master's is 0."""
+        """Whether a broker with this id runs it; the master's id is 0."""
         return self.run_on == "all" or broker_id == 0

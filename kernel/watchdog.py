@@ -1,4 +1,4 @@
-"""Name who keeps the loop from turning: a plugin that blocks would otherwise only show as silence."""
+"""Find out which plugin blocks the event loop: without this, a blocking plugin shows only as silence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMES_TOLD = 5
 
 
 class Watchdog:
-    """A thread that asks the loop for a sign of life and looks at its stack when there is none for ``limit_s``."""
+    """A thread that checks that the loop responds, and examines its stack if it has not responded for ``limit_s``."""
 
     def __init__(self, manager: PluginManager, limit_s: float) -> None:
         self._manager = manager
@@ -29,7 +29,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the loop that this is called in, for the length of the block; not with a limit of 0."""
+        """Watch the calling event loop within the block; a limit of 0 disables it."""
         if not self._limit_s:
             yield
             return

@@ -1,1 +1,1 @@
-"""The typed configuration: values, sections, and the sources that they come from."""
+"""The typed configuration: values, sections and sources."""

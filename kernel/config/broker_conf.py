@@ -1,4 +1,4 @@
-"""RocketMQ's ``broker.conf``: its keys are what the sections' fields declare (:mod:`...config.rocketmq_keys`)."""
+"""RocketMQ's ``broker.conf``, whose keys the fields of the sections declare (:mod:`...config.rocketmq_keys`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sections = Mapping[str, type[Any]]
 
 @attrs.frozen
 class BrokerConf:
-    """One file. ``optional``: sections of plugins that need not be loaded, and that it may enable."""
+    """One file. ``optional``: sections of plugins that are not loaded yet and that the file can enable."""
 
     path: str
     properties: Mapping[str, str]
@@ -25,23 +25,23 @@ class BrokerConf:
 
 @attrs.frozen
 class Translation:
-    """Our settings as text, and the keys that have no counterpart."""
+    """GantryMQ's settings as text, and the keys without a counterpart."""
 
     settings: Mapping[Place, str]
     unmapped: tuple[str, ...]
 
 
 def declared_keys(sections: Sections) -> dict[Place, RocketmqKey]:
-    """RocketMQ's names by our section and key, in the order of declaration; a group is not among them.
+    """RocketMQ's names by section and key, in the order of declaration, without groups.
 
-    :class:`StartError` when one name stands for two settings.
+    :class:`StartError` if two settings declare the same name.
     """
     found: dict[Place, RocketmqKey] = {}
     owners: dict[str, Place] = {}
     for place, names, key in _declarations(sections):
         for name in names:
             owner = owners.setdefault(name, place)
-            # a group and a field of one section may share a key: the one reads it, the other writes it
+            # a group and a field of one section may share a key: the group reads it, the field writes it
             if owner != place and (owner[0] != place[0] or (owner[1] and place[1])):
                 raise StartError(
                     f"RocketMQ's key {name!r} is declared for {_shown(owner)} and for {_shown(place)}: one name is one "
@@ -53,10 +53,11 @@ def declared_keys(sections: Sections) -> dict[Place, RocketmqKey]:
 
 
 def translate(properties: Mapping[str, str], sections: Sections, absent: Sections | None = None) -> Translation:
-    """What ``properties`` say for ``sections``; keys of ``absent`` sections count as known, unless another has them.
+    """The settings for ``sections`` in ``properties``; keys of ``absent`` sections count as known unless another
+    section has them.
 
-    A value that does not fit its meaning is passed on as it is: the typed section refuses it with our key's name.
-    ValueError where a value cannot be read, or two values contradict each other.
+    An invalid value is passed on unchanged, and the typed section refuses it with GantryMQ's key. ValueError if a value
+    cannot be read or two values contradict each other.
     """
     keys: dict[str, tuple[Place, RocketmqKey]] = {}
     groups: dict[str, KeyGroup] = {}
@@ -82,7 +83,7 @@ def translate(properties: Mapping[str, str], sections: Sections, absent: Section
 
 
 def write_keys(sections: Mapping[str, Any]) -> dict[str, str]:
-    """What the typed sections say, by RocketMQ's names and in its form."""
+    """The values of the typed sections, under RocketMQ's names and in its form."""
     keys = declared_keys({name: type(section) for name, section in sections.items()})
     found = {key.name: key.write(getattr(sections[place[0]], place[1])) for place, key in keys.items()}
     for section in sections.values():
@@ -92,7 +93,7 @@ def write_keys(sections: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _declarations(sections: Sections) -> Iterator[tuple[Place, tuple[str, ...], RocketmqKey | None]]:
-    """Place, names and key of every field that has one, and of every group with the section alone and no key."""
+    """Place, names and key of every field with a RocketMQ name, and of every group, with only the section."""
     for section, kind in sections.items():
         for field in attrs.fields(kind):
             key = field.metadata.get(METADATA)

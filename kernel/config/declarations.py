@@ -1,4 +1,4 @@
-"""Which sections there are, and their classes: the kernel's, and one a plugin."""
+"""The configuration sections and their classes: the kernel's, and one per plugin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _check_nameservers(_instance: object, _attribute: attrs.Attribute[list[str]]
 def _read_addresses(properties: Mapping[str, str]) -> dict[Place, str]:
     """RocketMQ keeps host and port apart, and binds to every interface.
 
-    Here the bind stays on loopback until the file names an address that others are to use.
+    GantryMQ binds to loopback unless the file names an address for other machines.
     """
     advertised = properties.get("brokerIP1")
     port = properties.get("listenPort", "10911")
@@ -52,7 +52,7 @@ def _write_units(units: int) -> str:
 
 @attrs.frozen(kw_only=True)
 class BrokerConfig:
-    """Section ``[broker]``: who it is, where it listens, where it keeps its files."""
+    """Section ``[broker]``: name, addresses, folder."""
 
     broker_conf_groups: ClassVar = (
         KeyGroup(("listenPort", "bindAddress", "brokerIP1"), _read_addresses, _write_addresses),
@@ -63,16 +63,16 @@ class BrokerConfig:
     id: int = number(0, 0, rocketmq="brokerId")
     listen: str = address("127.0.0.1:10911", any_port=True)
     advertise: str = address("", optional=True)
-    """What clients are told; empty: the address it listens on."""
+    """The address that clients get; empty: the listen address."""
     data: str = filled("./gantrymq-data", rocketmq="storePathRootDir")
     nameservers: list[str] = attrs.field(
         factory=lambda: ["127.0.0.1:9876"], validator=_check_nameservers, metadata=named("namesrvAddr")
     )
     persist_interval: float = duration("5s", minimum="10ms", maximum="1h", rocketmq="flushConsumerOffsetInterval")
     insecure: bool = False
-    """Whether it may listen beyond the loopback address although nothing controls access (``--insecure``)."""
+    """Whether it may listen beyond the loopback address without access control (``--insecure``)."""
     watchdog: float = duration("2s", minimum="0s", maximum="1h")
-    """How long the loop may stand still before the log says who holds it; 0: nobody looks."""
+    """How long the loop may be blocked before the log names the plugin that blocks it; 0: never."""
 
 
 @attrs.frozen(kw_only=True)
@@ -98,35 +98,35 @@ class StoreSection:
     )
     max_message_bytes: int = size("4 MiB", minimum=1, maximum="16 MiB", rocketmq="maxMessageSize")
     clock_ahead_max: float = duration("1h", maximum="36500d")
-    """How far the last message's time may be ahead of the machine's clock; a master that finds more does not start."""
+    """How far the last message's time may be ahead of the machine's clock; beyond it a master does not start."""
 
 
 @attrs.frozen(kw_only=True)
 class LimitsSection:
-    """Section ``[limits]``: everything that arrives from outside has a bound."""
+    """Section ``[limits]``: limits on everything that arrives from outside."""
 
     connections: int = number(10_000, 1, 1_000_000)
     connections_per_address: int = number(0, 0, 1_000_000)
-    """How many of them one address may have; 0: as many as there is room for. While all are taken, the address that has
-    most gives way to one that has fewer."""
+    """Connections of one address; 0: no limit. When all are in use, the address with the most gives one up for an
+    address with fewer."""
     frame_bytes: int = size("16 MiB", minimum="1 KiB", maximum="1 GiB")
     write_buffer_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
     buffered_bytes: int = size("256 MiB", minimum="256 KiB", maximum="64 GiB")
-    """What all connections together may have sent of unfinished frames, and as much that they have not yet taken of
-    their answers; the connection with the most is closed first."""
+    """Bytes of unfinished frames of all connections, and the same amount of unread responses; beyond it the connection
+    with the most is closed."""
     unacknowledged_bytes: int = size("64 MiB", minimum="64 KiB", maximum="16 GiB")
     sweep_bytes: int = size("8 MiB", minimum="4 KiB", maximum="256 MiB")
     sweep_rows: int = number(4096, 1, 65_536)
     turn_budget: float = duration("5ms", minimum="1ms", maximum="1s")
-    """How long requests that carry no message are answered in one turn; those that are left wait for the next one."""
+    """How long one turn answers requests that carry no message; the others wait for the next turn."""
     requests_in_flight: int = number(64, 1, 65_536)
-    """Requests of one connection that tasks work on at a time; its further requests wait."""
+    """Requests of one connection that tasks process at the same time; further ones wait."""
     heavy_requests: int = number(2, 1, 256)
-    """Requests with large answers that are worked on at a time, of all connections together."""
+    """Requests with large responses that are processed at the same time, of all connections together."""
     request_body_bytes: int = size("8 MiB", minimum="64 KiB", maximum="1 GiB")
     """The body of a request that carries no message."""
     waiting_bytes: int = size("64 MiB", minimum="1 MiB", maximum="64 GiB")
-    """What requests may take in memory that wait or are worked on; beyond, each is answered SYSTEM_BUSY."""
+    """Memory for requests that wait or are processed; beyond it requests get SYSTEM_BUSY."""
     idle: float = duration("120s", minimum="100ms", maximum="1d")
     first_frame: float = duration("10s", minimum="100ms", maximum="1d")
     frame_deadline: float = duration("15s", minimum="100ms", maximum="1h")
@@ -134,17 +134,18 @@ class LimitsSection:
 
 @attrs.frozen(kw_only=True)
 class PluginsSection:
-    """Section ``[plugins]``: names added behind the default plugins, and names taken out."""
+    """Section ``[plugins]``: plugins to load after the default plugins, and plugins to disable."""
 
     enable: list[str] = attrs.field(factory=list)
     disable: list[str] = attrs.field(factory=list)
     skip_errors: list[str] = attrs.field(factory=list)
-    """Plugins whose errors in ``before_append``, ``dispatch`` and background tasks are logged, and the broker goes on.
+    """Plugins whose errors in ``before_append``, ``dispatch`` and background tasks are logged without stopping the
+    broker.
 
-    What such a plugin had changed of a batch stays.
+    Changes that such a plugin made to a batch before the error remain.
     """
     disable_on_error: list[str] = attrs.field(factory=list)
-    """Plugins that are not called again in these hooks once they raised there or in a background task."""
+    """Plugins that are not called again in these hooks after an error there or in a background task."""
 
 
 KERNEL_SECTIONS: Mapping[str, type[Any]] = {
@@ -158,7 +159,7 @@ KERNEL_SECTIONS: Mapping[str, type[Any]] = {
 def plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
     """The classes of the loaded plugins by section (``plugin.NAME``).
 
-    :class:`StartError` for two of one name, and for a class that is none of a section.
+    :class:`StartError` for two sections of one name, and for a class that is not a section.
     """
     sections: dict[str, type[Any]] = {}
     owners: dict[str, str] = {}
@@ -180,7 +181,7 @@ def plugin_sections(manager: PluginManager) -> dict[str, type[Any]]:
 
 
 def disabled_sections(manager: PluginManager) -> dict[str, type[Any]]:
-    """As :func:`plugin_sections`, of the plugins that are disabled. What is wrong with those stops no start."""
+    """As :func:`plugin_sections`, for disabled plugins. Errors in these do not stop the start."""
     sections = {}
     for plugin in manager.disabled:
         with contextlib.suppress(Exception):

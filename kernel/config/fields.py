@@ -1,7 +1,7 @@
-"""Values of the configuration: what a duration, a size, an address and a number in a range look like, and their errors.
+"""Configuration values: durations, sizes, addresses and numbers in a range, and their errors.
 
-A plugin declares its section as an attrs class with these helpers; the attribute then holds seconds (float) or bytes
-(int), whatever the file said::
+A plugin declares its section as an attrs class with these helpers; the attribute then has seconds (float) or bytes
+(int)::
 
     @attrs.frozen
     class FlushConfig:
@@ -34,7 +34,8 @@ _WHOLE = re.compile(r"[+-]?[0-9][0-9_]*", re.ASCII)
 
 
 def parse_duration(value: object) -> float:
-    """Seconds of ``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"2d"``; a number is seconds already. ValueError else."""
+    """Convert ``"500ms"``, ``"30s"``, ``"5m"``, ``"1h"`` or ``"2d"`` to seconds; a number is in seconds. ValueError
+    otherwise."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < UNLIMITED:
         return float(value)
     match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -44,7 +45,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Bytes of ``1024``, ``"1024"``, ``"64 MiB"``, ``"1GiB"``; ValueError else."""
+    """Convert ``1024``, ``"1024"``, ``"64 MiB"`` or ``"1GiB"`` to bytes; ValueError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _QUANTITY.fullmatch(value.strip()) if isinstance(value, str) else None
@@ -59,7 +60,7 @@ def duration(
 ) -> Any:
     """An attrs field of seconds, written with a unit; both ends of the range are allowed.
 
-    RocketMQ has it in milliseconds, unless ``rocketmq`` says otherwise (``in_hours("auditKeepHours")``).
+    RocketMQ's value is in milliseconds unless ``rocketmq`` says otherwise (``in_hours("auditKeepHours")``).
     """
     low, high = parse_duration(minimum), parse_duration(maximum)
     key = in_milliseconds(rocketmq) if isinstance(rocketmq, str) else rocketmq
@@ -101,7 +102,7 @@ def plain(
     rocketmq: str | RocketmqKey | None = None,
     validator: Callable[[Any, attrs.Attribute[Any], Any], None] | None = None,
 ) -> Any:
-    """An attrs field that is read by its type alone."""
+    """An attrs field that is converted by its type only."""
     return attrs.field(default=default, validator=validator, metadata=named(rocketmq))
 
 
@@ -129,9 +130,10 @@ def shown_default(field: attrs.Attribute[Any]) -> object:
 
 
 def coerce(value: object, hint: Any, field: attrs.Attribute[Any], from_text: bool) -> object:
-    """``value`` as the field's type ``hint`` has it; ``from_text``: from a flag, the environment or properties.
+    """Convert ``value`` to the field's type ``hint``; ``from_text``: it comes from a flag, the environment or
+    properties.
 
-    Raises ValueError that says what is allowed; ranges are the field's own validator's business, units its converter's.
+    Raises ValueError that says what is allowed. The field's own validator checks ranges, its converter units.
     """
     if "quantity" in field.metadata:
         return value
@@ -183,7 +185,7 @@ def _read_bool(value: object, from_text: bool) -> bool:
 
 
 def _read_int(value: object, from_text: bool) -> int:
-    # 20 digits hold 64 bits; int() of an endless text is refused by Python with a text for programmers
+    # 64 bits have at most 20 digits; Python refuses int() of a longer text with an error that users do not understand
     if from_text and isinstance(value, str) and len(value) <= 20 and _WHOLE.fullmatch(value.strip()):
         return int(value)
     if not isinstance(value, int) or isinstance(value, bool):

@@ -1,8 +1,9 @@
-"""RocketMQ's names of settings, as the fields of a configuration class declare them.
+"""RocketMQ's names of settings, which the fields of a configuration class declare.
 
 The field helpers (:mod:`gantrymq.kernel.config.fields`) take a name, or a :class:`RocketmqKey` where RocketMQ writes
-the value in another form. Keys that stand for no single setting are a :class:`KeyGroup` of the class. From these follow
-how ``broker.conf`` is read, and by which names administrators see and change settings::
+the value in another form. A key that does not correspond to exactly one setting belongs to a :class:`KeyGroup` of the
+class. These declarations determine how ``broker.conf`` is read, and under which names administrators see and change
+settings::
 
     @attrs.frozen(kw_only=True)
     class AuditConfig:
@@ -22,37 +23,37 @@ from typing import Any
 import attrs
 
 METADATA = "rocketmq"
-"""Where a field's metadata has its :class:`RocketmqKey`."""
+"""The key of a field's metadata for its :class:`RocketmqKey`."""
 GROUPS = "broker_conf_groups"
-"""The attribute of a configuration class that has its groups."""
+"""The attribute of a configuration class for its groups."""
 
 Place = tuple[str, str]
-"""Section and key of a setting of ours: ``("plugin.audit", "interval")``."""
+"""Section and key of a setting of GantryMQ: ``("plugin.audit", "interval")``."""
 
 
 def write_plain(value: Any) -> str:
-    """A value as RocketMQ writes one of its type: ``true``, lists with ``;``."""
+    """A value in RocketMQ's form for its type: ``true``, lists with ``;``."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ";".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def read_plain(text: str) -> str:
-    """The text as it is: RocketMQ writes the value as we do."""
+    """The unchanged text: RocketMQ writes the value in the same form."""
     return text
 
 
 def write_nothing(_section: object) -> dict[str, str]:
-    """For a group whose keys fields write, or that need not be seen."""
+    """For a group whose keys are written by fields or are not shown."""
     return {}
 
 
 @attrs.frozen
 class RocketmqKey:
-    """RocketMQ's name of one setting. ``older``: spellings that are read as well, and never written.
+    """RocketMQ's name of one setting. ``older``: spellings that are read but never written.
 
-    ``read`` turns RocketMQ's text into ours; what does not fit it returns unchanged, so that the field refuses it by
-    its own name, or it raises ValueError. ``write`` turns the typed value into RocketMQ's text.
+    ``read`` converts RocketMQ's text into GantryMQ's. It returns an invalid text unchanged, so that the field refuses
+    it under its own name, or raises ValueError. ``write`` converts the typed value into RocketMQ's text.
     """
 
     name: str
@@ -63,13 +64,13 @@ class RocketmqKey:
 
 @attrs.frozen
 class KeyGroup:
-    """Keys of RocketMQ that are read together, or that stand for more or less than one setting.
+    """Keys of RocketMQ that are read together, or that do not correspond to exactly one setting.
 
-    ``read`` gets all properties of the file, stripped, when one of ``keys`` is among them, and returns our settings as
-    text by section and key; they replace what the names of fields gave. The key ``""`` only says that the section is
-    there. It raises :class:`NoCounterpart` for a value that is to be ignored, and ValueError for one that refuses the
-    start. A key that a field names as well is read by the group alone and written by the field. ``write`` gets the
-    section, an instance of the class, and returns keys and values as administrators are to see them.
+    ``read`` gets all properties of the file, stripped, if one of ``keys`` is among them. It returns GantryMQ's settings
+    as text by section and key, which replace those from the names of fields. The key ``""`` only says that the section
+    exists. It raises :class:`NoCounterpart` for a value to ignore, and ValueError for a value that stops the start. If
+    a field has the same key, only the group reads it and only the field writes it. ``write`` gets the section, an
+    instance of the class, and returns the keys and values that administrators see.
     """
 
     keys: tuple[str, ...]
@@ -78,7 +79,7 @@ class KeyGroup:
 
 
 class NoCounterpart(Exception):
-    """This key, with the value that it has, means nothing here: it is reported, and its group is ignored."""
+    """This key with this value has no counterpart: it is reported, and its group is ignored."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} has no counterpart here")
@@ -86,13 +87,13 @@ class NoCounterpart(Exception):
 
 
 def named(rocketmq: str | RocketmqKey | None) -> dict[str, RocketmqKey]:
-    """The metadata of a field with this name, or of one without."""
+    """The metadata of a field with this name, or without a name."""
     key = RocketmqKey(rocketmq) if isinstance(rocketmq, str) else rocketmq
     return {} if key is None else {METADATA: key}
 
 
 def in_milliseconds(name: str, *older: str) -> RocketmqKey:
-    """A duration that RocketMQ has in milliseconds, as most."""
+    """A duration that RocketMQ has in milliseconds, like most."""
     return RocketmqKey(name, older, lambda text: f"{text}ms", lambda seconds: str(round(seconds * 1000)))
 
 

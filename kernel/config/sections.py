@@ -1,12 +1,13 @@
-"""The typed configuration: the kernel's sections, one section a plugin, decoded strictly, with each value's origin.
+"""The typed configuration: the kernel's sections and one section per plugin, decoded strictly, with the origin of each
+value.
 
-``read_settings`` gathers what was set, ``build_config`` types it once the plugins are loaded::
+``read_settings`` collects the settings, ``build_config`` converts them after the plugins are loaded::
 
     settings = read_settings("gantrymq.toml", data, environ, sets, optional=optional_plugins)
     manager = load_plugins(DEFAULT_PLUGINS, settings.enable, settings.disable)
     config = build_config(settings, manager)
 
-An unknown section or key, a wrong type and a value out of range refuse the start, all of them in one error.
+Unknown sections and keys, wrong types and values out of range stop the start; one error lists all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ T = TypeVar("T")
 
 @attrs.frozen
 class ExplainedValue:
-    """One value, as a user would write it, and where it came from (``source``: the file or variable by name)."""
+    """One value in the form that a user writes, with its origin (``source``: the name of the file or variable)."""
 
     section: str
     key: str
@@ -47,7 +48,8 @@ class ExplainedValue:
 
 @attrs.frozen
 class Config:
-    """All sections, typed. ``notes``: what was read and ignored; ``rocketmq_keys``: by section and key, as declared."""
+    """All sections, typed. ``notes``: settings that were read and ignored; ``rocketmq_keys``: declared keys by section
+    and key."""
 
     broker: BrokerConfig
     store: StoreSection
@@ -64,7 +66,7 @@ class Config:
         return cast(T, self._sections[kind])
 
     def with_section(self, section: object) -> Config:
-        """A copy in which ``section`` stands for the one of its class."""
+        """A copy in which ``section`` replaces the section of its class."""
         sections = {**self._sections, type(section): section}
         return attrs.evolve(
             self,
@@ -80,7 +82,7 @@ class Config:
 
 
 def build_config(settings: Settings, manager: PluginManager) -> Config:
-    """Type every section strictly; raises :class:`ConfigError` with all problems."""
+    """Convert every section strictly; raises :class:`ConfigError` with all problems."""
     kinds = dict(KERNEL_SECTIONS) | plugin_sections(manager)
     keys = declared_keys(kinds)
     problems: list[str] = []
@@ -112,7 +114,8 @@ def build_config(settings: Settings, manager: PluginManager) -> Config:
 def _with_broker_conf(
     settings: Settings, kinds: Mapping[str, type[Any]], manager: PluginManager, problems: list[str]
 ) -> Settings:
-    """``settings`` with what a ``broker.conf`` says by the names that the loaded plugins declare, and its notes."""
+    """``settings`` with the values of a ``broker.conf`` under the names that the loaded plugins declare, and its
+    notes."""
     conf = settings.broker_conf
     if conf is None:
         return settings
@@ -134,7 +137,7 @@ def _with_broker_conf(
 
 def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> list[str]:
     problems = []
-    # the section of a plugin that is switched off may stay where it is
+    # the section of a disabled plugin may stay in the file
     known = {*kinds, *(f"plugin.{name}" for name in settings.disable)}
     unknown = {section: setting for (section, _), setting in settings.values.items() if section not in known}
     for section, setting in unknown.items():
@@ -153,7 +156,7 @@ def _unknown_sections(settings: Settings, kinds: Mapping[str, type[Any]]) -> lis
 
 
 def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], problems: list[str]) -> dict[str, object]:
-    """Constructor arguments of the section; what is wrong is added to ``problems``."""
+    """The constructor arguments of the section; errors are added to ``problems``."""
     if not given:
         return {}
     fields = {field.alias or field.name: field for field in attrs.fields(kind) if field.init}
@@ -168,7 +171,7 @@ def _read_section(name: str, kind: type[Any], given: Mapping[str, Setting], prob
         field = fields[key]
         try:
             value = coerce(setting.value, hints[field.name], field, setting.is_text)
-            # one field alone on top of the defaults: an error is this field's and no other's
+            # only one field is set on top of the defaults, so an error belongs to this field
             kind(**{key: value})
         except ValueError as error:
             problems.append(f"{name}.{key} = {show(setting.value)} {where}: {_reason(error)}")
@@ -191,5 +194,5 @@ def _explain(
 
 
 def _reason(error: ValueError) -> object:
-    """attrs' own validators put the attribute and the value behind their text."""
+    """The validators of attrs append the attribute and the value to their text."""
     return error.args[0] if error.args else error

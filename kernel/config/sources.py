@@ -1,7 +1,7 @@
-"""What the user set and where: file, overrides, environment, flags, one over the other, not yet typed.
+"""The settings by source: file, overrides, environment, flags; merged, not yet typed.
 
-The first of two steps: the names of the plugins to load are known here, and only the loaded plugins know the types of
-their sections (:mod:`gantrymq.kernel.config.sections`).
+This is the first of two steps: it yields the names of the plugins to load, and only the loaded plugins know the types
+of their sections (:mod:`gantrymq.kernel.config.sections`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gantrymq.remoting.javaproperties import read_properties
 
 Origin = Literal["default", "file", "override", "environment", "flag"]
 OVERRIDES_PATH = "config/overrides.toml"
-"""Under the store's folder: what administrators changed while the broker ran, as TOML."""
+"""A file in the store's folder with the settings that administrators changed while the broker ran, as TOML."""
 ENVIRONMENT_PREFIX = "GANTRYMQ_"
 PROPERTIES_SUFFIXES = (".conf", ".properties")
 
 
 class ConfigError(StartError):
-    """The configuration is not usable. ``problems``: one line each, all that were found."""
+    """The configuration is invalid. ``problems``: all errors, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -35,7 +35,7 @@ class ConfigError(StartError):
 
 @attrs.frozen
 class Setting:
-    """One value as it was written. ``source``: the file's or variable's name; ``is_text``: to be read by its type."""
+    """One raw value. ``source``: the name of the file or variable; ``is_text``: it must be converted to its type."""
 
     value: object
     origin: Origin
@@ -45,9 +45,9 @@ class Setting:
 
 @attrs.frozen
 class Settings:
-    """All that was set, by ``(section, key)``; the later origin has won. ``notes``: what the user should know.
+    """All settings by ``(section, key)``; later origins replace earlier ones. ``notes``: messages for the user.
 
-    ``broker_conf``: the file, if it is RocketMQ's; what it says for sections of plugins is known once they are loaded.
+    ``broker_conf``: the file, if it is RocketMQ's; its values for plugins are translated after these are loaded.
     """
 
     values: Mapping[tuple[str, str], Setting]
@@ -67,13 +67,14 @@ def read_settings(
     overrides: tuple[str, bytes] | None = None,
     optional: Callable[[], PluginManager] | None = None,
 ) -> Settings:
-    """Merge a file's bytes (``path`` only names it), the environment and flags; precedence in this order, last wins.
+    """Merge a file's bytes (``path`` only names it), the environment and flags; later ones take precedence.
 
-    ``overrides``: name and bytes of the file of :data:`OVERRIDES_PATH`; it stands between file and environment.
+    ``overrides``: name and bytes of the file of :data:`OVERRIDES_PATH`, whose precedence is between file and
+    environment.
 
     ``*.conf`` and ``*.properties`` are RocketMQ's properties, all else is TOML. ``sets`` are ``section.key=value``;
     ``enable`` and ``disable`` add to the lists of ``[plugins]``. ``optional`` loads the plugins that RocketMQ's
-    properties enable by setting something in their sections. Raises :class:`ConfigError`.
+    properties enable by setting a key of their sections. Raises :class:`ConfigError`.
     """
     values: dict[tuple[str, str], Setting] = {}
     problems: list[str] = []
@@ -106,7 +107,7 @@ def read_settings(
 
 
 def show(value: object) -> str:
-    """A value as TOML would have it, for messages and ``print-config``."""
+    """A value in TOML form, for messages and ``print-config``."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -154,7 +155,7 @@ def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "fi
         for key, value in table.items():
             values[section, key] = Setting(value, origin, path, False)
         if not table:
-            # an empty section has nothing to say, but its name is still checked
+            # an empty section has no values, but its name is still checked
             values[section, ""] = Setting(None, origin, path, False)
     return values
 
@@ -162,7 +163,7 @@ def _from_toml(path: str, data: bytes, problems: list[str], origin: Origin = "fi
 def _from_properties(
     path: str, data: bytes, problems: list[str], optional: Callable[[], PluginManager] | None
 ) -> tuple[BrokerConf | None, dict[tuple[str, str], Setting]]:
-    """The file, and what it says of the kernel and of optional plugins, which it enables thereby."""
+    """The file with its values for the kernel and for optional plugins, which it enables by setting them."""
     manager = optional() if optional is not None else None
     sections = plugin_sections(manager) if manager is not None else {}
     try:
