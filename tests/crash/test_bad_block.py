@@ -148,6 +148,7 @@ def test_row_16_an_index_that_is_built_over_a_block_that_cannot_be_read_has_all_
         assert not [line for line in broker.log() if "exception" in line]
 
 
+@pytest.mark.once
 def test_row_16_a_slave_gets_what_lies_before_a_block_that_its_master_cannot_read(
     disk: LoopDisk, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def test_without_room_sends_are_refused_and_reads_served_until_there_is_room(ser
         again.check_all(peer)
 
 
+@pytest.mark.once
 def test_without_room_a_broker_stops_in_order_and_keeps_what_it_acknowledged(serve: Callable[..., Served]) -> None:
     broker = serve()
     with RawPeer(broker.address) as peer:
@@ -115,6 +116,7 @@ def test_row_6_without_memory_it_refuses_or_dies_whole_and_keeps_what_it_acknowl
         again.check_all(peer)
 
 
+@pytest.mark.once
 def test_with_few_descriptors_connections_are_limited_and_the_store_goes_on(serve: Callable[..., Served]) -> None:
     broker = serve(shell="ulimit -n 64")
     with RawPeer(broker.address) as peer, ExitStack() as stack:
@@ -137,6 +139,7 @@ def test_with_few_descriptors_connections_are_limited_and_the_store_goes_on(serv
     assert not [line for line in broker.log() if "exception" in line]
 
 
+@pytest.mark.once
 def test_without_any_descriptor_who_is_connected_is_served_and_others_wait(serve: Callable[..., Served]) -> None:
     broker = serve()
     pid = broker.child.pid
@@ -189,6 +192,7 @@ def test_a_flood_of_topics_needs_no_more_descriptors_than_there_are(
     assert broker.told() == []
 
 
+@pytest.mark.once
 def test_a_broker_that_is_stopped_and_continued_serves_its_connections(serve: Callable[..., Served]) -> None:
     broker = serve()
     with RawPeer(broker.address) as peer, RawPeer(broker.address) as holding:

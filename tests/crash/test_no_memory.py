@@ -19,7 +19,7 @@ from support.processes import wait_for
 from support.rawpeer import RawPeer
 from support.served import Served
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.once, pytest.mark.timeout(120)]
 
 GUARDED = not fast.end_where_memory_ends.__module__.endswith("plain_memory")
 NO_MEMORY = "gantrymq: no memory is left,"
@@ -160,7 +160,6 @@ def test_a_broker_ends_at_once_when_a_worker_thread(serve: Callable[..., Served]
     check_kept(broker, serve)
 
 
-@pytest.mark.once
 @pytest.mark.skipif(not GUARDED, reason="the plain twin raises MemoryError wherever it happens")
 def test_row_6_a_broker_whose_memory_is_used_up_to_the_last_byte_ends_at_once(serve: Callable[..., Served]) -> None:
     broker = serve(NOTHING_LEFT)
@@ -169,7 +168,6 @@ def test_row_6_a_broker_whose_memory_is_used_up_to_the_last_byte_ends_at_once(se
     check_kept(broker, serve)
 
 
-@pytest.mark.once
 @pytest.mark.skipif(not GUARDED, reason="the plain twin raises MemoryError wherever it happens")
 @pytest.mark.parametrize("where", ["here()", "__import__('threading').Thread(target=here).start()"])
 @pytest.mark.parametrize("small", ["object()", "bytes(700)", "[None] * 4000", "deep(10**6)"])

@@ -7,9 +7,7 @@ gap, and each gap is listed with its reason in ``support.mqadmin_cases.GAPS``; o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -65,20 +63,16 @@ def sites(java: Java, homes: Callable[[str], Path]) -> Iterator[tuple[Site, Site
 
 @pytest.fixture(scope="module")
 def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) -> Texts:
-    """What each case printed of the Java system and of ours, made comparable.
-
-    Each has a process of the tool, and both run at the same time: most of a command is waiting."""
+    """What each case printed of the Java system and of ours, made comparable."""
     found: Texts = {}
     values: list[dict[str, str]] = [{}, {}]
 
     def run(cases: tuple[Case, ...]) -> None:
         for case in cases:
-            theirs, ours = threads.map(run_case, admins, repeat(case), sites, values)
+            theirs, ours = (run_case(admin, case, site, value) for site, value in zip(sites, values, strict=True))
             found[case.name] = (theirs, ours)
 
-    with ExitStack() as stack:
-        threads = stack.enter_context(ThreadPoolExecutor(len(sites)))
-        admins = [stack.enter_context(run_mqadmin(java, homes(f"tool-{number}"))) for number in range(len(sites))]
+    with run_mqadmin(java, homes("tool")) as admin:
         run(PREPARE)
         ids = [fill(site) for site in sites]
         with stage(java, homes("stage"), sites) as clients:
@@ -96,9 +90,10 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
             run(ACCESS)
             before = [messages_pulled(site) for site in sites]
             run(RESET)
-            list(threads.map(wait_read_again, admins, sites, values, before))
+            for site, value, count in zip(sites, values, before, strict=True):
+                wait_read_again(admin, site, value, count)
         run(LAST)
-        found["help"] = (admins[0].run([]), "")
+        found["help"] = (admin.run([]), "")
     return found
 
 
