@@ -1,1 +1,2 @@
-"""The durable store: the log, the consume queues that follow from it, and recovery. It needs no task and no network."""
+"""The durable store: the log, the consume queues that are derived from it, and recovery. It needs no tasks and no
+network."""

@@ -1,1 +1,1 @@
-"""The commit log: records in files of one size, scanned, read and written behind."""
+"""The commit log: records in files of one size, and how they are scanned, read and written."""

@@ -1,8 +1,8 @@
-"""The commit log: every message of the broker, one behind the other, in files of one size.
+"""The commit log: all messages of the broker in the order of arrival, in files of one size.
 
-It knows no policy. One batch is one write a file; offsets, queue offsets and the store timestamp are given here. A
-failed write or flush poisons the log for good: Linux reports a lost page once and then calls it clean, so that a second
-flush that succeeds would mean nothing. ``docs/format/record.md``, ``docs/format/store.md``.
+It has no policy. One batch is one write per file; the log assigns offsets, queue offsets and the store timestamp. A
+failed write or flush poisons the log permanently: Linux reports a lost page once and then considers it clean, so a
+second flush that succeeds would prove nothing. ``docs/format/record.md``, ``docs/format/store.md``.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["SCAN_ROWS", "USUAL_BYTES", "CommitLog", "CorruptRange", "LogPoisoned
 
 SCAN_ROWS = 4096
 USUAL_BYTES = 1024
-"""Most records are no longer: a look at one takes so much at once."""
+"""Most records are not longer: reading one record takes this much at once."""
 
 
 class CommitLog:
-    """The log in ``folder``. One thread appends; :meth:`flush` and the reading methods may be called from any.
+    """The log in ``folder``. One thread appends; :meth:`flush` and the reading methods may be called from any thread.
 
     ``next_offsets`` is the table of the next queue offset by (topic, queue id); the log reads and advances it.
     """
@@ -70,7 +70,7 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """The offset of the first byte there is."""
+        """The offset of the first byte."""
         return self.segments.start
 
     @property
@@ -85,25 +85,25 @@ class CommitLog:
 
     @property
     def durable(self) -> int:
-        """The offset behind the last record that is certainly on the disk."""
+        """The offset behind the last record that is known to be flushed."""
         return self._flusher.durable
 
     @property
     def durable_mark(self) -> tuple[int, int]:
-        """:attr:`durable` and the store timestamp (ms since 1970) of that record, of one moment."""
+        """:attr:`durable` and the store timestamp (ms since 1970) of that record, consistent with each other."""
         return self._flusher.durable_mark
 
     @property
     def last_timestamp(self) -> int:
-        """Store timestamp of the last record: the next one's is not lower."""
+        """Store timestamp of the last record; the next one is not lower."""
         return self._tail[1]
 
     def open(self) -> None:
-        """Find the files. Where the log ends is for the recovery to find out (:meth:`set_end`)."""
+        """Find the files. Recovery determines the end of the log (:meth:`set_end`)."""
         self.segments.load()
 
     def set_end(self, end: int, timestamp: int) -> None:
-        """The log, all of it on the disk, ends at ``end``; its last record was stored at ``timestamp``."""
+        """Set the end of the log, all of which is flushed; its last record was stored at ``timestamp``."""
         self._tail = (end, timestamp)
         self._flusher.start_at(end, timestamp)
         self._followed = None
@@ -116,7 +116,7 @@ class CommitLog:
             raise LogPoisoned(self._poison)
 
     def poison(self, doing: str, error: BaseException) -> LogPoisoned:
-        """Poison the log because ``error`` happened while ``doing``. Returns what is to be raised."""
+        """Poison the log because ``error`` happened while ``doing``. Returns the exception to raise."""
         is_disk = isinstance(error, OSError)
         reason = str(error) if is_disk else f"{error!r:.1000}"
         what_to_do = "Look after the disk, then start the broker again" if is_disk else "Start the broker again"
@@ -133,9 +133,10 @@ class CommitLog:
     def append(self, batch: AppendBatch) -> None:
         """Write the live rows of ``batch`` and fill its columns; refused rows get offset -1 and size 0.
 
-        Rows that are too large are refused with MESSAGE_ILLEGAL. Without room for the next file the rest of the rows is
-        refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`; whatever else
-        fails, memory included, poisons the log: queue offsets may have been given to records that it does not have.
+        Rows that are too large are refused with MESSAGE_ILLEGAL. Without disk space for the next file, the remaining
+        rows are refused with SERVICE_NOT_AVAILABLE, and a later batch tries again. Raises :class:`LogPoisoned`. Any
+        other failure, including lack of memory, poisons the log, because queue offsets may have been assigned to
+        records that are not in it.
         """
         self.check()
         try:
@@ -164,11 +165,12 @@ class CommitLog:
             (self._behind or self._flusher).appended(position, timestamp)
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> DispatchBatch:
-        """Write the records, whole and intact, and the blank that ``data`` begins with; ``position`` is the log's end.
+        """Write the complete, intact records, and the blank, at the start of ``data``; ``position`` is the log's end.
 
-        They are another log's bytes and stay as they are. A log without files may begin at the start of any. Returns
-        what was taken, some thousand records at most: not what belongs into the next file, or to a record that is cut.
-        Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`, :class:`LogPoisoned`.
+        They are bytes of another log and stay unchanged. A log without files may begin at the start of any file.
+        Returns how many bytes were written, at most some thousand records; records of the next file and an incomplete
+        record are left. Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then), :class:`NoRoom`,
+        :class:`LogPoisoned`.
         """
         self.check()
         end, timestamp = self._tail
@@ -201,7 +203,7 @@ class CommitLog:
         room = segment.end - position
         parts, next_index, end = encode_rows(batch, rows, index, position, room, self._next_offsets, self._layout)
         if next_index < len(rows):
-            # The next file first: without it the records behind the blank would have no place.
+            # The next file first: without it there is no place for the records behind the blank.
             try:
                 self.segments.ensure(segment.end)
             except NoRoom as error:
@@ -234,7 +236,8 @@ class CommitLog:
             raise
 
     def _put(self, segment: Segment, position: int, data: bytes | memoryview) -> None:
-        """``data``, in one file, to the operating system or to who writes behind. :class:`NoRoom`: it is not there."""
+        """Pass ``data``, within one file, to the operating system or to the write-behind thread. After :class:`NoRoom`
+        nothing of it is in the log."""
         if self._behind is None and segment is not self._followed:
             self._flusher.follow(segment.file)
             self._followed = segment
@@ -247,13 +250,14 @@ class CommitLog:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            # The room was reserved, yet some file systems (copy on write) cannot promise it. Whatever part was written
-            # must not lie behind the end as something that looks like a record.
+            # The space was reserved, but copy-on-write file systems cannot guarantee it. The part that was written must
+            # not look like a record behind the end.
             self._take_back(position, len(data))
             raise NoRoom(self.segments.folder, error) from error
 
     def _take_back(self, position: int, size: int) -> None:
-        """Let zeros be where a write failed. Where nothing was written there may be no room for zeros either."""
+        """Overwrite the range of a failed write with zeros. If nothing was written, there may be no space for zeros
+        either."""
         try:
             self.segments.write(position, bytes(size))
         except OSError as error:
@@ -267,7 +271,7 @@ class CommitLog:
             batch.offsets[row], batch.sizes[row], batch.queue_offsets[row] = -1, 0, -1
 
     def prepare_next(self) -> bool:
-        """Make what will be needed next before it is; for a worker thread. False when there is no room.
+        """Create in advance what the log will need next; for a worker thread. False without disk space.
 
         That is the next file, once this one is half full, and what
         :class:`~gantrymq.kernel.store.log.prefault.LogPrefault` does.
@@ -282,7 +286,7 @@ class CommitLog:
             raise self.poison("making room for the commit log", error) from error
 
     def flush(self) -> int:
-        """Bring all that was appended onto the disk and return the durable offset. Raises :class:`LogPoisoned`."""
+        """Flush everything that was appended and return the durable offset. Raises :class:`LogPoisoned`."""
         self.check()
         if self._behind is not None:
             self._behind.write_out()
@@ -294,7 +298,7 @@ class CommitLog:
     def flush_when_asked(self, waker: Waker) -> None:
         """For a thread: flush whenever :meth:`ask_flush` was called, wake after each, until :meth:`end_flushing`.
 
-        All that is appended while one flush runs is covered by the next; the last covers all. Raises
+        The next flush covers everything that is appended during one flush; the last flush covers all. Raises
         :class:`LogPoisoned`.
         """
         self.ahead.zeros = True
@@ -312,16 +316,16 @@ class CommitLog:
         self._flusher.stop()
 
     def write_behind(self, waker: Waker) -> WriteBehind:
-        """From now on appended records stay in memory until what is returned, or :meth:`flush`, writes them.
+        """From now on appended records stay in memory until the returned object, or :meth:`flush`, writes them.
 
-        Until then they can be neither read nor flushed; ``waker`` is woken each time :attr:`written` has moved. That a
-        disk has no room for what was reserved is found out too late to refuse a row: it poisons the log.
+        Until then they can be neither read nor flushed; ``waker`` is woken each time :attr:`written` has moved. If a
+        disk then has no space for bytes that were reserved, it is too late to refuse rows: the log is poisoned.
         """
         self._behind = WriteBehind(self._flusher, self.end, waker, self.check, self.poison)
         return self._behind
 
     def _flush_failed(self, error: OSError) -> LogPoisoned:
-        self.check()  # another thread may have been told first, or something else failed
+        self.check()  # another thread may have got the error first, or something else failed
         return self.poison("flushing the commit log", error)
 
     # ------------------------------------------------------------------------------------------------------- read
@@ -343,7 +347,7 @@ class CommitLog:
                 raise CorruptRange(f"{size} bytes at {offset}: the log is damaged from {start} to {end}")
 
     def quarantine_range(self, start: int, end: int) -> None:
-        """Quarantine a range that turned out to be damaged, until the next start."""
+        """Quarantine a damaged range until the next start."""
         self.quarantine = sorted({*self.quarantine, (start, end)})
 
     def read_record(self, offset: int) -> Record:
@@ -357,10 +361,9 @@ class CommitLog:
     def scan(self, start: int, stop: int, *, rows: int = SCAN_ROWS) -> Iterator[DispatchBatch]:
         """The records from ``start`` (where one begins) to ``stop``, in batches of at most ``rows``.
 
-        Each batch begins where the one before ended, unless the front of the log was deleted meanwhile: then the next
-        one begins with what is left. Quarantined ranges are stepped over: no row is from there. Raises
-        :class:`CorruptRange` where something is no record, :class:`UnreadableRange` where the disk fails. A record that
-        reaches over ``stop`` is left out.
+        Each batch begins where the previous one ended, unless the start of the log was deleted meanwhile: then the next
+        batch begins with the remaining log. Quarantined ranges are skipped. Raises :class:`CorruptRange` for bytes that
+        are not a record, :class:`UnreadableRange` if the disk fails. A record that crosses ``stop`` is left out.
         """
         stop = min(stop, self.written)
         position = max(start, self.segments.start)
@@ -380,7 +383,7 @@ class CommitLog:
             if batch.end > position:
                 yield batch
             elif position < self.segments.start:
-                position = self.segments.start  # another thread has deleted the front
+                position = self.segments.start  # another thread has deleted the start of the log
                 continue
             elif why is not Stop.CUT:
                 if self.segments.at(position) is None:
@@ -393,9 +396,9 @@ class CommitLog:
     # ---------------------------------------------------------------------------------------------------- the ends
 
     def detach_before(self, offset: int) -> list[Segment]:
-        """Let the log begin behind the files that end at or before ``offset``, never behind the one in use.
+        """Remove the files that end at or before ``offset`` from the log, but never the current one.
 
-        Nothing of them can be read any more; :meth:`discard` deletes them, which may take a worker thread a while.
+        They can no longer be read; :meth:`discard` deletes them, which can take a worker thread a while.
         """
         detached = self.segments.detach_before(min(offset, self.written))
         self.quarantine = [place for place in self.quarantine if place[1] > self.min_offset]
@@ -406,5 +409,5 @@ class CommitLog:
         self.segments.discard(detached)
 
     def close(self) -> None:
-        """Close the files; what is not flushed stays with the operating system."""
+        """Close the files; unflushed data stays with the operating system."""
         self.segments.close()

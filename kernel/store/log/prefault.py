@@ -1,4 +1,4 @@
-"""Make the part of the log that is written next quick to write: zeros on the disk, or pages in memory."""
+"""Prepare the part of the log that is written next: zeros on the disk, or pages in memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _ZEROS = bytes(1024 * 1024)
 _ZEROS_MAX_BYTES = 32 * len(_ZEROS)
 _PAGES_MAX_BYTES = 128 * len(_ZEROS)
 _PAGES_BYTES = 128 * 1024
-"""Asked for at once: Linux cuts longer requests short (``force_page_cache_ra``)."""
+"""Size of one request: Linux truncates longer ones (``force_page_cache_ra``)."""
 
 
 class LogPrefault:
     """Works ahead of a log that is appended to by another thread.
 
-    Where somebody waits for each flush (:attr:`zeros`), zeros go behind the log's end, four times what was appended
-    since the last call (1 to 32 MiB): syncing bytes that were written before takes about half as long as syncing
-    reserved ones, for which the file system must note first that they are in use. When more than that is appended
-    between two calls they would only be in the way. Else the page cache gets the pages that come next (twice what
-    was appended, up to 128 MiB): each append would wait while the system finds memory and clears it, which took
-    more time than all the rest of a batch.
+    If senders wait for each flush (:attr:`zeros`), it writes zeros behind the log's end, four times the bytes that were
+    appended since the last call (1 to 32 MiB). Flushing bytes that were written before takes about half as long as
+    flushing reserved ones, which the file system must first mark as used. If more than that is appended between two
+    calls, zeros would only slow the log down. Otherwise it brings the next pages into the page cache (twice the
+    appended bytes, up to 128 MiB): without this, each append would wait while the system allocates and clears memory,
+    which took longer than the rest of a batch.
     """
 
     def __init__(self, segments: Segments, sync: Callable[[File], None]) -> None:
@@ -40,13 +40,14 @@ class LogPrefault:
         self._seen = self._zeroed = self._paged = end
 
     def appending(self, end: int) -> None:
-        """Before records are written up to ``end``: zeros go behind that from now on."""
+        """Call this before records are written up to ``end``: zeros are then written only behind it."""
         if end > self._zeroed:
             with self._zeroing:
                 self._zeroed = max(self._zeroed, end)
 
     def prepare(self, end: int) -> None:
-        """Work ahead of ``end``, where the log ends; for a worker thread. :class:`OSError` but for a full disk."""
+        """Prepare the part behind ``end``, the log's end; for a worker thread. :class:`OSError`, except for a full
+        disk."""
         progress, self._seen = end - self._seen, end
         segment = self._segments.at(end)
         if segment is None:
@@ -66,7 +67,7 @@ class LogPrefault:
     def _write_zeros(self, segment: Segment, stop: int) -> None:
         first = self._zeroed
         while self._zeroed < stop:
-            # Only behind everything that was written: an append that goes further says so first, under the same lock.
+            # Write only behind all records: an append beyond this announces itself first, under the same lock.
             with self._zeroing:
                 start = self._zeroed
                 size = min(len(_ZEROS), stop - start)
@@ -74,7 +75,7 @@ class LogPrefault:
                     try:
                         segment.file.pwrite(_ZEROS[:size], start - segment.base)
                     except OSError as error:
-                        if error.errno in NO_ROOM:  # an append will find out what that means; this one was ahead
+                        if error.errno in NO_ROOM:  # the next append will handle the error; this was only a preparation
                             return
                         raise
                     self._zeroed = start + size

@@ -1,4 +1,5 @@
-"""The record of one message in the commit log, both ways; pure. ``docs/format/record.md`` has the grammar.
+"""Encode and decode the record of one message in the commit log; pure functions. ``docs/format/record.md`` has the
+grammar.
 
 Source: RocketMQ 4.9.7 ``CommitLog``, ``MessageDecoder``. :mod:`gantrymq.kernel.fast` has the same for many records at
 once; this module is for one, with every check and a reason for each refusal.
@@ -19,14 +20,14 @@ from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property
 from gantrymq.remoting.records import BORN_HOST_V6, HEADS, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
 BLANK_MAGIC: Final = 0xCBD43194
-"""Marks the unused rest of a file; the next record is the first of the next file."""
+"""Magic of a blank, the unused rest of a file; the next record begins the next file."""
 BLANK_BYTES: Final = 8
 BODY_MAX_BYTES: Final = 4 * 1024 * 1024
 """``maxMessageSize`` of RocketMQ."""
 TOPIC_MAX_BYTES: Final = 127
 CRC_MASK: Final = 0x7FFFFFFF
 PREPARED_BIT: Final = 0x4
-"""Set in the types prepared (4) and rollback (12): neither is put into a queue nor takes a queue offset."""
+"""Set in the types prepared (4) and rollback (12), which get no queue entry and no queue offset."""
 HOST_V6_BITS: Final = BORN_HOST_V6 | STORE_HOST_V6
 TOPIC_PATTERN: Final = re.compile(r"[%|a-zA-Z0-9_-]{1,255}")
 """``TopicValidator`` of RocketMQ; 255 characters as 5.x allows. Such a name is safe as part of a path."""
@@ -39,14 +40,14 @@ _U16 = struct.Struct(">H")
 
 
 class BadRecord(Exception):
-    """These bytes are no record; the text says what contradicts what."""
+    """These bytes are not a record; the text names the contradiction."""
 
 
 @attrs.frozen
 class Record:
     """One stored message. Hosts are as stored: 4 or 16 bytes of address, 4 of port. Times are ms since 1970.
 
-    There may be others that look the same, whose parts become objects when they are asked for; they are no attrs.
+    Other classes, without attrs, have the same attributes and create their parts on first use.
     """
 
     topic: str
@@ -85,7 +86,7 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """The record's bytes. :class:`ValueError` when a part is longer than the format can say."""
+    """The record's bytes. :class:`ValueError` if a part is too long for the format."""
     topic = record.topic.encode()
     if len(topic) > TOPIC_MAX_BYTES:
         raise ValueError(f"the topic has {len(topic)} bytes, at most {TOPIC_MAX_BYTES} fit")
@@ -108,9 +109,9 @@ def encode(record: Record) -> bytes:
 
 
 def is_intact(data: bytes | memoryview, offset: int) -> bool:
-    """Whether ``data`` is a record of that size that belongs to ``offset``, with the body that was stored.
+    """Whether ``data`` is a complete record that belongs to ``offset``, with an intact body.
 
-    The least that shows a flipped bit in what the CRC covers, or bytes of another place: a reader of many affords it.
+    A cheap check for readers of many records: it detects flipped bits in the body, and bytes of another position.
     """
     try:
         size, magic, crc, place, bits = PROOF.unpack_from(data)
@@ -131,10 +132,10 @@ def is_intact(data: bytes | memoryview, offset: int) -> bool:
 def owner_of(
     head: bytes | memoryview, names: bytes | memoryview, offset: int, size: int
 ) -> tuple[str, int, int] | None:
-    """Topic, queue id and queue offset that a record of ``size`` bytes at ``offset`` names; None when it is none.
+    """Topic, queue id and queue offset of the record of ``size`` bytes at ``offset``; None if it is not a record.
 
-    ``head`` are its fixed fields at least, ``names`` what lies behind its body: the topic and the properties' length.
-    All lengths must agree. The body is not looked at.
+    ``head`` has at least its fixed fields, ``names`` the bytes behind its body: the topic and the properties' length.
+    All lengths must agree. The body is not checked.
     """
     try:
         told, magic, _, place, bits = PROOF.unpack_from(head)
@@ -160,7 +161,7 @@ def body_end_in(record: bytes | memoryview) -> int:
 
 
 def record_owner(data: bytes | memoryview, offset: int) -> tuple[str, int, int] | None:
-    """As :func:`owner_of`, of a whole record."""
+    """As :func:`owner_of`, for a complete record."""
     if len(data) < LEAST_BYTES:
         return None
     body_end = body_end_in(data)
@@ -183,9 +184,9 @@ def store_timestamp_in(record: bytes | memoryview) -> int:
 
 
 def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: bool = True) -> tuple[Record, int]:
-    """The record at ``start`` of ``data``, and where it ends; what follows is not looked at.
+    """The record at ``start`` of ``data`` and its end; bytes behind it are ignored.
 
-    Raises :class:`BadRecord` for everything that is no whole record.
+    Raises :class:`BadRecord` for everything that is not a complete record.
     """
     size, magic, bits = _frame(data, start)
     head = HEADS[bits]
@@ -223,7 +224,7 @@ def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: 
 
 
 def decode_at(data: bytes | memoryview, offset: int) -> Record:
-    """The record that ``data`` begins with, which is the log from ``offset`` on; :class:`BadRecord` for all else."""
+    """The record at the start of ``data``, the log's bytes from ``offset`` on; :class:`BadRecord` otherwise."""
     record, _ = decode(data)
     if record.offset != offset:
         raise BadRecord(f"the record at {offset} says that it lies at {record.offset}")
@@ -231,10 +232,10 @@ def decode_at(data: bytes | memoryview, offset: int) -> Record:
 
 
 def check_begun(data: bytes | bytearray | memoryview, room: int | None = None) -> None:
-    """For who waits for the rest of a record: :class:`BadRecord` when the lengths that are there contradict each other.
+    """Check the start of an incomplete record: :class:`BadRecord` if its lengths contradict each other.
 
-    A size that is wrong would be waited for. Too little to tell is no error. ``room``: what is left of the record's log
-    file, where that is known; a blank fills it.
+    Otherwise a receiver would wait for a wrong size. Too few bytes are no error. ``room``: the bytes left in the
+    record's log file, if known; a blank fills them.
     """
     if len(data) < SIZE_AND_MAGIC.size:
         return
@@ -277,7 +278,7 @@ def _frame(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int, 
 
 
 def blank(size: int) -> bytes:
-    """The mark for ``size`` unused bytes at the end of a file; the bytes behind the mark stay as they are."""
+    """The head of a blank of ``size`` bytes at the end of a file; the bytes behind it do not change."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 

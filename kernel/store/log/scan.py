@@ -1,4 +1,5 @@
-"""Scanning the files of the log in blocks, so that neither a large file nor a damaged length decides what is read."""
+"""Scan the files of the log in blocks, so that neither a large file nor a damaged length determines how much is
+read."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from gantrymq.remoting.records import HEADS, MAGIC_V1
 
 BLOCK_BYTES: Final = 256 * 1024
 ROW_BYTES: Final = 1024
-"""A reader of few records reads no more than this for each, and at least a page."""
+"""A reader of few records reads at most this for each, and at least a page."""
 _LEAST_READ: Final = 4096
 LARGE_BYTES: Final = 64 * 1024
-"""A damaged length up to this may be read as it is."""
+"""Up to this size, a damaged length may be read as it is."""
 _LONGEST_HEAD: Final = max(head.size for head in HEADS.values())
 
 
@@ -26,8 +27,8 @@ def scan_block(
 ) -> tuple[DispatchBatch, Stop]:
     """Scan from ``offset`` on as :func:`gantrymq.kernel.fast.scan` does, a block or at least one record.
 
-    Nothing at or behind ``limit`` is read, nor behind the end of the file. ``Stop.ROWS`` also means that the block
-    ended. :class:`OSError` when the disk cannot give what ``offset`` begins with.
+    Reads nothing at or behind ``limit``, nor behind the end of the file. ``Stop.ROWS`` also means that the block ended.
+    :class:`OSError` if the disk cannot read the first block.
     """
     segment = segments.at(offset)
     if segment is None:
@@ -38,7 +39,7 @@ def scan_block(
     if len(data) == size:
         return batch, stop
     if stop is Stop.BLANK:
-        stop = Stop.CUT  # it reaches to the end of the block, not of the file
+        stop = Stop.CUT  # it crosses the end of the block, not of the file
     if stop is Stop.DATA:
         return batch, Stop.ROWS
     if stop is not Stop.CUT:
@@ -56,9 +57,9 @@ def scan_block(
 
 
 def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
-    """The size that the record at ``offset`` gives itself, 0 at least; ``view`` as :meth:`CommitLog.view`.
+    """The size field of the record at ``offset``, at least 0; ``view`` as :meth:`CommitLog.view`.
 
-    A large one is believed, and may cost memory, only of a record whose lengths agree: else ``BadRecord``.
+    A large size is accepted, and may cost memory, only if all lengths of the record agree; otherwise ``BadRecord``.
     """
     size = int.from_bytes(view(offset, 4), "big", signed=True)
     if size > LARGE_BYTES:
@@ -70,15 +71,16 @@ def checked_size(view: Callable[[int, int], bytes], offset: int) -> int:
 
 
 def _is_blank(segments: Segments, offset: int, size: int) -> bool:
-    """Whether the mark that the rest of the file is unused is at ``offset``."""
+    """Whether a blank begins at ``offset``."""
     head = segments.pread(offset, BLANK_BYTES)
     return len(head) == BLANK_BYTES and SIZE_AND_MAGIC.unpack(head) == (size, BLANK_MAGIC)
 
 
 def _whole_size(segments: Segments, offset: int, size: int) -> int | None:
-    """How long the record is that begins at ``offset``, of which all lengths agree; None when none begins there.
+    """The size of the record that begins at ``offset``, if all its lengths agree; else None.
 
-    More than ``size`` when it does not end within that. The body is not read: a damaged length costs no memory.
+    The result exceeds ``size`` if the record does not end within it. The body is not read, so a damaged length costs no
+    memory.
     """
     head = segments.pread(offset, min(_LONGEST_HEAD, size))
     if len(head) < LEAST_BYTES or SIZE_AND_MAGIC.unpack_from(head)[1] == BLANK_MAGIC:

@@ -1,7 +1,8 @@
-"""Files of one size, named by the 20-digit offset of their first byte, that together are one long file.
+"""Files of one size, named by the 20-digit offset of their first byte, which together form one long file.
 
-The log and every consume queue lie in such a row of files. A file is made under ``staging/`` and gets its name when it
-has its full size: RocketMQ's broker refuses to start when one has another size. What was never written reads as zeros.
+The log and every consume queue consist of such files. A file is created in ``staging/`` and renamed when it has its
+full size, because RocketMQ's broker refuses to start if a file has another size. Bytes that were never written read as
+zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = structlog.get_logger("gantrymq.segments")
 
 _NAME = re.compile(r"[0-9]{20}")
 DISK_BLOCK_BYTES = 4096
-"""What a disk gives or cannot give, and the system's page, is a multiple of it."""
+"""Disk blocks and the system's pages are multiples of this."""
 _END_MAX = 2**63 - 1
 """Offsets are numbers of 64 bits in the files and in compiled code."""
 _CHUNK_BYTES = 1024 * 1024
@@ -28,11 +29,11 @@ _OPENING = threading.Lock()
 
 
 class StoreDamaged(StartError):
-    """Files of the store contradict each other in a way that must not be mended by guessing."""
+    """Files of the store contradict each other, and no repair is safe."""
 
 
 class Segment:
-    """One file: ``base`` is the offset of its first byte. It is opened when it is first used."""
+    """One file: ``base`` is the offset of its first byte. It is opened on first use."""
 
     def __init__(self, env: Env, path: str, base: int, size: int, file: File | None = None) -> None:
         self._env = env
@@ -47,14 +48,14 @@ class Segment:
         """The open file."""
         file = self._file
         if file is None:
-            with _OPENING:  # or a thread that reads and one that writes leave a second descriptor open
+            with _OPENING:  # otherwise a reading and a writing thread could leave a second descriptor open
                 file = self._file
                 if file is None:
                     file = self._file = self._env.open(self.path)
         return file
 
     def close(self) -> None:
-        """Close the file, if it is open; using it again opens it again."""
+        """Close the file if it is open; the next use opens it again."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -63,9 +64,9 @@ class Segment:
 class Segments:
     """The row of files in ``folder``.
 
-    ``sparse`` files have no room reserved on the disk and their names are synced late, by :meth:`sync`: for what can be
-    built again. Reading and :meth:`sync` may be called from any thread, :meth:`prepare_next` from one worker beside
-    the thread that writes.
+    ``sparse`` files have no reserved disk space, and their names are flushed later, by :meth:`sync`: they are for data
+    that can be rebuilt. Reading and :meth:`sync` may be called from any thread, :meth:`prepare_next` from one worker
+    beside the thread that writes.
     """
 
     def __init__(self, env: Env, folder: str, file_bytes: int, staging: str, *, sparse: bool = False) -> None:
@@ -88,7 +89,7 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """Offset of the first byte there is; 0 without files."""
+        """Offset of the first byte; 0 without files."""
         segments = self._segments
         return segments[0].base if segments else 0
 
@@ -100,7 +101,8 @@ class Segments:
 
     @property
     def prepared_end(self) -> int:
-        """Offset behind the last file whose room is reserved: :attr:`end`, or that of the file made ahead."""
+        """Offset behind the last file with reserved space: :attr:`end`, or the end of the file that was created in
+        advance."""
         prepared = self._prepared
         return self.end if prepared is None else prepared.end
 
@@ -114,7 +116,7 @@ class Segments:
             size = segment.file.size()
             segment.close()
             if size == 0 and name == max(self._env.listdir(self.folder)):
-                # RocketMQ's broker, cut off while it made the next file.
+                # RocketMQ's broker was interrupted while it created the next file.
                 self._env.unlink(path)
                 continue
             if size != self.file_bytes:
@@ -152,7 +154,7 @@ class Segments:
             return b""
 
     def read_readable(self, offset: int, size: int) -> bytes:
-        """As :meth:`pread`, up to the first block that the disk cannot give; :class:`OSError` when that is at once."""
+        """As :meth:`pread`, up to the first unreadable block; :class:`OSError` if the first block is unreadable."""
         try:
             return self.pread(offset, size)
         except OSError:
@@ -182,7 +184,7 @@ class Segments:
             return b""
 
     def _raise_if_there(self, segment: Segment, offset: int) -> None:
-        """Raise what is being handled, unless another thread has deleted the file meanwhile."""
+        """Raise the current exception, unless another thread has deleted the file meanwhile."""
         if self.at(offset) is segment:
             raise
 
@@ -195,7 +197,8 @@ class Segments:
         segment.unsynced = True
 
     def ensure(self, offset: int) -> Segment:
-        """The file that holds ``offset``, made when it is the next one (or the first); else :class:`NoRoom`."""
+        """The file that holds ``offset``; it is created if it is the next (or the first) one. :class:`NoRoom` without
+        disk space."""
         segment = self.at(offset)
         if segment is not None:
             return segment
@@ -209,7 +212,7 @@ class Segments:
         return segment
 
     def prepare_next(self) -> bool:
-        """Make the file that will be needed next, unless it is there; False when there is no room for it."""
+        """Create the next file, unless it exists; False without disk space."""
         with self._creating:
             if self._segments and self._prepared is None:
                 try:
@@ -254,7 +257,7 @@ class Segments:
         return Segment(self._env, path, base, self.file_bytes, file)
 
     def sync(self) -> None:
-        """Return when all that was written before, and the names of the files, are on the disk."""
+        """Flush everything that was written before, and the names of the files."""
         for segment in list(self._segments):
             if segment.unsynced:
                 segment.unsynced = False
@@ -271,7 +274,7 @@ class Segments:
         try:
             self._env.sync_dir(self.folder)
         except OSError as error:
-            # What failed must not be tried again, a second attempt could succeed and mean nothing. This was not begun.
+            # A failed flush must not be retried: it could succeed without effect. This one was not begun.
             if error.errno in NO_DESCRIPTORS:
                 raise NoRoom(self.folder, error) from error
             raise
@@ -285,9 +288,9 @@ class Segments:
         return last
 
     def truncate(self, offset: int) -> None:
-        """Let everything from ``offset`` on be zeros again: delete the files behind, overwrite the rest, sync.
+        """Turn everything from ``offset`` on into zeros: delete the later files, overwrite the rest, flush.
 
-        Overwritten, not cut off and grown again: that could fail on a full disk and leave a file too short.
+        Overwrite, because truncating and extending could fail on a full disk and leave a file too short.
         """
         with self._creating:
             prepared, self._prepared = self._prepared, None
@@ -310,9 +313,10 @@ class Segments:
         self.sync()
 
     def detach_before(self, offset: int) -> list[Segment]:
-        """Take the files that end at or before ``offset`` out of the row, never the last one; :meth:`discard` them.
+        """Remove the files that end at or before ``offset`` from the list, but never the last one; :meth:`discard`
+        deletes them.
 
-        Another thread may be reading: it goes on with the row that it has.
+        A thread that is reading continues with its own list.
         """
         segments = self._segments
         count = sum(segment.end <= offset for segment in segments[:-1])
@@ -320,7 +324,7 @@ class Segments:
         return segments[:count]
 
     def discard(self, detached: list[Segment]) -> None:
-        """Delete files that were detached, the oldest first: after a crash what is left is a row without a gap."""
+        """Delete detached files, the oldest first, so that the remaining files have no gap after a crash."""
         for segment in detached:
             segment.close()
             self._env.unlink(segment.path)

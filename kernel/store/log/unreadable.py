@@ -1,4 +1,4 @@
-"""Places of the log that its disk cannot give: they are remembered, so that it is not asked again at once."""
+"""Unreadable places of the log, remembered so that the disk is not read again at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gantrymq.kernel.store.log.segments import Segments
 log = structlog.get_logger("gantrymq.commitlog")
 
 UNREADABLE_S: Final = 5.0
-"""So long what the disk could not give is not asked of it again."""
+"""Time for which an unreadable place is not read again."""
 UNREADABLE_MAX: Final = 1024
-"""Places that the disk cannot give are remembered up to this number."""
+"""The most unreadable places that are remembered."""
 
 
 class UnreadablePlaces:
-    """Reads ``segments`` and remembers what their disk could not give. ``clock``: seconds that never fall.
+    """Reads ``segments`` and remembers unreadable places. ``clock``: monotonic seconds.
 
-    A failing disk may take seconds for each attempt, and clients ask again and again: for some seconds the disk is not
-    asked, and a place is logged once.
+    A failing disk can take seconds for each attempt, and clients repeat their requests. So a failed place is not read
+    again for some seconds, and is logged once.
     """
 
     def __init__(self, segments: Segments, clock: Callable[[], float]) -> None:
@@ -35,7 +35,7 @@ class UnreadablePlaces:
         self._logged: set[int] = set()
 
     def read_if_readable(self, offset: int, size: int) -> bytes:
-        """As :meth:`Segments.pread`; nothing when the disk fails: a block behind what is wanted may be at fault."""
+        """As :meth:`Segments.pread`; empty if the disk fails, because an unneeded block may be the cause."""
         try:
             return self._segments.pread(offset, size)
         except OSError:

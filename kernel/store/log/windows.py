@@ -1,8 +1,8 @@
-"""Reading many records of the log without waiting for the disk in the sweep.
+"""Read many records of the log without waiting for the disk in the sweep.
 
-Whoever waits for the disk holds up everybody: the sweep, and with it each producer. So what is given out here was in
-the page cache; what is not is brought by a worker thread, which asks the system to read ahead. Blocks that are read
-again and again, and those at the log's end, stay in memory of the broker's own.
+A wait for the disk would block the sweep, and with it every client. So these functions return only data from the page
+cache; a worker thread reads everything else and prefetches. Blocks that are read repeatedly, and those at the log's
+end, stay in the broker's memory.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BLOCK_BYTES: Final = 64 * 1024
 KEPT_BLOCKS: Final = 256
 """Blocks of the log that are kept in memory."""
 HOT_BYTES: Final = 1024 * 1024
-"""So far before the log's end a block is kept from the first look on; elsewhere from the second on."""
+"""Within this distance from the log's end a block is kept from its first use on; elsewhere from its second."""
 LOOKS_KEPT: Final = 4096
 FETCH_BYTES: Final = 1024 * 1024
 AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""How far the system is asked to read ahead of what was missing."""
+"""How far the worker thread prefetches behind missing data."""
 _PIECE_BYTES: Final = 256 * 1024
 
 
 class NotCached(Exception):
-    """What was asked for is on the disk only. ``fetch`` brings it into memory, in a worker thread."""
+    """The data is only on the disk. ``fetch`` reads it into memory, in a worker thread."""
 
     def __init__(self, fetch: Callable[[], object]) -> None:
         super().__init__("it has to come from the disk")
@@ -42,7 +42,7 @@ class NotCached(Exception):
 
 
 class _Block:
-    """The first ``filled`` bytes of a block of the log. They never change; more may follow."""
+    """The first ``filled`` bytes of a block of the log. They never change; more can follow."""
 
     __slots__ = ("filled", "memory")
 
@@ -52,7 +52,7 @@ class _Block:
 
 
 class LogWindows:
-    """Parts of the log that are in memory. All but :meth:`fetch` is for the one thread of the sweep."""
+    """Parts of the log in memory. All methods but :meth:`fetch` are for the thread of the sweep."""
 
     def __init__(self, env: Env, log: CommitLog) -> None:
         self._env = env
@@ -70,9 +70,9 @@ class LogWindows:
         self._log.quarantine_range(start, end)
 
     def holds_damaged(self, offset: int, size: int, owner: tuple[str, int, int]) -> bool:
-        """Whether a record of this size lies there, by its own lengths, that names ``owner``: topic, queue id, offset.
+        """Whether the lengths show a record of this size there that names ``owner``: topic, queue id, queue offset.
 
-        For one whose body was found to be damaged.
+        For a record with a damaged body.
         """
         try:
             if checked_size(self._log.view, offset) != size:
@@ -82,17 +82,17 @@ class LogWindows:
             return False
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
-        """Where a part of the log begins that holds these ``size`` bytes, and that part: as much as is at hand.
+        """The part of the log that has these ``size`` bytes, as far as it is in memory, and its start.
 
-        None when they lie outside the log, in a damaged range, across the end of a file, or on the disk only. The part
-        stays as it is for as long as somebody has it.
+        None if they are outside the log, in a damaged range, across the end of a file, or only on the disk. The part
+        does not change while it is referenced.
         """
         if size > BLOCK_BYTES and not self._says_size(offset, size):
             return None
         return self._span(offset, size)
 
     def record(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
-        """As :meth:`window`, of a record. ``OutOfLog`` when a large one says another size: it is not read for that."""
+        """As :meth:`window`, for a record. ``OutOfLog`` if a large record has another size: it is then not read."""
         if size > BLOCK_BYTES:
             self._log.check_range(offset, size)
             told = self.window(offset, 4, wait=wait)[:4]
@@ -113,7 +113,7 @@ class LogWindows:
         try:
             found = self._find(segment, offset, size, written)
         except OSError:
-            return None  # the slow path finds out what that means
+            return None  # the slow path handles this
         if found is None or not log.quarantine:
             return found
         start, data = found
@@ -128,9 +128,9 @@ class LogWindows:
         return low, data[low - start : high - start]
 
     def window(self, offset: int, size: int, *, wait: bool) -> memoryview | bytes:
-        """As :meth:`CommitLog.view`, and what lies behind it, as far as it is at hand.
+        """As :meth:`CommitLog.view`, with the bytes behind it, as far as they are in memory.
 
-        :class:`NotCached` when it is on the disk only, unless the caller will ``wait``.
+        :class:`NotCached` if it is only on the disk, unless ``wait`` is set.
         """
         log = self._log
         found = self._span(offset, size)
@@ -146,7 +146,7 @@ class LogWindows:
         return log.view(offset, size)
 
     def fetch(self, offset: int, size: int) -> None:
-        """Bring this part of the log into memory, and let the system read ahead; for a worker thread.
+        """Read this part of the log into memory and prefetch; for a worker thread.
 
         ``UnreadableRange`` when the disk cannot give it.
         """
@@ -155,14 +155,14 @@ class LogWindows:
             return
         start = offset - (offset - segment.base) % FETCH_BYTES
         stop = min(start + -(-(offset + size - start) // FETCH_BYTES) * FETCH_BYTES, segment.end, self._log.written)
-        with suppress(OSError):  # what was not asked for may be what fails
+        with suppress(OSError):  # the failing block may be one that was not requested
             segment.file.read_ahead(start - segment.base, min(AHEAD_BYTES, segment.end - start))
             for at in range(start, stop, _PIECE_BYTES):
                 segment.file.pread(min(_PIECE_BYTES, stop - at), at - segment.base)
         self._log.view(offset, size)
 
     def _find(self, segment: Segment, offset: int, size: int, written: int) -> tuple[int, memoryview] | None:
-        """As :meth:`span`, of a part that lies in one file of the log."""
+        """As :meth:`span`, for a part within one file of the log."""
         start = offset - (offset - segment.base) % BLOCK_BYTES
         needed = offset + size - start
         if needed <= BLOCK_BYTES:
@@ -177,7 +177,7 @@ class LogWindows:
         return offset, memory
 
     def _is_kept(self, start: int, written: int) -> bool:
-        """Whether a block is to be kept, now that it is looked at."""
+        """Whether to keep a block, now that it is used."""
         if start >= written - HOT_BYTES or start in self._looks:
             return True
         if len(self._looks) >= LOOKS_KEPT:

@@ -1,4 +1,4 @@
-"""Appended bytes that are still in memory, and how they are handed to the operating system in large steps."""
+"""Appended bytes in memory, and a thread that writes them to the files in large steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from gantrymq.kernel.store.log.segments import Segment
 
 
 class WriteBehind:
-    """What a log has appended and not yet written. One thread puts; the rest may be called from any.
+    """The bytes that a log has appended and not yet written. One thread puts; the other methods may be called from any
+    thread.
 
-    What is appended while one write runs goes with the next. ``flusher`` is told what is written, for no more can be
-    made durable. ``check`` raises when the log is poisoned, ``poison`` makes it so and returns what is to be raised:
-    after a write that failed there is no other.
+    The next write covers everything that is appended during one write. ``flusher`` gets the written offsets, because
+    only those can be flushed. ``check`` raises if the log is poisoned; ``poison`` poisons it and returns the exception
+    to raise. There is no write after a failed one.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class WriteBehind:
         poison: Callable[[str, OSError], Exception],
     ) -> None:
         self.written = start
-        """The offset up to which everything is with the operating system."""
+        """The offset up to which everything is written."""
         self._flusher = flusher
         self._waker = waker
         self._check = check
@@ -43,11 +44,11 @@ class WriteBehind:
         self._stopping = False
 
     def put(self, segment: Segment, position: int, data: bytes) -> None:
-        """``data`` belongs into ``segment`` at the log's offset ``position``, behind all that was put before."""
+        """Add ``data`` for ``segment`` at the log's offset ``position``, behind everything that was put before."""
         self._batch.append((segment, position, data))
 
     def appended(self, end: int, timestamp: int) -> None:
-        """What was put ends at ``end`` and may be written now."""
+        """Everything up to ``end`` has been put and may be written."""
         batch, self._batch = self._batch, []
         with self._guard:
             self._waiting += batch
@@ -55,7 +56,7 @@ class WriteBehind:
         self._asked.set()
 
     def write_out(self) -> None:
-        """Write all that waits, one write a file, and wake who waits for it. Raises ``LogPoisoned``."""
+        """Write everything that waits, one write per file, and wake the sweep. Raises ``LogPoisoned``."""
         with self._writing:
             self._check()
             with self._guard:
@@ -73,7 +74,7 @@ class WriteBehind:
         self._waker.wake()
 
     def run(self) -> None:
-        """Write whenever something was appended, until :meth:`stop`; then once more if there is need."""
+        """Write whenever something was appended, until :meth:`stop`; then write the rest."""
         while True:
             self._asked.wait()
             self._asked.clear()

@@ -1,1 +1,1 @@
-"""The consume queues: for each topic and queue the places of its messages in the log."""
+"""The consume queues: the log offsets of the messages of each topic and queue."""

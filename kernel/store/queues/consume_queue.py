@@ -1,4 +1,4 @@
-"""One consume queue: the entries of one topic and queue, in files of one size and a tail in memory."""
+"""One consume queue: the entries of one topic and queue, in files of one size, with the newest ones in memory."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = structlog.get_logger("gantrymq.queues")
 
 UNIT: Final = ENTRY.size
 FILLER_SIZE: Final = 0x7FFFFFFF
-"""The size in an entry that stands for no message (RocketMQ pre-fills a queue that does not begin at 0 with them)."""
+"""The size in a filler, an entry without a message (RocketMQ pre-fills a queue that does not begin at 0)."""
 FILLER: Final = ENTRY.pack(0, FILLER_SIZE, 0)
 REACH_UNITS: Final = 300_000
-"""The widest gap that is filled; a queue offset further ahead is a damaged one."""
+"""The largest gap that is filled; a queue offset further ahead is taken as damaged."""
 LIGHT_TOPIC: Final = "%LMQ%"
-"""RocketMQ's light queues begin so: their entries lead to records of other topics."""
+"""The prefix of RocketMQ's light queues, whose entries point to records of other topics."""
 _CHUNK_UNITS: Final = 512
 
 
 class ConsumeQueue:
     """The queue in ``folder``. ``min_offset`` is the first entry whose record is still in the log.
 
-    One thread puts; :meth:`flush` may be called from another, :meth:`entries` from any.
+    One thread puts; :meth:`flush` may be called from another thread, :meth:`entries` from any.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class ConsumeQueue:
         self.max_offset = 0
         """The queue offset behind the last entry."""
         self.generation = 0
-        """What was read of one generation stays true: another begins when entries are taken back."""
+        """Entries of one generation do not change; removing entries begins a new generation."""
         self.log_end = 0
         """The log offset behind the last record that has an entry here."""
         self.is_set_aside = False
-        """Whether files were found that could not be right, and are gone: all of the log has to be read again."""
+        """Whether damaged files were found and deleted, so that the whole log has to be read again."""
         self.corrected_for = 0
         """The log's first offset when ``min_offset`` was set last."""
 
@@ -86,11 +86,11 @@ class ConsumeQueue:
 
     @property
     def _low(self) -> int:
-        """The first queue offset that has an entry, a filler too."""
+        """The first queue offset that has an entry or a filler."""
         return (self._segments.start if len(self._segments) else self._written) // UNIT
 
     def load(self) -> None:
-        """Find the files and the last entry in them; files that cannot be right are deleted, to be built again."""
+        """Find the files and the last entry; damaged files are deleted and will be rebuilt."""
         try:
             self._load()
         except (StoreDamaged, OSError) as error:
@@ -133,9 +133,9 @@ class ConsumeQueue:
     # ------------------------------------------------------------------------------------------------------- read
 
     def entries(self, offset: int, count: int) -> bytes:
-        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside of what the queue has.
+        """Up to ``count`` entries from the queue offset on, 20 bytes each; none outside the queue's range.
 
-        Addresses of the extension are replaced by the tag codes that lie there, where it is whole.
+        Addresses of the extension are replaced by their tag codes, where it is intact.
         """
         return self._extension.resolve(self._read(offset, count, self._segments.pread), Segments.pread) or b""
 
@@ -146,7 +146,7 @@ class ConsumeQueue:
     def _read(self, offset: int, count: int, read: Callable[[int, int], bytes | None]) -> bytes | None:
         start, end = offset * UNIT, (offset + count) * UNIT
         tail = b""
-        if end > self._written:  # which only grows while the queue lives
+        if end > self._written:  # which only grows while the queue is open
             with self._guard:
                 written = self._written
                 end = min(end, written + len(self._tail))
@@ -168,7 +168,7 @@ class ConsumeQueue:
         return b"".join((*parts, tail))
 
     def entry(self, offset: int) -> tuple[int, int, int]:
-        """The entry at a queue offset, which must be there."""
+        """The entry at a queue offset, which must exist."""
         entry: tuple[int, int, int] = ENTRY.unpack(self.entries(offset, 1))
         return entry
 
@@ -187,14 +187,15 @@ class ConsumeQueue:
     # ------------------------------------------------------------------------------------------------------ write
 
     def put(self, more: QueueEntries, stored: Mapping[int, int] | None = None) -> None:
-        """Put entries; :class:`OSError` when they could not be written.
+        """Add entries; :class:`OSError` if they could not be written.
 
-        With ``stored`` (store timestamp by log offset) the tag codes go to the extension, with those.
+        With ``stored`` (store timestamps by log offset) the tag codes go to the extension, together with the
+        timestamps.
         """
         if stored is not None:
             more = self._extension.take(more, stored, self.log_end)
         if more.queue_offsets is None and more.first == self.max_offset and more.begin >= self.log_end:
-            # No lock: only this thread adds, and only at the end; the other one takes away at the front.
+            # No lock is needed: this thread adds at the end, the other one removes at the start.
             self._tail += more.entries
             self.max_offset = more.first + len(more.entries) // UNIT
             self.log_end = more.end
@@ -203,7 +204,7 @@ class ConsumeQueue:
             for queue_offset, (offset, size, code) in zip(queue_offsets, ENTRY.iter_unpack(more.entries), strict=False):
                 self._put_one(queue_offset, offset, size, code)
         if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
-            # Not while the other thread writes: it takes these entries along or leaves them for the next time.
+            # Not while the other thread writes: it either includes these entries or leaves them for the next flush.
             try:
                 self._write_tail()
             except NoRoom as error:
@@ -212,12 +213,12 @@ class ConsumeQueue:
                 self._writing.release()
 
     def _put_one(self, queue_offset: int, offset: int, size: int, code: int) -> None:
-        """Put an entry that is not, or not simply, the next one."""
+        """Add an entry that is not simply the next one."""
         if offset + size <= self.log_end:
             return
         expected = self.max_offset
         if queue_offset == 0 and expected > 0:
-            # The log is right: here the topic was deleted and made again.
+            # The log decides: the topic was deleted and created again.
             log.warning("consume_queue_restarted", path=self.folder, entries=expected, log_offset=offset)
             self._restart()
             expected = 0
@@ -277,7 +278,7 @@ class ConsumeQueue:
                 self._written = start + done
 
     def flush(self) -> None:
-        """Bring all entries onto the disk. :class:`NoRoom`, :class:`OSError`."""
+        """Flush all entries. :class:`NoRoom`, :class:`OSError`."""
         with self._writing:
             if not self._gone:
                 self._extension.sync()
@@ -285,17 +286,17 @@ class ConsumeQueue:
                 self._segments.sync()
 
     def suspect(self, offset: int) -> bool:
-        """Note that the entry at a queue offset leads to another record than its own, or to none.
+        """Report that the entry at a queue offset points to another record than its own, or to none.
 
-        True: it will be corrected from the log, who reads must not go on behind it. False: it was looked at already,
-        and what is missing is missing.
+        True: it will be repaired from the log, and readers must stop before it. False: it was checked already, and its
+        message is lost.
         """
         if offset >= self._written // UNIT or self.topic.startswith(LIGHT_TOPIC):
-            return False  # it was made out of the log in this life; or it leads to another topic's records by design
+            return False  # it was built from the log since the start, or points to another topic's records by design
         return self._report(self, offset)
 
     def correct(self, entries: Mapping[int, bytes]) -> None:
-        """Put these entries, by queue offset, in the place of those there are; :class:`OSError`."""
+        """Replace entries, given by queue offset; :class:`OSError`."""
         with self._writing:
             for offset, entry in entries.items():
                 if not self._gone and self._segments.start <= offset * UNIT < self._written:
@@ -304,7 +305,7 @@ class ConsumeQueue:
             self.generation += 1
 
     def limit_log_end(self, bound: int) -> None:
-        """No record with an entry here ends behind ``bound`` of the log: where the last entry says so, it is wrong."""
+        """No record of this queue ends behind the log offset ``bound``; if the last entry says so, it is wrong."""
         if self.log_end > bound:
             self.log_end = bound
             self.suspect(self.max_offset - 1)
@@ -317,14 +318,14 @@ class ConsumeQueue:
         self.corrected_for = log_min
 
     def drop_expired(self) -> None:
-        """Delete the files that lie before ``min_offset`` as a whole; for a worker thread."""
+        """Delete the files that lie completely before ``min_offset``; for a worker thread."""
         with self._writing:
             self._segments.delete_before(min(self.min_offset * UNIT, self._written))
             if self._extension.exists:
                 self._extension.drop_before(last_address(self._read(self.min_offset, 1, self._segments.pread)))
 
     def _cut_extension(self) -> None:
-        """Let the extension end with the last entry that has a place there."""
+        """Truncate the extension behind the last entry that has a unit there."""
         if self._extension.exists:
             place, end = None, self.max_offset
             while place is None and end > self._low:
@@ -377,9 +378,9 @@ class ConsumeQueue:
         self._open_files.forget(self)
 
     def close_files(self) -> bool:
-        """Close the files, which open again when they are used; not while another thread writes, or before a sync.
+        """Close the files, which are opened again on use; not while another thread writes, or before a flush.
 
-        A sync through a file opened later would not be told what went wrong before.
+        A flush through a file that was opened later would not report earlier errors.
         """
         if not self._writing.acquire(blocking=False):
             return False

@@ -1,9 +1,9 @@
-"""Which topics were deleted, so that no replay of the log brings their messages back: ``gantrymq.deleted``.
+"""The deleted topics, ``gantrymq.deleted``, so that no replay of the log restores their messages.
 
-The log keeps the records of a deleted topic until its files expire, and whatever builds queues from the log again,
-after a kill or for queues that are damaged, would put them back. So each deletion is noted on the disk before it
-happens, with the end of the log at that moment: records of the topic before it are dead. A topic that is created again
-under the name has its records behind it. ``docs/format/store.md``.
+The log keeps the records of a deleted topic until its files expire, and every rebuild of queues from the log would
+restore them. So each deletion is written to the disk before it happens, with the end of the log at that moment: records
+of the topic before this end are deleted. If the topic is created again, its new records lie behind it.
+``docs/format/store.md``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from gantrymq.kernel.errors import NO_ROOM
 log = structlog.get_logger("gantrymq.deletions")
 
 REMEMBERED_MAX: Final = 100_000
-"""Deletions that are kept; past it the oldest are forgotten: a rebuild of all queues could bring those topics back."""
+"""The most deletions in the file; beyond it the oldest are dropped, and a rebuild of all queues could restore those
+topics."""
 SPARE_LINES: Final = 1000
-"""Lines beside those that count; with more the file is written anew."""
+"""Obsolete lines after which the file is rewritten."""
 ROOM_BYTES: Final = 64 * 1024
-"""Room is reserved in steps of so much, so that a full disk does not keep anybody from deleting topics."""
+"""Step in which disk space is reserved, so that topics can be deleted on a full disk."""
 
 
 class Deletions:
-    """The file at ``path``. One thread changes it; ``ends`` maps a topic to the offset before which it is dead."""
+    """The file at ``path``. One thread changes it; ``ends`` maps a topic to the log offset before which its records are
+    deleted."""
 
     def __init__(self, env: Env, path: str) -> None:
         self._env = env
@@ -37,13 +39,13 @@ class Deletions:
         self._lines = 0
         self.ends: dict[str, int] = {}
         self.end = 0
-        """The highest of the offsets: nothing at or behind it is dead."""
+        """The highest of these offsets: no record at or behind it is deleted."""
 
     def load(self, *, trusted: bool = True) -> None:
-        """Read the file; a line that a crash tore is left out.
+        """Read the file; torn lines are ignored.
 
-        Not ``trusted``: another broker has written to the store since, and may have cut the log and used the offsets
-        again, so nothing of it counts.
+        If not ``trusted``, another broker has written to the store since. It may have truncated the log and reused
+        offsets, so the file is dropped.
         """
         self.ends, self.end, self._size, self._lines = {}, 0, 0, 0
         if not self._env.exists(self._path):
@@ -69,14 +71,14 @@ class Deletions:
             self._size, self._lines = len(data), len(self.ends)
 
     def add(self, topic: str, end: int) -> None:
-        """Note, to last, that records of ``topic`` before the log's offset ``end`` are dead.
+        """Record durably that the records of ``topic`` before the log offset ``end`` are deleted.
 
         :class:`OSError` when it cannot be written; then nothing has changed.
         """
         if self.ends.get(topic) == end:
             return
         if self._lines > 2 * len(self.ends) + SPARE_LINES:
-            with suppress(OSError):  # a full disk; what is there counts as before
+            with suppress(OSError):  # a full disk; the old file remains valid
                 self._rewrite()
         line = _line(topic, end)
         self._reserve(len(line))
@@ -86,7 +88,7 @@ class Deletions:
                 file.pwrite(line, self._size)
                 file.datasync()
             except OSError:
-                with suppress(OSError):  # what was refused must not count at the next start
+                with suppress(OSError):  # a refused deletion must not be valid at the next start
                     file.pwrite(bytes(len(line)), self._size)
                 raise
         finally:
@@ -96,10 +98,9 @@ class Deletions:
         self._note(topic, end)
 
     def settle(self, start: int, end: int) -> None:
-        """The log reaches from ``start`` to ``end``: deletions before it are forgotten, none reaches beyond it.
+        """Adapt to a log from ``start`` to ``end``: drop deletions before it, and limit the others to its end.
 
-        Beyond the end other records get the offsets of those that were lost, and these are alive. OSError as in
-        :meth:`add`.
+        New records get the offsets of lost records beyond the end, and they are not deleted. OSError as in :meth:`add`.
         """
         settled = {topic: min(dead, end) for topic, dead in self.ends.items() if min(dead, end) > start}
         if settled != self.ends:
@@ -128,7 +129,7 @@ class Deletions:
         self._size, self._lines = len(text), len(self.ends)
 
     def _reserve(self, size: int) -> None:
-        """Let the file have room, on the disk, for ``size`` bytes more."""
+        """Reserve disk space for ``size`` more bytes of the file."""
         created = not self._env.exists(self._path)
         file = self._env.open(self._path, create=True)
         try:

@@ -1,4 +1,5 @@
-"""A consume queue's extension: tag code, store time and a bit map of each message, where an entry has room for 8 bytes.
+"""A consume queue's extension: tag code, store timestamp and a bit map for each message, where an entry has only 8
+bytes.
 
 The queue's entry holds an address instead of the tag code. ``docs/format/consume-queue.md`` has the grammar. Source:
 RocketMQ 4.9.7 ``ConsumeQueueExt`` (with ``enableConsumeQueueExt``).
@@ -28,14 +29,14 @@ _UNIT: Final = struct.Struct(">hqqh")
 """Size of the unit, tag code, store timestamp (ms), bytes of the bit map that follows."""
 _END: Final = struct.pack(">h", -1)
 _END_ROOM: Final = 4
-"""A unit leaves so many bytes of its file free; where it cannot, -1 says that the next one is in the next file."""
+"""The bytes that a unit must leave free in its file; otherwise -1 says that the next unit is in the next file."""
 _BASE: Final = -(2**63)
 _READ_BYTES: Final = 64 * 1024
 
 
 @attrs.frozen
 class ExtensionUnit:
-    """What the extension knows of a message. ``size`` is that of the unit, in bytes."""
+    """One unit of the extension. ``size`` is the size of the unit in bytes."""
 
     size: int
     tag_code: int
@@ -44,7 +45,7 @@ class ExtensionUnit:
 
 
 def is_address(code: int) -> bool:
-    """Whether the third field of a queue's entry is a place in the extension, and no tag code."""
+    """Whether the third field of a queue entry is an address in the extension and not a tag code."""
     return code < EXTENSION_ADDRESSES_END
 
 
@@ -78,7 +79,7 @@ class QueueExtension:
         return any(segment.unsynced for segment in self._segments)
 
     def load(self) -> None:
-        """Find the files; those that cannot be right are deleted: what they hold can be read from the log."""
+        """Find the files; damaged ones are deleted, because their content can be read from the log."""
         if not self._env.is_dir(self.folder):
             return
         try:
@@ -112,7 +113,7 @@ class QueueExtension:
         return ExtensionUnit(size, code, stored, data[_UNIT.size : size])
 
     def resolve(self, entries: bytes | None, read: Callable[[Segments, int, int], bytes | None]) -> bytes | None:
-        """Entries with the tag codes in place of the addresses; where nothing is known, the address stays.
+        """Replace addresses in entries by tag codes; an address without a valid unit stays.
 
         ``read`` gives bytes of the files, or None instead of waiting for the disk: then the result is None.
         """
@@ -147,10 +148,11 @@ class QueueExtension:
     # ------------------------------------------------------------------------------------------------------ write
 
     def take(self, more: QueueEntries, stored: Mapping[int, int], known_end: int) -> QueueEntries:
-        """The entries with addresses in place of their tag codes, which lie here now with the store timestamps.
+        """Store the tag codes and store timestamps of entries; returns the entries with addresses instead of the tag
+        codes.
 
-        ``stored`` has those by log offset. An entry whose record ends at or before ``known_end`` was put before, and
-        has its place. Where nothing can be written the entries stay as they are, as in RocketMQ.
+        ``stored`` has the timestamps by log offset. An entry whose record ends at or before ``known_end`` is already
+        stored. If the units cannot be written, the entries are returned unchanged, as in RocketMQ.
         """
         rows = list(ENTRY.iter_unpack(more.entries))
         known = sum(offset + size <= known_end for offset, size, _ in rows)
@@ -164,7 +166,7 @@ class QueueExtension:
         return more._replace(entries=b"".join(entries))
 
     def put(self, rows: Sequence[tuple[int, int]]) -> list[int]:
-        """Add a unit without a bit map for each tag code and store timestamp; their addresses, in order.
+        """Add a unit without a bit map for each tag code and store timestamp; returns their addresses in order.
 
         :class:`OSError` when they could not be written; then the next call writes at the same places.
         """
@@ -196,7 +198,7 @@ class QueueExtension:
     # --------------------------------------------------------------------------------------------------- both ends
 
     def cut_behind(self, address: int | None) -> None:
-        """Drop what lies behind the unit at ``address``; all of it when no entry has an address (None)."""
+        """Truncate behind the unit at ``address``; delete everything if no entry has an address (None)."""
         if not self.exists:
             return
         unit = None if address is None else self.unit(address)
@@ -207,7 +209,7 @@ class QueueExtension:
         self._segments.truncate(self._end)
 
     def drop_before(self, address: int | None) -> None:
-        """Delete the files that lie before ``address`` as a whole; None: it is not known where they may end."""
+        """Delete the files that lie completely before ``address``; with None, delete nothing."""
         if address is not None:
             self._segments.delete_before(address - _BASE)
 

@@ -1,6 +1,6 @@
-"""Which of many have files open, so that those not used for longest are closed when there are too many.
+"""Limit the number of open files: when there are too many, the least recently used are closed.
 
-A broker has a file for each queue that is in use, and may have more queues than the process may have descriptors.
+A broker has a file for each queue in use, and can have more queues than the process may have descriptors.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from threading import Lock
 from typing import Protocol
 
 CLOSED_AT_ONCE = 8
-"""How many are tried for one that is opened: most can be closed, and none waits long."""
+"""How many candidates are tried when one is opened: most can be closed."""
 
 
 class Closable(Protocol):
     """Something with files that open again when they are used."""
 
     def close_files(self) -> bool:
-        """Close them, unless they are needed just now; returns whether they are closed. Must not block."""
+        """Close the files unless they are in use now; returns whether they are closed. Must not block."""
 
 
 class OpenFiles:
@@ -32,7 +32,7 @@ class OpenFiles:
         return len(self._used)
 
     def use(self, user: Closable) -> None:
-        """``user`` is about to use its files: it is the last one to be closed."""
+        """``user`` is about to use its files: it becomes the most recently used."""
         with self._guard:
             self._used.pop(user, None)
             self._used[user] = None

@@ -1,7 +1,7 @@
-"""Correct entries of consume queues that disagree with the log: the log is right, the queues follow from it.
+"""Repair entries of consume queues that disagree with the log, from which the queues are derived.
 
-An entry is verified when it is read: the record at its place says itself which topic, queue and queue offset it has.
-One that leads elsewhere is searched for between the nearest entries that are right.
+An entry is verified when it is read: the record at its log offset names its topic, queue and queue offset. For a wrong
+entry, the log is searched between the nearest correct entries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = structlog.get_logger("gantrymq.queues")
 
 
 def is_right(commit_log: CommitLog, queue: ConsumeQueue, queue_offset: int, at: int, size: int) -> bool:
-    """Whether the record at ``at`` has this size and belongs to this place in the queue, by its own lengths and names.
+    """Whether the record at ``at`` has this size and names this queue and queue offset, with consistent lengths.
 
-    Its body is not looked at. Raises :class:`CorruptRange` where that cannot be told.
+    Its body is not checked. Raises :class:`CorruptRange` if the log cannot be read there.
     """
     try:
         head = commit_log.view(at, min(size, HEADS[HOST_V6_BITS].size))
@@ -45,10 +45,10 @@ def is_right(commit_log: CommitLog, queue: ConsumeQueue, queue_offset: int, at: 
 
 
 def mend(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, suspect: int, end: int) -> int:
-    """Correct the entry at the queue offset ``suspect`` and those beside it that are wrong too; for a worker thread.
+    """Repair the entry at the queue offset ``suspect`` and wrong entries beside it; for a worker thread.
 
-    The log is searched up to ``end``, up to which it is dispatched. What has no record any more becomes a filler.
-    Returns how many entries were changed. :class:`OSError` when they cannot be written.
+    The log is searched up to ``end``, the dispatched offset. An entry without a record becomes a filler. Returns how
+    many entries were changed. :class:`OSError` when they cannot be written.
     """
     first, left = _last_right(commit_log, queue, suspect)
     behind, right = _next_right(commit_log, queue, suspect, end)
@@ -76,7 +76,7 @@ def mend(commit_log: CommitLog, queues: ConsumeQueues, queue: ConsumeQueue, susp
 
 
 def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tuple[int, int]:
-    """The first queue offset of those that may be wrong, and where in the log their records may begin."""
+    """The first queue offset that may be wrong, and the log offset at which its records can begin."""
     place = suspect
     while place > queue.min_offset and (entry := queue.entries(place - 1, 1)):
         at, size, _ = ENTRY.unpack(entry)
@@ -87,7 +87,7 @@ def _last_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int) -> tup
 
 
 def _next_right(commit_log: CommitLog, queue: ConsumeQueue, suspect: int, end: int) -> tuple[int, int]:
-    """The queue offset behind those that may be wrong, and where in the log their records end."""
+    """The queue offset behind those that may be wrong, and the log offset at which their records end."""
     place = suspect + 1
     while place < queue.max_offset and (entry := queue.entries(place, 1)):
         at, size, _ = ENTRY.unpack(entry)
@@ -105,7 +105,7 @@ def _is_surely_right(commit_log: CommitLog, queue: ConsumeQueue, place: int, at:
 
 
 def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
-    """Whether an entry leads to a part of the log that cannot be read, or to none: then it is left as it is."""
+    """Whether an entry points to an unreadable part of the log, or is a filler: then it stays unchanged."""
     at, size, _ = ENTRY.unpack(entry)
     if size == FILLER_SIZE:
         return True
@@ -119,7 +119,7 @@ def _may_be_there(commit_log: CommitLog, entry: bytes) -> bool:
 
 
 def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBatch]:
-    """The records of a part of the log, without those that are damaged."""
+    """The undamaged records of a part of the log."""
     while start < end:
         try:
             for batch in commit_log.scan(start, end):
@@ -134,7 +134,7 @@ def _records(commit_log: CommitLog, start: int, end: int) -> Iterator[DispatchBa
 
 
 class QueueRepair:
-    """Corrects what readers have found to be wrong. :meth:`step` is for a worker thread."""
+    """Repairs entries that readers found to be wrong. :meth:`step` is for a worker thread."""
 
     def __init__(self, commit_log: CommitLog, queues: ConsumeQueues, dispatched: Callable[[], int]) -> None:
         self._log = commit_log
@@ -143,11 +143,11 @@ class QueueRepair:
 
     @property
     def has_work(self) -> bool:
-        """Whether a reader has found something since the last :meth:`step`."""
+        """Whether a reader has reported an entry since the last :meth:`step`."""
         return bool(self._queues.suspects)
 
     def step(self) -> None:
-        """Correct the entries around one that was found to be wrong."""
+        """Repair the entries around one that was reported."""
         (queue, place) = next(iter(self._queues.suspects))
         changed = 0
         try:

@@ -1,4 +1,4 @@
-"""Search in the entries of a consume queue: where it begins for readers, and what was stored at a time."""
+"""Search in the entries of a consume queue: the first valid entry, and entries by time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Entries(Protocol):
         """The entry there."""
 
     def next_real(self, unit: int, end: int, *, any_place: bool = False) -> int:
-        """The first entry from ``unit`` on that is no filler; ``end`` if there is none before it.
+        """The first entry from ``unit`` on that is not a filler; ``end`` if there is none before it.
 
-        One that leads nowhere is damaged, and counts only for ``any_place``.
+        An entry with an invalid log offset is damaged and counts only with ``any_place``.
         """
 
 
@@ -37,7 +37,7 @@ def first_kept(queue: Entries, low: int, high: int, log_min: int) -> int:
     """The first entry of a record at or behind ``log_min``, ``high`` if there is none."""
 
     def is_kept(unit: int) -> bool:
-        # Neither a filler nor one entry alone, which may be damaged, says where the log goes on: two of three do.
+        # A single entry may be damaged: two of three entries that are not fillers decide.
         votes: list[bool] = []
         while len(votes) < 3 and (unit := queue.next_real(unit, high)) < high:
             votes.append(queue.entry(unit)[0] >= log_min)
@@ -46,7 +46,7 @@ def first_kept(queue: Entries, low: int, high: int, log_min: int) -> int:
 
     unit = first(low, high, is_kept)
     for _ in range(2):
-        # The votes may have come one entry too early. One that lies before the entry before it is damaged.
+        # The votes may point one entry too early. An entry with a lower log offset than its predecessor is damaged.
         unit = queue.next_real(unit, high, any_place=True)
         if unit == high or not 0 <= queue.entry(unit)[0] < log_min or queue.entry(unit)[1] <= 0:
             break
