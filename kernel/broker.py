@@ -18,6 +18,7 @@ from gantrymq.kernel.authorization import authorized
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch
 from gantrymq.kernel.config.declarations import PluginsSection
 from gantrymq.kernel.config.sections import Config
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.env import Env, Waker
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.fast import Readers
@@ -67,6 +68,8 @@ class Broker:
         self.cluster = config.broker.cluster
         self.broker_id = config.broker.id
         self.registry = Registry()
+        if manager.implementations("before_deliver"):
+            self.registry.provide(Deliveries, Deliveries(manager, env.monotonic))
         self.filters: dict[str, FilterCompiler] = {}
         observe_connections = Observers(manager, "connections_changed")
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.delivery import DeliverBatch
     from gantrymq.kernel.filters import FilterCompiler
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch
@@ -225,6 +226,18 @@ def dispatch(batch: DispatchBatch) -> None:
 
     When: sweep, and during recovery with ``batch.replay`` set. May: build derived state; must be idempotent by offset.
     Errors: stop the broker. First user: longpoll.
+    """
+
+
+@hookspec
+def before_deliver(batch: DeliverBatch) -> None:
+    """Stored messages on their way to a peer: pulls, queries, questions about transactions, direct consumption.
+
+    When: sweep, one call an answer with all its messages. Batch: ``connection``, ``group``, ``purpose``, columns.
+    May: rewrite body and properties; ``batch.withhold(row)``: a consumer goes on behind the row. Order: as
+    ``before_append``, so who encodes last there decodes first here: ``tryfirst``.
+    Errors: the plugin is asked again about each row alone; one at which it raises ends the answer before it, and as the
+    first one is an error (``delivery_failed``): no consumer goes past it. First user: encrypt.
     """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.log.record import BadRecord
@@ -53,6 +54,7 @@ class ClientAdmin:
         self._topics = broker.registry.get(TopicTable)
         self._groups = broker.registry.get(ConsumerGroups)
         self._offsets = broker.registry.get(ConsumerOffsets)
+        self._deliveries = broker.registry.find(Deliveries)
 
     def processors(self) -> dict[int, Handler]:
         """Request code to handler."""
@@ -127,6 +129,11 @@ class ClientAdmin:
         """309: let one client consume a stored message now; its verdict is the answer."""
         header = read_header(ConsumeDirectlyHeader, request.command.ext)
         record = self._record(header.msg_id or "")
+        if self._deliveries is not None:
+            delivered = self._deliveries.deliver_one(record, "direct", request.connection)
+            if delivered is None:
+                raise _fault(f"a plugin withholds the message {header.msg_id!r}")
+            record = delivered
         return await self._forward(
             request, header.consumer_group, header.client_id or "", record, {"brokerName": self._broker.name}
         )

@@ -7,16 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import attrs
 import structlog
 
 from gantrymq.kernel.batch import Pull, PullBatch
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.errors import UnreadableRange
 from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
+from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.plugins.consume.fast import READERS, PullAnswers, read_pull_header
 from gantrymq.plugins.consume.limits import TransferLimits
-from gantrymq.plugins.consume.plain import PullContext, PullForm, PullPolicy, pull_form
+from gantrymq.plugins.consume.plain import PullAnswers as FallbackAnswers
+from gantrymq.plugins.consume.plain import PullContext, PullForm, PullLimits, PullPolicy, pull_form
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
 from gantrymq.plugins.consume.read import CODES, PullResult, PullStatus, QueueDisagrees, read_queue
 from gantrymq.plugins.consume.subscriptions import RELEASED, NotCompiled, Subscriptions
@@ -63,7 +67,10 @@ class PullProcessor:
         self._windows = LogWindows(broker.env, broker.log)
         self.postponed = Postponed(self._again, self._send_back, None if self._statistics is None else self._tell_wait)
         """The pulls that wait for their turn or for the disk; somebody has to run it."""
-        self._answers = PullAnswers(
+        self._deliveries = broker.registry.find(Deliveries)
+        # Where plugins look at the messages, all pulls take the fallback.
+        answers = PullAnswers if self._deliveries is None else FallbackAnswers
+        self._answers = answers(
             PullContext(
                 policy=self._policy,
                 find_queue=broker.queues.get,
@@ -251,21 +258,16 @@ class PullProcessor:
             self._send_back(pull)
             return 0
         try:
-            result = read_queue(
-                self._windows,
-                queue,
-                pull.offset,
-                self._limits.of(pull.limit, pull.max_bytes),
-                self._scan_entries,
-                pull.filter,
-                wait=wait or self.postponed.is_full,
-            )
+            result = self._read(pull, queue, self._limits.of(pull.limit, pull.max_bytes), wait=wait)
         except NotCached as absent:
             pull.request.forget()
             self.postponed.until_fetched(pull, absent.fetch)
             return 0
         except QueueDisagrees as error:
             pull.request.answer(ResponseCode.SYSTEM_ERROR, str(error))
+            return 0
+        except RemoteFault as fault:
+            pull.request.answer(fault.code, fault.remark)
             return 0
         except UnreadableRange as error:  # the log has a line about it already
             pull.request.answer(ResponseCode.SYSTEM_ERROR, f"the message cannot be read: {error}")
@@ -279,6 +281,25 @@ class PullProcessor:
             return None
         self._answer(pull, code, result)
         return len(result.body)
+
+    def _read(self, pull: Pull, queue: ConsumeQueue | None, limits: PullLimits, *, wait: bool) -> PullResult:
+        """As :func:`read_queue`, and what the plugins let through of it.
+
+        ``RemoteFault`` when the first message cannot be delivered: the consumer does not go on behind it.
+        """
+        wait = wait or self.postponed.is_full
+        while True:
+            result = read_queue(self._windows, queue, pull.offset, limits, self._scan_entries, pull.filter, wait=wait)
+            if self._deliveries is None or not result.messages:
+                return result
+            given = self._deliveries.deliver(result.body, "pull", pull.request.connection, pull.group)
+            if given.decided == result.messages:
+                status = PullStatus.FOUND if given.messages else PullStatus.NO_MATCHED_MESSAGE
+                return attrs.evolve(result, status=status, body=given.data, messages=given.messages)
+            if not given.decided and given.fault is not None:
+                raise given.fault
+            # Read anew up to there, which also tells where the next pull goes on.
+            limits = limits._replace(messages=given.decided, disk_messages=given.decided)
 
     def _answer(self, pull: Pull, code: int, result: PullResult) -> None:
         if self._statistics is not None:

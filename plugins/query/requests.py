@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.interfaces import MessageIndex
 from gantrymq.plugins.query.lookup import KeySearch, look_for, read_by_offset
@@ -42,6 +43,7 @@ class QueryRequests:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._index = broker.registry.find(MessageIndex)
+        self._deliveries = broker.registry.find(Deliveries)
         self._threads = trio.CapacityLimiter(THREADS)
 
     async def by_key(self, request: Request) -> Command:
@@ -62,16 +64,30 @@ class QueryRequests:
         records = await trio.to_thread.run_sync(look_for, self._broker, self._index, search, limiter=self._threads)
         timestamp, offset = self._index.last()
         ext = QueryMessageResponse(index_last_update_timestamp=timestamp, index_last_update_phyoffset=offset).to_ext()
-        if not records:
+        body = self._delivered(records, request)
+        if not body:
             return request.command.answer(
                 ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", ext
             )
-        return request.command.answer(ResponseCode.SUCCESS, None, ext, b"".join(records))
+        return request.command.answer(ResponseCode.SUCCESS, None, ext, body)
+
+    def _delivered(self, records: list[bytes], request: Request) -> bytes:
+        """What the plugins let through, the newest ones where all together are too much for one answer."""
+        while self._deliveries is not None:
+            given = self._deliveries.deliver(b"".join(records), "query", request.connection)
+            if given.fault is not None:
+                raise given.fault
+            if given.decided == len(records):
+                return given.data
+            records = records[len(records) - given.decided :]
+        return b"".join(records)
 
     async def by_offset(self, request: Request) -> Command:
         """33: the message whose record begins at an offset of the log; code 1 when none does, and for half messages."""
         header = read_header(ViewMessageHeader, request.command.ext)
         record = await trio.to_thread.run_sync(read_by_offset, self._broker, header.offset, limiter=self._threads)
+        if record is not None and self._deliveries is not None:
+            record = self._deliveries.deliver_one(record, "query", request.connection)
         if record is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}")
         return request.command.answer(ResponseCode.SUCCESS, body=record)

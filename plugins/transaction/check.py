@@ -10,6 +10,7 @@ import attrs
 import structlog
 import trio
 
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record, encode
@@ -17,6 +18,7 @@ from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.transactions import CheckTransactionHeader
 from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import UNIQ_KEY
@@ -32,9 +34,10 @@ log = structlog.get_logger("gantrymq.transaction")
 class Questions:
     """Finds the producer to be asked, and asks."""
 
-    def __init__(self, env: Env, producers: ProducerGroups) -> None:
+    def __init__(self, env: Env, producers: ProducerGroups, deliveries: Deliveries | None = None) -> None:
         self._env = env
         self._producers = producers
+        self._deliveries = deliveries
         self._opaque = 0
 
     def find(self, group: str) -> Connection | None:
@@ -53,7 +56,16 @@ class Questions:
         """Ask about the half message ``record``, which the producer gets as it was meant; no answer is awaited.
 
         The record has its real topic and queue already; its queue offset and its offset are what an answer must name.
+        One that a plugin withholds, or fails to deliver, is not asked about this time.
         """
+        data: bytes | None = encode(record)
+        if self._deliveries is not None:
+            try:
+                data = self._deliveries.deliver_one(encode(record), "check", connection)
+            except RemoteFault:
+                return  # the log has a line about it
+        if data is None:
+            return
         unique = find_property(record.properties, UNIQ_KEY)
         name = None if unique is None else unique.decode("utf-8", "replace")
         header = CheckTransactionHeader(
@@ -68,7 +80,7 @@ class Questions:
             Command(
                 RequestCode.CHECK_TRANSACTION_STATE,
                 header.to_ext(),
-                encode(record),
+                data,
                 opaque=self._opaque,
                 flag=ONEWAY_FLAG,
             )

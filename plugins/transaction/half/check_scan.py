@@ -14,6 +14,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
@@ -81,7 +82,9 @@ class HalfWalk:
         self._store = context.store
         self._table = table
         self._undispatched = undispatched
-        self._questions = Questions(context.env, context.registry.get(ProducerGroups))
+        self._questions = Questions(
+            context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
+        )
         self._host = context.store.config.store_host
         self.unnoted: list[int] = []
 

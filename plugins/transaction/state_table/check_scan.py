@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
 from gantrymq.plugins.transaction.check import SLICE_S, Questions
@@ -49,7 +50,9 @@ class StateWalk:
         self._table = table
         self._closing = closing
         self._end_alone = end_alone
-        self._questions = Questions(context.env, context.registry.get(ProducerGroups))
+        self._questions = Questions(
+            context.env, context.registry.get(ProducerGroups), context.registry.find(Deliveries)
+        )
         self._asked: dict[int, int] = {}
 
     def run(self) -> Iterator[None]:

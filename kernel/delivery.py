@@ -1,0 +1,232 @@
+"""Messages on their way out: the hook ``before_deliver``, for whoever hands out stored messages.
+
+What cannot be decided is not delivered: a message at which a plugin raises stays where it is, and so does what follows
+it in its queue, whatever the plugin's policy for errors is.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+import attrs
+import structlog
+
+from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.manager import PluginInfo, PluginManager
+from gantrymq.kernel.network.connection import Connection
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.kernel.store.log.record import (
+    CRC_MASK,
+    HOST_V6_BITS,
+    PROPERTIES_LIMIT,
+    SYS_FLAG_AT,
+    Record,
+    body_end_in,
+    decode,
+)
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.records import HEADS, MAGIC_V1
+
+log = structlog.get_logger("gantrymq.delivery")
+
+HOOK: Final = "before_deliver"
+ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
+"""Further messages are left for the next answer; RocketMQ's clients take frames of 16 MiB."""
+_CRC_AT: Final = 8
+_I32 = struct.Struct(">i")
+_U32 = struct.Struct(">I")
+_U16 = struct.Struct(">H")
+
+Purpose = Literal["pull", "query", "check", "direct"]
+"""For a consumer; for who looks for messages (``queryMessage``, ``viewMessage``); for the producer of a half message,
+who is asked what became of its transaction; for a consumer that an administrator chose (``consumeMessageDirectly``)."""
+
+
+@attrs.define
+class DeliverBatch:
+    """Stored messages on their way out, as columns; ``bodies`` and ``properties`` may be changed.
+
+    ``properties`` are the encoded form. ``connection``: the peer that asked, or that is asked (``check``).
+    ``group``: the consumer group of a pull, else None.
+    """
+
+    connection: Connection | None
+    group: str | None
+    purpose: Purpose
+    topics: list[str]
+    queue_ids: list[int]
+    queue_offsets: list[int]
+    offsets: list[int]
+    store_timestamps: list[int]
+    bodies: list[bytes]
+    properties: list[bytes]
+    withheld: set[int] = attrs.field(factory=set, init=False)
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def withhold(self, row: int) -> None:
+        """Leave ``row`` out: a consumer goes on behind it, as behind a message that its filter does not want."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"there is no row {row}, the batch has {len(self)}")
+        self.withheld.add(row)
+
+    def property_of(self, row: int, name: bytes) -> bytes | None:
+        """See :func:`find_property`."""
+        return find_property(self.properties[row], name)
+
+    @property
+    def live(self) -> range | list[int]:
+        """The row numbers that nobody withheld, in order."""
+        rows = range(len(self))
+        return [row for row in rows if row not in self.withheld] if self.withheld else rows
+
+
+@attrs.frozen
+class Delivered:
+    """What may go out: whole records one after the other, and how many.
+
+    ``decided``: of so many of the given records, from the first one on, it is known what becomes of them; all of them,
+    unless the next one is for another answer, or ``fault`` says why it cannot be delivered.
+    """
+
+    data: bytes
+    messages: int
+    decided: int
+    fault: RemoteFault | None = None
+
+
+class Deliveries:
+    """Asks the plugins. It is in ``broker.registry`` where a plugin has the hook, and only there."""
+
+    def __init__(self, manager: PluginManager, clock: Callable[[], float]) -> None:
+        self._manager = manager
+        self._warnings = RareWarnings(clock)
+        self._plugins: list[tuple[PluginInfo, Callable[[DeliverBatch], Any]]] = []
+        for info, implementation in manager.implementations(HOOK):
+            if implementation.wrapper or implementation.hookwrapper or implementation.argnames != ("batch",):
+                raise StartError(f"plugin {info.name!r}: {HOOK} cannot wrap others; it must be {HOOK}(self, batch)")
+            self._plugins.append((info, implementation.function))
+
+    def deliver(
+        self, records: bytes, purpose: Purpose, connection: Connection | None = None, group: str | None = None
+    ) -> Delivered:
+        """What the plugins make of whole, intact records that lie one after the other."""
+        found: list[tuple[int, int, Record]] = []
+        end = 0
+        while end < len(records):
+            start = end
+            record, end = decode(records, start, check_body=False)
+            found.append((start, end, record))
+        batch = _batch_of([record for _, _, record in found], purpose, connection, group)
+        count, fault = len(found), None
+        for info, function in self._plugins:
+            failed, own_fault = self._ask(info, function, batch, count)
+            if own_fault is not None:
+                count, fault = failed, own_fault
+        parts: list[bytes] = []
+        size = 0
+        for row, (start, end, record) in enumerate(found[:count]):
+            if row in batch.withheld:
+                continue
+            part = records[start:end]
+            body, properties = batch.bodies[row], batch.properties[row]
+            if body is not record.body or properties is not record.properties:
+                part = _rewritten(part, body, properties)
+            if parts and size + len(part) > ANSWER_MAX_BYTES:
+                return Delivered(b"".join(parts), len(parts), row)
+            parts.append(part)
+            size += len(part)
+        return Delivered(b"".join(parts), len(parts), count, fault)
+
+    def deliver_one(self, record: bytes, purpose: Purpose, connection: Connection | None = None) -> bytes | None:
+        """As :meth:`deliver`, of one record; None when it is withheld. ``RemoteFault`` when it cannot be delivered."""
+        delivered = self.deliver(record, purpose, connection)
+        if delivered.fault is not None:
+            raise delivered.fault
+        return delivered.data or None
+
+    def _ask(
+        self, info: PluginInfo, function: Callable[[DeliverBatch], Any], batch: DeliverBatch, count: int
+    ) -> tuple[int, RemoteFault | None]:
+        """Let one plugin look at the batch; the first row of the first ``count`` at which it fails, and what to say."""
+        before = list(batch.bodies), list(batch.properties), set(batch.withheld)
+        try:
+            function(batch)
+            for row in batch.live:
+                _check(batch.bodies[row], batch.properties[row])
+            return count, None
+        except (LogPoisoned, PluginError, MemoryError):
+            raise
+        except Exception as error:
+            batch.bodies[:], batch.properties[:] = before[0], before[1]
+            batch.withheld = before[2]
+            if len(batch) == 1:
+                return 0, self._fault(info, error)
+        for row in range(count):
+            if row in batch.withheld:
+                continue
+            single = _row_of(batch, row)
+            _, fault = self._ask(info, function, single, 1)
+            if fault is not None:
+                return row, fault
+            batch.bodies[row], batch.properties[row] = single.bodies[0], single.properties[0]
+            if single.withheld:
+                batch.withheld.add(row)
+        return count, None
+
+    def _fault(self, info: PluginInfo, error: Exception) -> RemoteFault:
+        text = self._manager.describe_failure(info, HOOK, error)
+        if self._warnings.is_due(info.name + type(error).__name__):
+            log.error("delivery_failed", plugin=info.name, reason=text, exc_info=error)
+        remark = f"the plugin {info.name!r} failed to deliver the message; the broker's log has the reason"
+        return RemoteFault(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _batch_of(
+    records: list[Record], purpose: Purpose, connection: Connection | None, group: str | None
+) -> DeliverBatch:
+    return DeliverBatch(
+        connection,
+        group,
+        purpose,
+        topics=[record.topic for record in records],
+        queue_ids=[record.queue_id for record in records],
+        queue_offsets=[record.queue_offset for record in records],
+        offsets=[record.offset for record in records],
+        store_timestamps=[record.store_timestamp for record in records],
+        bodies=[record.body for record in records],
+        properties=[record.properties for record in records],
+    )
+
+
+def _row_of(batch: DeliverBatch, row: int) -> DeliverBatch:
+    columns = ("topics", "queue_ids", "queue_offsets", "offsets", "store_timestamps", "bodies", "properties")
+    own = {name: [getattr(batch, name)[row]] for name in columns}
+    return DeliverBatch(batch.connection, batch.group, batch.purpose, **own)
+
+
+def _check(body: bytes, properties: bytes) -> None:
+    """What a plugin has put in the place of a body and of properties must fit into a record."""
+    if type(body) is not bytes or type(properties) is not bytes:
+        raise TypeError("bodies and properties must be bytes")
+    if len(properties) > PROPERTIES_LIMIT:
+        raise ValueError(f"the properties have {len(properties)} bytes, at most {PROPERTIES_LIMIT} fit")
+
+
+def _rewritten(record: bytes, body: bytes, properties: bytes) -> bytes:
+    """An intact record with another body and other properties; all else stays as it is."""
+    head = bytearray(record[: HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size])
+    end = body_end_in(record)
+    topic_end = end + (1 if int.from_bytes(record[4:8], "big") == MAGIC_V1 else 2)
+    topic_end += int.from_bytes(record[end:topic_end], "big")
+    topic = record[end:topic_end]
+    _I32.pack_into(head, 0, len(head) + len(body) + len(topic) + 2 + len(properties))
+    _U32.pack_into(head, _CRC_AT, zlib.crc32(body) & CRC_MASK)
+    _I32.pack_into(head, len(head) - 4, len(body))
+    return b"".join((head, body, topic, _U16.pack(len(properties)), properties))
