@@ -42,14 +42,17 @@ def slice_number() -> int:
 
 
 def choose(variants: Sequence[_V], count: int, number: int, name: str = "") -> list[_V]:
-    """``count`` of the variants, in their order: other ones for the next ``number``, until each had its turn.
+    """``count`` of the variants, in their order and as far from each other as they can be: neighbors are alike. The
+    next ``number`` has other ones, until each had its turn.
 
     ``name`` of the test: two tests do not begin with the same variant.
     """
     if count < 1:
         raise ValueError(f"a slice has one variant at least, not {count}")
-    first = number * count + zlib.crc32(name.encode())
-    chosen = {(first + each) % len(variants) for each in range(min(count, len(variants)))}
+    total = len(variants)
+    count = min(count, total)
+    first = (number + zlib.crc32(name.encode())) % -(-total // count)
+    chosen = {(first + each * total // count) % total for each in range(count)}
     return [variant for at, variant in enumerate(variants) if at in chosen]
 
 

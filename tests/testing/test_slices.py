@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,11 @@ def test_slices_differ_until_every_variant_had_its_turn(count: int) -> None:
     slices = [choose(variants, count, number, "test") for number in range(20_000, 20_000 + -(-7 // count))]
     assert all(len(each) == min(count, 7) and each == sorted(each) for each in slices)
     assert {variant for each in slices for variant in each} == set(variants)
+
+
+def test_a_slice_has_variants_that_are_far_from_each_other() -> None:
+    chosen = choose(range(9), 3, 0, "test")
+    assert [after - before for before, after in pairwise(chosen)] == [3, 3]
 
 
 def test_two_tests_do_not_begin_with_the_same_variant() -> None:
