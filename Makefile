@@ -17,11 +17,15 @@ QUICK := not slow and not interop and not spark and not crash
 PLAIN := not once and not spark
 PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
 	$(sort $(shell grep -rl --include='*.py' 'pytest\.mark\.twins' tests/client tests/interop tests/nameserver tests/remoting tests/testing))
-# On two processors: most of the longest tests wait for others, for the disk and for RocketMQ's intervals.
-WORKERS ?= 4
+# On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals. What
+# runs for the twins waits less.
+WORKERS ?= 5
+TWIN_WORKERS ?= 3
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
 # What fails everywhere has one cause, and an hour more does not tell it better.
-PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --maxfail 100
+FILES := --dist loadfile --no-loadscope-reorder --maxfail 100
+PARALLEL := --numprocesses $(WORKERS) $(FILES)
+TWIN_PARALLEL := --numprocesses $(TWIN_WORKERS) $(FILES)
 FILE ?=
 # Tests start hundreds of programs of ours. Compiling each module again would take a third of a start.
 test check soak asan ha-test: export PYTHONDONTWRITEBYTECODE :=
@@ -77,7 +81,7 @@ demo: $(VENV)/.base
 # tests, but for those that would be the same once more, with fewer kills.
 test: lint foreign
 	$(BIN)/python -m pytest $(PARALLEL)
-	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-8} $(BIN)/python -m pytest $(PARALLEL) -m '$(PLAIN)' $(PLAIN_TESTS)
+	GANTRYMQ_PURE=1 GANTRYMQ_KILL_ROUNDS=$${GANTRYMQ_KILL_ROUNDS:-8} $(BIN)/python -m pytest $(TWIN_PARALLEL) -m '$(PLAIN)' $(PLAIN_TESTS)
 	@$(MAKE) --no-print-directory asan
 
 # Maven, Go and npm fetch and build once; within a test that would count against its time limit.
@@ -139,7 +143,7 @@ asan: $(SANITIZED)/.built
 	LD_PRELOAD="$$($${CC:-gcc} -print-file-name=libasan.so) $$($${CC:-gcc} -print-file-name=libubsan.so)" PYTHONPATH=$(SANITIZED) \
 		PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 GANTRYMQ_FUZZ_INPUTS=$${GANTRYMQ_FUZZ_INPUTS:-2000} \
-		PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(PARALLEL) $(SANITIZED_TESTS) --timeout 900 -p no:cacheprovider
+		PYTHONSAFEPATH=1 $(BIN)/python -m pytest $(TWIN_PARALLEL) $(SANITIZED_TESTS) --timeout 900 -p no:cacheprovider
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -37,17 +37,22 @@ twins. Of the other folders only what has the marker ``twins`` does."""
 
 LONGEST = (
     "interop/test_java_retry.py",
+    "crash/test_watch.py",
+    "benchmarks/test_make_bench.py",
+    "interop/test_mqadmin.py",
+    "interop/test_transactions_crossing.py",
     "interop/test_java_clients.py",
-    "interop/test_store_crossing.py",
     "crash/test_kill.py",
     "client/test_against_a_broker.py",
+    "client/test_administration.py",
     "interop/test_same_answers.py",
     "interop/test_topic_attributes.py",
-    "interop/test_mqadmin.py",
+    "interop/test_store_crossing.py",
+    "cli/test_demo.py",
+    "ha/test_rounds.py",
     "cluster/test_simulated.py",
     "cluster/test_fencing.py",
     "docs/test_commands_in_docs.py",
-    "benchmarks/test_make_bench.py",
 )
 """The files that take longest, in the order in which several workers begin with them; other foreign ones follow."""
 ONE_BY_ONE = {
@@ -71,7 +76,7 @@ TOGETHER = {
 }
 """Files and folders by what they share, which takes longer to start than they take."""
 
-DISK_GIB = 10
+DISK_GIB = 12
 """What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
 
 
