@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         NotANameserver,
         SendTimeout,
         TlsFailed,
+        UnsupportedByBroker,
     )
     from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
@@ -75,6 +76,7 @@ _HOMES = {
     "NotANameserver": "gantrymq.client.errors",
     "SendTimeout": "gantrymq.client.errors",
     "TlsFailed": "gantrymq.client.errors",
+    "UnsupportedByBroker": "gantrymq.client.errors",
     "Message": "gantrymq.message",
     "MessageQueue": "gantrymq.message",
     "Outcome": "gantrymq.message",
@@ -117,6 +119,7 @@ __all__ = [
     "TlsFailed",
     "TransactionResult",
     "TransactionalProducer",
+    "UnsupportedByBroker",
     "__version__",
     "connect",
 ]

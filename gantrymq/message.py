@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
 
@@ -35,8 +36,10 @@ class Message:
     """A message to send.
 
     ``tags`` is the one tag that consumers can select by; ``keys`` are what it can be found by (none may hold a space);
-    ``properties`` go along as they are; ``flag`` is a number of the user's own. With a ``delay_level`` from 1 on it
-    arrives later, by the brokers' table of levels. Checked when it is sent.
+    ``properties`` go along as they are; ``flag`` is a number of the user's own. It arrives later with one of
+    ``delay`` (a timedelta, or seconds), ``deliver_at`` (a datetime, of local time without a zone) and ``delay_level``
+    (from 1 on, by the brokers' table of levels). Messages of a topic with the same ``order_key``, a str or an int, go
+    to one queue. Checked when it is sent.
     """
 
     topic: str
@@ -46,6 +49,9 @@ class Message:
     properties: Mapping[str, str] = attrs.field(factory=dict)
     flag: int = 0
     delay_level: int = 0
+    order_key: str | int | None = attrs.field(default=None, kw_only=True)
+    delay: timedelta | float | None = attrs.field(default=None, kw_only=True)
+    deliver_at: datetime | None = attrs.field(default=None, kw_only=True)
 
 
 class SendStatus(Enum):

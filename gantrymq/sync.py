@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from os import PathLike
 from typing import Literal, TypeVar
@@ -156,11 +156,26 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """As :meth:`gantrymq.Producer.send`."""
-        send = partial(self._inner.send, tags=tags, keys=keys, properties=properties, queue=queue, timeout=timeout)
+        send = partial(
+            self._inner.send,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            order_key=order_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+            queue=queue,
+            timeout=timeout,
+        )
         return self._loop.call(send, message, body)
 
     def enqueue(
@@ -171,10 +186,24 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> PendingSend:
         """As :meth:`gantrymq.Producer.enqueue`; :meth:`PendingSend.result` waits for the result."""
-        enqueue = partial(self._inner.enqueue, tags=tags, keys=keys, properties=properties, queue=queue)
+        enqueue = partial(
+            self._inner.enqueue,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            order_key=order_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+            queue=queue,
+        )
         return PendingSend(self._loop, self._loop.call(enqueue, message, body))
 
     def flush(self) -> None:
@@ -195,11 +224,29 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> None:
         """As :meth:`gantrymq.Producer.send_oneway`."""
-        send = partial(self._inner.send_oneway, tags=tags, keys=keys, properties=properties, queue=queue)
+        send = partial(
+            self._inner.send_oneway,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            order_key=order_key,
+            delay=delay,
+            deliver_at=deliver_at,
+            delay_level=delay_level,
+            queue=queue,
+        )
         self._loop.call(send, message, body)
+
+    def recall(self, sent: SendResult | str) -> str:
+        """As :meth:`gantrymq.Producer.recall`."""
+        return self._loop.call(self._inner.recall, sent)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """As :meth:`gantrymq.Producer.queues`."""
@@ -402,6 +449,7 @@ class Client:
         *,
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
+        retry_when_not_stored: bool = False,
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
@@ -409,7 +457,13 @@ class Client:
         """As :meth:`gantrymq.Client.producer`."""
         self._loop.ensure_open()
         opened = self._inner.producer(
-            group, timeout=timeout, retries=retries, linger=linger, batch_bytes=batch_bytes, buffer_bytes=buffer_bytes
+            group,
+            timeout=timeout,
+            retries=retries,
+            retry_when_not_stored=retry_when_not_stored,
+            linger=linger,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
         )
         loop = Loop(self._loop.portal, f"producer of group {group}")
         with _opened(loop, opened) as inner:

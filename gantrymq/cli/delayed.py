@@ -140,9 +140,9 @@ async def _waiting_at(channel: Channel, broker: str) -> list[Waiting]:
 
 
 def _waiting(record: Record, broker: str) -> Waiting | None:
-    from gantrymq.plugins.delay.handles import encode_handle
     from gantrymq.plugins.delay.timer.times import exact
     from gantrymq.remoting.properties import REAL_QID, REAL_TOPIC, TIMER_OUT_MS, UNIQ_KEY, find_property
+    from gantrymq.remoting.recall_handles import encode_handle
 
     properties = record.properties
     out, queue_id, topic = (properties.get(name, "") for name in (TIMER_OUT_MS, REAL_QID, REAL_TOPIC))
@@ -194,12 +194,12 @@ async def _timer_records(channel: Channel, since: int) -> AsyncIterator[Record]:
 async def recall_message(client: Client, topic: str, handle: str, group: str) -> str:
     """Recall the message of ``handle``; returns its id. ``UsageError`` for a handle that does not belong to the
     topic."""
-    from gantrymq.plugins.delay.handles import decode_handle
     from gantrymq.remoting.channel import open_channel
     from gantrymq.remoting.codes import RequestCode, ResponseCode
     from gantrymq.remoting.command import Command
     from gantrymq.remoting.headers.header import read_header
     from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
+    from gantrymq.remoting.recall_handles import decode_handle
 
     try:
         broker = decode_handle(handle).broker

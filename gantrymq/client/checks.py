@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -78,9 +79,38 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
             raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")
     if message.delay_level < 0:
         raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 is no delay")
+    if (message.delay is not None) + (message.deliver_at is not None) + (message.delay_level > 0) > 1:
+        raise InvalidMessage("give one of delay, deliver_at and delay_level")
     for name in message.properties:
         if name in properties.RESERVED:
             raise InvalidMessage(f"property {name} is reserved by RocketMQ (tags and keys are arguments of their own)")
+
+
+def delay_milliseconds(delay: timedelta | float) -> int:
+    """A delay as brokers take it; :class:`InvalidMessage` for what is none."""
+    try:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else float(delay)
+        milliseconds = round(seconds * 1000)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidMessage(f"a delay is a timedelta or a number of seconds, not {delay!r}") from None
+    if seconds < 0:
+        raise InvalidMessage(f"a delay of {seconds:g} s is in the past")
+    return milliseconds
+
+
+def deliver_milliseconds(time: datetime) -> int:
+    """A time of delivery as brokers take it; :class:`InvalidMessage` for what is none."""
+    if not isinstance(time, datetime):
+        raise InvalidMessage(f"deliver_at is a datetime, not {time!r}: delay takes seconds")
+    try:
+        return max(1, round(time.timestamp() * 1000))
+    except (ValueError, OverflowError, OSError):
+        raise InvalidMessage(f"deliver_at {time!r} is no time that brokers know") from None
+
+
+def is_timed(message: Message) -> bool:
+    """Whether ``message`` waits at the broker for a time, which brokers before 5.0 do not know."""
+    return bool(message.delay) or message.deliver_at is not None
 
 
 def encode_message_properties(
@@ -97,6 +127,13 @@ def encode_message_properties(
         pairs[properties.TAGS] = message.tags
     if message.delay_level:
         pairs[properties.DELAY] = str(message.delay_level)
+    elif message.delay is not None:
+        if milliseconds := delay_milliseconds(message.delay):
+            pairs[properties.TIMER_DELAY_MS] = str(milliseconds)
+    elif message.deliver_at is not None:
+        pairs[properties.TIMER_DELIVER_MS] = str(deliver_milliseconds(message.deliver_at))
+    if message.order_key is not None:
+        pairs[properties.SHARDING_KEY] = str(message.order_key)
     pairs[properties.UNIQ_KEY] = unique_key
     for name, value in pairs.items():
         if not name or not value:

@@ -61,18 +61,20 @@ class Client:
         *,
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
+        retry_when_not_stored: bool = False,
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> AsyncIterator[Producer]:
         """A producer for the length of the block, whose end sends what is enqueued.
 
-        ``timeout`` (seconds) is the bound of one send with all its ``retries``. Messages that are enqueued wait
+        ``timeout`` (seconds) is the bound of one send with all its ``retries``. With ``retry_when_not_stored`` a
+        message whose status is not OK is sent to another broker as well, if there is one. What is enqueued waits
         ``linger`` seconds for others of their queue, until their batch has ``batch_bytes``; ``buffer_bytes`` bounds
         what is enqueued and not answered, each message with 256 bytes beside its own. Raises :class:`InvalidName`, and
         ValueError for an option that makes no sense.
         """
-        sender = Sender(self._cluster, group, timeout, retries)
+        sender = Sender(self._cluster, group, timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
         async with open_producer(self._cluster, sender, accumulator) as producer:
             yield producer

@@ -224,7 +224,8 @@ class Cluster:
             producer_data_set=[ProducerData(group_name=group) for group in producers],
             consumer_data_set=[member.describe() for member in members],
         )
-        await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
+        answer = await call(channel, Command(RequestCode.HEART_BEAT, body=body.to_bytes()))
+        channel.peer = (answer.language, answer.version)
 
     async def _beat_one_by_one(self, channel: Channel, members: Sequence[Member]) -> None:
         """A broker refuses a heartbeat whole where one of the groups or topics is not allowed: only that one fails."""
@@ -235,6 +236,12 @@ class Cluster:
                 member.refused(error)
             except GantryError as error:
                 self.rare.warning("heartbeat_failed", channel.address, broker=channel.address, reason=str(error))
+
+    async def peer(self, channel: Channel) -> tuple[str, int]:
+        """The language and version of the broker at the other end; empty and 0 when it does not say."""
+        if channel.peer is None:
+            await self._greet(channel)
+        return channel.peer or ("", 0)
 
     async def _unregister(self, header: UnregisterClientHeader) -> None:
         for data in self.routes.brokers().values():

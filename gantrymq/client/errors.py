@@ -28,6 +28,7 @@ __all__ = [
     "NotANameserver",
     "SendTimeout",
     "TlsFailed",
+    "UnsupportedByBroker",
 ]
 
 _ADVICE = {
@@ -116,6 +117,10 @@ class NotANameserver(GantryError):
 
 class SendTimeout(GantryError):
     """A message was not acknowledged in time. It may be stored all the same: sending it again may duplicate it."""
+
+
+class UnsupportedByBroker(GantryError):
+    """A broker is too old for what was asked of it, or it is switched off there. Nothing was sent."""
 
 
 class NoRoute(GantryError):

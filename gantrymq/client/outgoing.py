@@ -14,7 +14,7 @@ from typing import Final
 
 import anyio
 
-from gantrymq.client.checks import BODY_MAX_BYTES, check_message, encode_message_properties
+from gantrymq.client.checks import BODY_MAX_BYTES, check_message, encode_message_properties, is_timed
 from gantrymq.client.connections import reading
 from gantrymq.client.errors import InvalidMessage, broker_error
 from gantrymq.client.routes import DEFAULT_TOPIC, DEFAULT_TOPIC_QUEUES
@@ -24,7 +24,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.send import SendMessageResponse
 from gantrymq.remoting.headers.transactions import TransactionState
-from gantrymq.remoting.properties import PGROUP, TRAN_MSG
+from gantrymq.remoting.properties import PAIR_SEPARATOR, PGROUP, TIMER_PREFIX, TRAN_MSG
 from gantrymq.remoting.records import BATCH_ROW, COMPRESSED
 
 COMPRESS_FROM_BYTES: Final = 4096
@@ -57,6 +57,11 @@ class Stored:
         self._first_offset = offset
         self._handle = handle
 
+    @property
+    def broker_name(self) -> str:
+        """The broker that has them."""
+        return self._queue.broker_name
+
     def result(self, place: int) -> SendResult:
         """The result of one message of the request, by its place in it."""
         if self._places is None:
@@ -72,7 +77,7 @@ class Stored:
 class Outgoing:
     """What one request carries, the same for every attempt; ``keys`` are the unique keys of its messages."""
 
-    __slots__ = ("batch", "body", "born", "flag", "keys", "properties", "sys_flag", "topic")
+    __slots__ = ("batch", "body", "born", "flag", "keys", "properties", "sys_flag", "timed", "topic")
 
     def __init__(self, topic: str, body: bytes, keys: list[str], *, properties: str = "", batch: bool = False) -> None:
         self.topic = topic
@@ -82,6 +87,7 @@ class Outgoing:
         self.batch = batch
         self.flag = 0
         self.sys_flag = 0
+        self.timed = has_times(properties)
         self.born = int(time.time() * 1000)
 
     def command(self, group: str, queue: MessageQueue) -> Command:
@@ -136,31 +142,51 @@ async def _compress(outgoing: Outgoing) -> None:
 
 async def prepare_half(message: Message, group: str, new_key: Callable[[], str]) -> Outgoing:
     """The request for a message that no consumer sees until a producer of ``group`` has committed it."""
+    if is_timed(message):
+        raise InvalidMessage("a message of a transaction arrives when it is committed: give no delay or deliver_at")
     outgoing = await prepare(message, new_key, {TRAN_MSG: "true", PGROUP: group})
     outgoing.sys_flag |= TransactionState.PREPARED
     return outgoing
 
 
-def prepare_batch(messages: Sequence[Message], new_key: Callable[[], str]) -> Outgoing:
-    """The request for a batch; :class:`InvalidMessage` when its messages cannot go together."""
+def prepare_batches(
+    messages: Sequence[Message], new_key: Callable[[], str], limit: int = BODY_MAX_BYTES
+) -> list[Outgoing]:
+    """The requests for a batch, each of ``limit`` bytes at most; :class:`InvalidMessage` for what cannot be in one."""
     if not messages:
         raise InvalidMessage("a batch needs at least one message")
     topic = messages[0].topic
-    parts: list[bytes] = []
-    keys: list[str] = []
+    parts: list[list[bytes]] = [[]]
+    keys: list[list[str]] = [[]]
+    size = 0
     for message in messages:
         check_message(message)
         if message.topic != topic:
             raise InvalidMessage(f"a batch has one topic, not both {topic} and {message.topic}")
-        if message.delay_level:
-            raise InvalidMessage("a message with a delay level cannot go in a batch: send it alone")
+        if message.delay_level or is_timed(message):
+            raise InvalidMessage("a delayed message cannot go in a batch: send it alone, or enqueue it")
+        if message.order_key != messages[0].order_key:
+            raise InvalidMessage("a batch goes to one queue, so its messages have one order_key: enqueue them instead")
         key = new_key()
-        parts.append(encode_row(message.body, encode_message_properties(message, key), message.flag))
-        keys.append(key)
-    body = b"".join(parts)
-    if len(body) > BODY_MAX_BYTES:
-        raise InvalidMessage(f"the batch has {len(body)} bytes, {BODY_MAX_BYTES} is the limit: send smaller ones")
-    return Outgoing(topic, body, keys, batch=True)
+        row = encode_row(bytes(message.body), encode_message_properties(message, key), message.flag)
+        if size and size + len(row) > limit:
+            parts.append([])
+            keys.append([])
+            size = 0
+        size += len(row)
+        parts[-1].append(row)
+        keys[-1].append(key)
+    requests = [Outgoing(topic, b"".join(rows), own, batch=True) for rows, own in zip(parts, keys, strict=True)]
+    if any(len(request.body) > BODY_MAX_BYTES for request in requests):
+        raise InvalidMessage(
+            f"a message and its properties have more than {BODY_MAX_BYTES} bytes, the limit of a batch: send it alone"
+        )
+    return requests
+
+
+def has_times(properties: str) -> bool:
+    """Whether the text form of a message's properties asks for a time of delivery."""
+    return properties.startswith(TIMER_PREFIX) or PAIR_SEPARATOR + TIMER_PREFIX in properties
 
 
 def encode_row(body: bytes, properties: str, flag: int) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from typing import Final
 
 import anyio
@@ -20,11 +21,12 @@ from gantrymq.client.checks import (
     encode_message_properties,
 )
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
-from gantrymq.client.errors import ClientClosed, InvalidMessage
-from gantrymq.client.outgoing import encode_row, prepare, prepare_batch
-from gantrymq.client.sender import QueueChoice, Sender, pick
+from gantrymq.client.errors import ClientClosed, GantryError, InvalidMessage, UnsupportedByBroker
+from gantrymq.client.outgoing import encode_row, has_times, prepare, prepare_batches
+from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
 from gantrymq.message import Message, MessageQueue, SendResult
 from gantrymq.remoting.properties import NAME_SEPARATOR, UNIQ_KEY
+from gantrymq.remoting.recall_handles import decode_handle
 
 SEND_TIMEOUT_SECONDS: Final = 3.0
 SEND_RETRIES: Final = 2
@@ -49,18 +51,29 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message, given whole or as topic and body, and wait until a broker has it.
 
-        Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` there is one
-        attempt. Raises :class:`InvalidMessage` and :class:`InvalidName` before anything is sent, :class:`NoRoute`,
-        :class:`SendTimeout`, and after the last attempt its :class:`BrokerError` or :class:`ConnectError`.
+        Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` (a queue, its
+        place among :meth:`queues`, or a function that picks one of them) or ``order_key`` (equal keys go to one queue)
+        one attempt reaches a broker. One of ``delay`` (timedelta or seconds), ``deliver_at`` (datetime) and
+        ``delay_level`` lets the message arrive later.
+
+        Raises :class:`InvalidMessage` and :class:`InvalidName` before anything is sent, :class:`NoRoute`,
+        :class:`SendTimeout`, :class:`UnsupportedByBroker`, and after the last attempt its :class:`BrokerError` or
+        :class:`ConnectError`.
         """
         self._ensure_open()
-        outgoing = await prepare(as_message(message, body, tags, keys, properties), self._cluster.unique_keys.next)
-        return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
+        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        outgoing = await prepare(given, self._cluster.unique_keys.next)
+        choice = choose_queue(queue, given.order_key)
+        return (await self._sender.deliver(outgoing, choice, timeout)).result(0)
 
     async def enqueue(
         self,
@@ -70,6 +83,10 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> PendingSend:
         """Put one message into the buffer, from which it is sent in a batch with others; ``await`` what is returned
@@ -85,20 +102,28 @@ class Producer:
         """
         self._ensure_open()
         key = self._cluster.unique_keys.next()
-        if type(message) is str and type(body) is bytes and not (tags or keys or properties):
+        choice = queue
+        if (
+            type(message) is str
+            and type(body) is bytes
+            and not (tags or keys or properties or order_key is not None or delay or deliver_at or delay_level)
+        ):
             check_sendable_topic(message)
             check_body(body)
             topic, alone = message, False
             row = encode_row(body, _ONLY_KEY + key, 0)
         else:
-            given = as_message(message, body, tags, keys, properties)
+            given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             check_message(given)
-            topic, alone = given.topic, bool(given.delay_level)
-            row = encode_row(bytes(given.body), encode_message_properties(given, key), given.flag)
+            choice = choose_queue(queue, given.order_key)
+            topic = given.topic
+            text = encode_message_properties(given, key)
+            alone = bool(given.delay_level) or has_times(text)
+            row = encode_row(bytes(given.body), text, given.flag)
         queues = self._cluster.routes.known_publish_queues(topic)
         if queues is None:
             queues = await self._sender.queues_within(topic, self._sender.timeout)
-        target = None if queue is None else pick(queue, queues)
+        target = None if choice is None else pick(choice, queues)
         await self._accumulator.room(len(row))
         return self._accumulator.add(topic, row, key, target, queues, alone=alone)
 
@@ -112,11 +137,44 @@ class Producer:
     ) -> list[SendResult]:
         """Send messages of one topic in one request: all are stored, one behind the other in one queue, or none.
 
-        Together they may have 4 MiB. Results are in the messages' order; errors as in :meth:`send`.
+        More than 4 MiB take several requests, one after the other to the same queue; where one fails, a note of the
+        error says how many messages the ones before it have stored. Results are in the messages' order; errors as in
+        :meth:`send`.
         """
         self._ensure_open()
-        outgoing = prepare_batch(list(messages), self._cluster.unique_keys.next)
-        return (await self._sender.deliver(outgoing, queue, timeout)).results()
+        given = list(messages)
+        requests = prepare_batches(given, self._cluster.unique_keys.next)
+        choice = choose_queue(queue, given[0].order_key)
+        results: list[SendResult] = []
+        for request in requests:
+            try:
+                results += (await self._sender.deliver(request, choice, timeout)).results()
+            except GantryError as error:
+                if results:
+                    error.add_note(f"the first {len(results)} of {len(given)} messages are stored")
+                raise
+            choice = results[0].queue
+        return results
+
+    async def recall(self, sent: SendResult | str) -> str:
+        """Take back a message that waits for its time (``delay``, ``deliver_at``), by its result or recall handle.
+
+        Returns the message's id. The broker does not say whether the message was still waiting. Raises
+        :class:`UnsupportedByBroker` where no recall is possible, else as :meth:`send`.
+        """
+        self._ensure_open()
+        handle = sent if isinstance(sent, str) else sent.recall_handle
+        if handle is None:
+            raise UnsupportedByBroker(
+                "the broker gave no handle to recall the message by: it has no time of its own (delay, deliver_at), or "
+                "the broker is older than RocketMQ 5.3"
+            )
+        try:
+            parts = decode_handle(handle)
+        except ValueError as error:
+            raise InvalidMessage(f"{handle[:80]!r} is no recall handle: {error}") from None
+        await self._sender.queues_within(parts.topic, self._sender.timeout)
+        return await self._sender.recall(parts.topic, parts.broker, handle)
 
     async def send_oneway(
         self,
@@ -126,12 +184,17 @@ class Producer:
         tags: str | None = None,
         keys: str | Iterable[str] = (),
         properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
         queue: QueueChoice | None = None,
     ) -> None:
         """Send one message without waiting for an answer: it may get lost, and nobody will know."""
         self._ensure_open()
-        outgoing = await prepare(as_message(message, body, tags, keys, properties), self._cluster.unique_keys.next)
-        await self._sender.send_oneway(outgoing, queue)
+        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        outgoing = await prepare(given, self._cluster.unique_keys.next)
+        await self._sender.send_oneway(outgoing, choose_queue(queue, given.order_key))
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of ``topic`` can go to, in order of broker and id."""
@@ -182,6 +245,10 @@ def as_message(
     tags: str | None,
     keys: str | Iterable[str],
     properties: Mapping[str, str] | None,
+    order_key: str | int | None = None,
+    delay: timedelta | float | None = None,
+    deliver_at: datetime | None = None,
+    delay_level: int = 0,
 ) -> Message:
     """The message that a send was given, whole or in parts; :class:`InvalidMessage` for neither or both."""
     if not isinstance(message, str | Message):
@@ -189,7 +256,15 @@ def as_message(
     if isinstance(message, str):
         if body is None:
             raise InvalidMessage(f"a message to {message} needs a body")
-        return Message(message, body, tags, keys, properties or {})
-    if body is not None or tags is not None or keys or properties:
-        raise InvalidMessage("give either a Message, or a topic with body, tags, keys and properties, not both")
+        return Message(
+            message, body, tags, keys, properties or {}, delay_level=delay_level, order_key=order_key, delay=delay,
+            deliver_at=deliver_at,
+        )  # fmt: skip
+    if (
+        keys
+        or properties
+        or delay_level
+        or any(part is not None for part in (body, tags, order_key, delay, deliver_at))
+    ):
+        raise InvalidMessage("give either a Message, or a topic with body and options of its own, not both")
     return message

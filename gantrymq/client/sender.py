@@ -9,37 +9,46 @@ import itertools
 import random
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
 
 from gantrymq.client.cluster import Cluster
+from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import (
     AccessDenied,
     BrokerError,
     CallTimeout,
     ConnectError,
     ConnectFailed,
+    GantryError,
+    InvalidMessage,
     NoRoute,
     SendTimeout,
+    UnsupportedByBroker,
 )
 from gantrymq.client.faults import Faults
 from gantrymq.client.outgoing import Outgoing, Stored
 from gantrymq.client.window import Window
-from gantrymq.message import MessageQueue
+from gantrymq.message import MessageQueue, SendStatus
 from gantrymq.remoting.channel import Channel
-from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
+from gantrymq.remoting.properties import java_hash
 from gantrymq.remoting.tasks import within
+from gantrymq.remoting.versions import FIRST_WITH_TIMES, version_name
 
 RETRIED_CODES: Final = frozenset({1, 14, 16, 17, 204, 205})
 """Answers after which another broker is asked: SYSTEM_ERROR, SERVICE_NOT_AVAILABLE, NO_PERMISSION, TOPIC_NOT_EXIST,
 NO_BUYER_ID, NOT_IN_CURRENT_UNIT (``retryResponseCodes``)."""
 
-QueueChoice = MessageQueue | Callable[[Sequence[MessageQueue]], MessageQueue]
-"""A queue, or a function that picks one of a topic's queues, which come in order of broker and queue id."""
+QueueChoice = MessageQueue | int | Callable[[Sequence[MessageQueue]], MessageQueue]
+"""A queue, its place among the topic's queues, which come in order of broker and queue id, or a function that picks one
+of them."""
 _Choose = Callable[[Sequence[MessageQueue], set[str]], MessageQueue]
 """Picks the queue of the next attempt, given the brokers that failed."""
 
@@ -58,11 +67,14 @@ IN_FLIGHT_MAX_BYTES: Final = 8 * 1024 * 1024
 class Sender:
     """Sends for the producers of ``group``; ``timeout`` (seconds) bounds one send with all its ``retries``."""
 
-    def __init__(self, cluster: Cluster, group: str, timeout: float, retries: int) -> None:
+    def __init__(
+        self, cluster: Cluster, group: str, timeout: float, retries: int, retry_when_not_stored: bool = False
+    ) -> None:
         self.group = group
         self._cluster = cluster
         self.timeout = timeout
         self._attempts = 1 + retries
+        self._retry_when_not_stored = retry_when_not_stored
         self._window = Window(IN_FLIGHT_MAX_MESSAGES, IN_FLIGHT_MAX_BYTES)
         self._faults = Faults()
         self._turns: dict[str, itertools.count[int]] = {}
@@ -84,7 +96,7 @@ class Sender:
             queues = await self.queues_within(outgoing.topic, limit)
             if choice is None:
                 choose: _Choose = partial(self._next_queue, outgoing.topic)
-                return await self._deliver(outgoing, queues, choose, limit, self._attempts)
+                return await self._deliver_safely(outgoing, queues, choose, limit)
             return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
         finally:
             self._window.leave(size)
@@ -100,7 +112,9 @@ class Sender:
         if limit <= 0:
             raise SendTimeout(f"broker {queue.broker_name} took nothing since the message was enqueued")
         queues = await self.queues_within(outgoing.topic, limit)
-        return await self._deliver(outgoing, queues, choose, limit, self._attempts, fixed=not free)
+        if free:
+            return await self._deliver_safely(outgoing, queues, choose, limit)
+        return await self._deliver(outgoing, queues, choose, limit, self._attempts, fixed=True)
 
     async def queues_within(self, topic: str, limit: float) -> Sequence[MessageQueue]:
         """As :meth:`queues`; :class:`SendTimeout` after ``limit`` seconds."""
@@ -113,6 +127,31 @@ class Sender:
             except TimeoutError:
                 raise SendTimeout(f"no nameserver returned a route of '{topic}' within {limit:g} s") from None
         return queues
+
+    async def _deliver_safely(
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float
+    ) -> Stored:
+        """Where the producer wants that: what a broker stored without its guarantee goes to another one as well."""
+        stored = await self._deliver(outgoing, queues, choose, limit, self._attempts)
+        if stored.status is SendStatus.OK or not self._retry_when_not_stored:
+            return stored
+        deadline = anyio.current_time() + limit
+        poor = {stored.broker_name}
+        for attempt in range(1, self._attempts):
+            others = [queue for queue in queues if queue.broker_name not in poor]
+            if not others or anyio.current_time() >= deadline:
+                break
+            next_of_others: _Choose = partial(self._next_queue, outgoing.topic)
+            try:
+                again = await self._deliver(
+                    outgoing, others, next_of_others, deadline - anyio.current_time(), self._attempts - attempt
+                )
+            except GantryError:
+                break  # it is stored, if not as safely as one would like
+            if again.status is SendStatus.OK:
+                return again
+            poor.add(again.broker_name)
+        return stored
 
     async def _deliver(
         self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float, attempts: int, *,
@@ -133,7 +172,7 @@ class Sender:
             sent, address = True, ""
             try:
                 address = self._cluster.routes.master(target)
-                answer = await self._request(outgoing.command(self.group, target), target, address, until)
+                answer = await self._request(outgoing, target, address, until)
                 stored = outgoing.stored(target, answer, address)
                 self._faults.worked(target.broker_name)
                 if self._unanswered:
@@ -185,7 +224,18 @@ class Sender:
         queues = await self.queues(outgoing.topic)
         target = self._next_queue(outgoing.topic, queues, set()) if choice is None else pick(choice, queues)
         channel = await self._cluster.broker(self._cluster.routes.master(target))
+        if outgoing.timed:
+            await self._check_timed(channel)
         await channel.send_oneway(outgoing.command(self.group, target))
+
+    async def recall(self, topic: str, broker: str, handle: str) -> str:
+        """Take back the message of ``handle``, which waits at ``broker``; the message's id."""
+        address = self._cluster.routes.master(MessageQueue(topic=topic, broker_name=broker))
+        header = RecallMessageHeader(producer_group=self.group, topic=topic, recall_handle=handle)
+        channel = await self._cluster.broker(address)
+        answer = await call(channel, Command(RequestCode.RECALL_MESSAGE, header.to_ext()), self.timeout)
+        with reading(address):
+            return read_header(RecallMessageResponse, answer.ext).msg_id
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         """Run ``work`` in the background, until the client ends."""
@@ -215,14 +265,25 @@ class Sender:
                 await self._cluster.routes.wait_asked(topic)
         return self._cluster.routes.known_publish_queues(topic) or queues
 
-    async def _request(self, command: Command, queue: MessageQueue, address: str, deadline: float) -> Command:
+    async def _request(self, outgoing: Outgoing, queue: MessageQueue, address: str, deadline: float) -> Command:
         """The answer to a send; TimeoutError and :class:`ConnectFailed` where nothing was sent."""
         wait = self._cluster.silent_masters.begin(queue, address)
         try:
             channel = await self._channel(address, deadline)
-            return await channel.call(command, deadline - anyio.current_time())
+            if outgoing.timed:
+                await self._check_timed(channel)
+            return await channel.call(outgoing.command(self.group, queue), deadline - anyio.current_time())
         finally:
             self._cluster.silent_masters.end(wait)
+
+    async def _check_timed(self, channel: Channel) -> None:
+        """Brokers of RocketMQ before 5.0 would deliver a timed message at once."""
+        language, version = await self._cluster.peer(channel)
+        if language == "JAVA" and version < FIRST_WITH_TIMES:
+            raise UnsupportedByBroker(
+                f"{channel.address} is RocketMQ {version_name(version)[1:].replace('_', '.')}, which delivers timed "
+                "messages at once: give a delay_level instead of delay or deliver_at, or use a broker from 5.0 on"
+            )
 
     async def _channel(self, address: str, deadline: float) -> Channel:
         channel = self._cluster.connections.open_one(address)
@@ -260,5 +321,40 @@ def _has_other(queues: Sequence[MessageQueue], tried: set[str], target: MessageQ
 
 
 def pick(choice: QueueChoice, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """The chosen one of a topic's ``queues``."""
-    return choice if isinstance(choice, MessageQueue) else choice(queues)
+    """The chosen one of a topic's ``queues``; :class:`InvalidMessage` when there is no such queue."""
+    if isinstance(choice, MessageQueue):
+        return choice
+    if not isinstance(choice, int):
+        return choice(queues)
+    if not 0 <= choice < len(queues):
+        raise InvalidMessage(f"topic {queues[0].topic} has no queue {choice}: {len(queues)} can be sent to, from 0 on")
+    return queues[choice]
+
+
+def choose_queue(queue: QueueChoice | None, order_key: str | int | None) -> QueueChoice | None:
+    """How the queue of a message is chosen; :class:`InvalidMessage` for two ways at once."""
+    if order_key is None:
+        return queue
+    if queue is not None:
+        raise InvalidMessage("give a queue or an order_key, not both")
+    if isinstance(order_key, bool) or not isinstance(order_key, str | int):
+        raise InvalidMessage(f"an order_key is a str or an int, not {type(order_key).__name__}")
+    return partial(queue_of_key, java_hash_of(order_key))
+
+
+def queue_of_key(code: int, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The queue of an order key with this hash code, as Java's ``SelectMessageQueueByHash`` has it."""
+    return queues[abs(code) % len(queues)]
+
+
+@lru_cache(maxsize=4096)
+def java_hash_of(key: str | int) -> int:
+    """Java's ``hashCode`` of a String, of an Integer, and of a Long for what is longer."""
+    if isinstance(key, str):
+        return java_hash(key)
+    if -(2**31) <= key < 2**31:
+        return key
+    if not -(2**63) <= key < 2**63:
+        raise InvalidMessage(f"an order_key that is a number has 64 bits: give {key} as a str")
+    folded = (key ^ (key >> 32 & 0xFFFFFFFF)) & 0xFFFFFFFF
+    return folded - 2**32 if folded & 2**31 else folded

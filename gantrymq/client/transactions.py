@@ -22,7 +22,7 @@ from gantrymq.client.errors import BadAnswer, ClientClosed, GantryError, Invalid
 from gantrymq.client.outgoing import prepare_half
 from gantrymq.client.producer import as_message
 from gantrymq.client.routes import DEFAULT_TOPIC
-from gantrymq.client.sender import QueueChoice, Sender
+from gantrymq.client.sender import QueueChoice, Sender, choose_queue
 from gantrymq.message import DeliveredRecord, Message, Outcome, SendResult, SendStatus, TransactionResult
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -108,7 +108,8 @@ class TransactionalProducer:
         """
         self._ensure_open()
         outgoing = await prepare_half(message, self.group, self._cluster.unique_keys.next)
-        return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
+        choice = choose_queue(queue, message.order_key)
+        return (await self._sender.deliver(outgoing, choice, timeout)).result(0)
 
     async def end(self, half: SendResult, outcome: Outcome, error: Exception | None = None) -> None:
         """Tell the broker that stored ``half`` its ``outcome``; no answer is waited for.

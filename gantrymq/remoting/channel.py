@@ -81,6 +81,8 @@ class Channel:
         self._lost: str | None = None
         self._tasks: TaskGroup | None = None
         self._peer_requests = 0
+        self.peer: tuple[str, int] | None = None
+        """The language and version that the peer announces, once somebody has looked."""
         self.local_host = "127.0.0.1"
         """This side's address on the connection, once it stands."""
 

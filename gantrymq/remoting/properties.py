@@ -29,6 +29,8 @@ MIN_OFFSET = "MIN_OFFSET"
 MAX_OFFSET = "MAX_OFFSET"
 CONSUME_START_TIME = "CONSUME_START_TIME"
 BORN_TIMESTAMP = "BORN_TIMESTAMP"
+SHARDING_KEY = "__SHARDINGKEY"
+"""The order key of a message, as 5.x clients name it."""
 
 # Requests and replies.
 CORRELATION_ID = "CORRELATION_ID"

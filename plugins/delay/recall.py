@@ -15,13 +15,13 @@ import attrs
 
 from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.processors import Request, take_each
-from gantrymq.plugins.delay.handles import RecallHandle, decode_handle
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.recall import RecallMessageHeader, RecallMessageResponse
 from gantrymq.remoting.property_bytes import BORN_TIMESTAMP, PGROUP, TAGS, TIMER_DEL_UNIQKEY, TIMER_DELIVER_MS, UNIQ_KEY
+from gantrymq.remoting.recall_handles import RecallHandle, decode_handle
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker

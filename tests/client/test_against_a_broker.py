@@ -9,7 +9,7 @@ import random
 import threading
 import uuid
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import anyio
 import pytest
@@ -451,6 +451,66 @@ def test_the_blocking_client_does_the_same(cluster: str, topic: str) -> None:
         assert len(set(got)) == 103
         queues = client.admin.queues(topic)
         assert sum(client.admin.consumer_offset(f"g-{topic}", queue) or 0 for queue in queues) == 103
+
+
+async def test_enqueued_messages_keep_their_order_and_their_parts(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer(batch_bytes=4096) as producer:
+        await client.admin.create_topic(topic, queues=4)
+        deliveries = [
+            await producer.enqueue(topic, b"%d" % number, order_key=f"k{number % 7}", tags="a", keys=[f"n{number}"])
+            for number in range(700)
+        ]
+        alone = await producer.enqueue(topic, b"x" * 100_000, order_key="k0")  # travels alone, compressed
+        await producer.flush()
+        results = [await delivery for delivery in deliveries]
+        assert {result.status for result in results} == {SendStatus.OK}
+        assert (await alone).status is SendStatus.OK
+        placed = {(result.queue, result.queue_offset): number for number, result in enumerate(results)}
+        assert len(placed) == 700
+        for key in range(7):
+            assert len({result.queue for result in results[key::7]}) == 1
+            offsets = [result.queue_offset for result in results[key::7]]
+            assert offsets == sorted(offsets)
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            left = dict(placed)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while left:
+                    for message in await messages.next_batch():
+                        if len(message.body) == 100_000:
+                            continue
+                        number = left.pop((message.queue, message.queue_offset))
+                        assert message.body == b"%d" % number
+                        assert (message.tags, message.keys) == ("a", (f"n{number}",))
+                        assert message.message_id == results[number].message_id
+
+
+async def test_a_timed_message_comes_at_its_time_or_is_refused(
+    cluster: str, topic: str, request: pytest.FixtureRequest
+) -> None:
+    """RocketMQ 4.9 would deliver it at once: the client does not send it there."""
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, queues=1)
+        if "4.9" in request.node.name:
+            with pytest.raises(gantrymq.UnsupportedByBroker, match=r"4\.9\.7"):
+                await producer.send(topic, b"later", delay=3)
+            await producer.send(topic, b"level", delay_level=1)
+            return
+        now = datetime.now(UTC)
+        await producer.send(topic, b"by delay", delay=timedelta(seconds=3))
+        await (await producer.enqueue(topic, b"by time", deliver_at=now + timedelta(seconds=4)))
+        recalled = await producer.send(topic, b"never", delay=timedelta(seconds=5))
+        try:
+            assert await producer.recall(recalled) == recalled.message_id
+            never = True
+        except (gantrymq.UnsupportedByBroker, gantrymq.BrokerError):
+            never = False  # RocketMQ has it switched off unless recallMessageEnable is set
+        assert never or "gantrymq" not in request.node.name
+        async with client.consumer(topic, f"g-{topic}", start="first") as messages:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                first, second = await anext(messages), await anext(messages)
+        assert [first.body, second.body] == [b"by delay", b"by time"]
+        assert first.store_timestamp >= now.timestamp() * 1000 + 2900
+        assert second.store_timestamp >= now.timestamp() * 1000 + 3900
 
 
 def test_threads_may_share_one_blocking_producer(cluster: str, topic: str) -> None:

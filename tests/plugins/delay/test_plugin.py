@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.delay.handles import RecallHandle, decode_handle, encode_handle
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.remoting.recall_handles import RecallHandle, decode_handle, encode_handle
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
 from gantrymq.testing.requests import pull, send
