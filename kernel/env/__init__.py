@@ -1,7 +1,7 @@
-"""What the broker asks of the operating system: files, lock, clock, random numbers, addresses.
+"""The broker's interface to the operating system: files, lock, clock, random numbers, addresses.
 
-Only ``system`` beside this module calls ``open``, ``os``, ``time`` or ``random``, so that a test may put a
-disk that forgets, or a clock of its own, under the whole broker (``gantrymq.testing.memory_env``). Paths are strings.
+Only ``system`` calls ``open``, ``os``, ``time`` or ``random``, so that a test can run the whole broker on a disk that
+loses data or with its own clock (``gantrymq.testing.memory_env``). Paths are strings.
 """
 
 from __future__ import annotations
@@ -25,73 +25,73 @@ class Lock(Protocol):
     """A lock that is held; released by :meth:`close` or by the end of the process."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Release the lock."""
 
 
 class File(Protocol):
     """One open file. Offsets and sizes are bytes. Every failure is an :class:`OSError`."""
 
     def fileno(self) -> int:
-        """The system's descriptor, -1 for what is no file of the system."""
+        """The system's file descriptor, -1 if this is not a file of the system."""
 
     def size(self) -> int:
         """The file's size."""
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``, or raise: then any part of it may have been written."""
+        """Write all of ``data`` at ``offset``. After an error any part of it may have been written."""
 
     def pread(self, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes at ``offset``; fewer only where the file ends."""
 
     def peek(self, size: int, offset: int) -> bytes | None:
-        """As :meth:`pread`; None instead of waiting for the disk, where the system can tell."""
+        """As :meth:`pread`; None instead of waiting for the disk, if the system supports it."""
 
     def peek_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` from ``offset`` on as far as that does not wait for the disk; returns how many bytes."""
+        """Fill ``buffer`` from ``offset`` on without waiting for the disk; returns the number of bytes."""
 
     def read_ahead(self, offset: int, size: int) -> None:
-        """Let the system begin to read what will be needed soon."""
+        """Ask the system to prefetch a range."""
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         """Start and end of the parts from ``offset`` on that may have bytes other than zero."""
 
     def datasync(self) -> None:
-        """Return when what was written, and the size, is on the disk. After a failure nothing can be relied upon."""
+        """Flush the written data and the size. After a failure, the state of the file is unknown."""
 
     def truncate(self, size: int) -> None:
-        """Cut the file, or let it grow by a hole of zeros."""
+        """Truncate the file, or extend it with a hole of zeros."""
 
     def preallocate(self, size: int) -> None:
-        """Let the file grow to ``size`` bytes of zeros that have their room on the disk."""
+        """Extend the file to ``size`` bytes of zeros with allocated disk space."""
 
     def share(self) -> File:
         """Another handle of the open file, which stays open when this one is closed."""
 
     def close(self) -> None:
-        """Close it. A call that another thread has begun is completed first."""
+        """Close it. A call in another thread is completed first."""
 
 
 class Listener(Protocol):
-    """An address that is taken. Nothing here blocks; what comes out is a socket that does not block either."""
+    """A bound address. No method blocks, and accepted sockets are non-blocking."""
 
     address: tuple[str, int]
-    """What was taken: host and port."""
+    """The bound host and port."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable while somebody waits to be accepted."""
+        """A descriptor that is readable while a connection waits to be accepted."""
 
     def listen(self, backlog: int) -> None:
         """Let peers connect from now on."""
 
     def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-        """The next connection, and who that is: host and port. ``BlockingIOError`` when nobody waits; OSError."""
+        """The next connection, with host and port of the peer. ``BlockingIOError`` if none waits; OSError."""
 
     def close(self) -> None:
-        """Give the address back; connections that were accepted go on."""
+        """Release the address; accepted connections stay open."""
 
 
 class Waker(Protocol):
-    """Wakes whoever waits for a descriptor to become readable; ``wake`` may be called from any thread."""
+    """Makes a descriptor readable to wake a waiting thread; ``wake`` may be called from any thread."""
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -107,39 +107,41 @@ class Waker(Protocol):
 
 
 class Env(Protocol):
-    """Everything the kernel asks of the system. Changes of names last once :meth:`sync_dir` returned."""
+    """The kernel's interface to the system. Changes of names are durable after :meth:`sync_dir`."""
 
     def open(self, path: str, create: bool = False) -> File:
-        """Open for reading and writing; with ``create`` make an empty file when there is none."""
+        """Open for reading and writing; with ``create``, create an empty file if there is none."""
 
     def exists(self, path: str) -> bool: ...
 
     def is_dir(self, path: str) -> bool: ...
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a folder, sorted; of a folder that is missing, none."""
+        """The sorted names in a folder; empty for a missing folder."""
 
     def mkdirs(self, path: str) -> None:
-        """Make a folder and those above it, for this user alone (mode 0700), to last."""
+        """Create a folder and its parents durably, only for this user (mode 0700)."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Let ``path`` hold ``data``, to last. A crash leaves the old content or the new; the old is kept as .bak."""
+        """Replace the content of ``path`` durably. A crash leaves the old or the new content; the old one is kept as
+        .bak."""
 
     def read_bytes(self, path: str) -> bytes: ...
 
     def unlink(self, path: str) -> None: ...
 
     def rename(self, source: str, target: str) -> None:
-        """Give ``source`` the name ``target``, in place of what had it."""
+        """Rename ``source`` to ``target``, replacing an existing file."""
 
     def rmtree(self, path: str) -> None:
-        """Delete a folder and all in it; none is no error."""
+        """Delete a folder with its content; a missing folder is no error."""
 
     def sync_dir(self, path: str) -> None:
-        """Return when the names in this folder are on the disk."""
+        """Flush the names in this folder."""
 
     def lock(self, path: str) -> Lock:
-        """Hold the store's lock, as RocketMQ does: a record lock on byte 0. :class:`StoreInUse` if another does."""
+        """Take the store's lock, as RocketMQ does: a record lock on byte 0. :class:`StoreInUse` if another process
+        holds it."""
 
     def disk_usage(self, path: str) -> DiskUsage: ...
 
@@ -147,10 +149,10 @@ class Env(Protocol):
         """How much memory the machine has."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970; never steps back while the process lives."""
+        """Milliseconds since 1970; never steps back while the process runs."""
 
     def monotonic(self) -> float:
-        """Seconds since some moment, for measuring time."""
+        """Seconds since an arbitrary moment, for measuring time."""
 
     def random_int(self, bound: int) -> int:
         """A number from 0 to ``bound`` - 1."""
@@ -158,10 +160,11 @@ class Env(Protocol):
     def waker(self) -> Waker: ...
 
     def bind(self, host: str, port: int) -> Listener:
-        """Take a TCP address (port 0: any) without listening yet. ``OSError`` or OverflowError when it is not free."""
+        """Bind a TCP address (port 0: any) without listening yet. ``OSError`` or OverflowError if it cannot be
+        bound."""
 
     def flusher(self) -> Flusher:
-        """What brings files of this environment onto the disk."""
+        """The flusher for files of this environment."""
 
 
 def environment(name: str) -> str | None:

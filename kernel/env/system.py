@@ -1,4 +1,4 @@
-"""The system implementation of :mod:`gantrymq.kernel.env`: Linux, by calls."""
+"""The implementation of :mod:`gantrymq.kernel.env` for Linux, with system calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class _Descriptor:
-    """A descriptor of the system, closed when nobody refers to it any more: no call meets another file's number."""
+    """A file descriptor that is closed when it is no longer referenced, so no call can use the number of another
+    file."""
 
     __slots__ = ("number",)
 
@@ -40,8 +41,8 @@ _CLOSED = _Descriptor(-1)
 class SystemFile:
     """A :class:`File` of Linux.
 
-    Reads are calls, never loads from a map: a page that the disk cannot give would end the process by SIGBUS, where a
-    call ends with an :class:`OSError`.
+    Reads are system calls, never loads from a map: an unreadable page would end the process with SIGBUS, whereas a call
+    raises :class:`OSError`.
     """
 
     def __init__(self, descriptor: int | _Descriptor) -> None:
@@ -53,7 +54,7 @@ class SystemFile:
     def share(self) -> SystemFile:
         return SystemFile(self._descriptor)
 
-    # Each method keeps a reference of its own while it runs: whoever deletes the file closes it in another thread.
+    # Each method keeps its own reference while it runs, because another thread may close the file to delete it.
 
     def size(self) -> int:
         descriptor = self._descriptor
@@ -64,7 +65,7 @@ class SystemFile:
         written = os.pwrite(descriptor.number, data, offset)
         size = len(data)
         while written < size:
-            # A short write is how a disk that fills up announces itself: the next one tells the reason.
+            # A full disk first causes a short write; the next write returns the error.
             more = os.pwrite(descriptor.number, memoryview(data)[written:], offset + written)
             if more == 0:
                 raise OSError(errno.EIO, "a write that writes nothing")
@@ -93,7 +94,7 @@ class SystemFile:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            # A file system that cannot tell is read as it always was.
+            # A file system without support is read with an ordinary call.
             data = self.pread(len(buffer), offset)
             buffer[: len(data)] = data
             return len(data)
@@ -103,7 +104,7 @@ class SystemFile:
         os.posix_fadvise(descriptor.number, offset, size, os.POSIX_FADV_WILLNEED)
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
-        # All of them before anything is read: what is in the page cache counts as data, and reading reads ahead.
+        # Find all ranges before reading: pages in the page cache count as data, and reading prefetches.
         ranges: list[tuple[int, int]] = []
         descriptor = self._descriptor
         try:
@@ -163,8 +164,8 @@ class SystemLock:
 
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path)
-        # Record locks belong to the process: a second store in this one would get it too, and closing any descriptor of
-        # the file would let it go. So the process's own holders are told apart before the file is touched.
+        # Record locks belong to the process: a second store in this process would get the lock too, and closing any
+        # descriptor of the file would release it. So the process's own holders are checked before the file is opened.
         with self._guard:
             if self._path in self._held:
                 raise StoreInUse(path)
@@ -195,7 +196,7 @@ class SystemLock:
 
 
 class SystemListener:
-    """A :class:`Listener` of Linux. OSError or OverflowError when the address cannot be taken (port 0: any)."""
+    """A :class:`Listener` for Linux. OSError or OverflowError if the address cannot be bound (port 0: any)."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -229,7 +230,7 @@ class SystemEnv:
     """Linux itself."""
 
     def __init__(self) -> None:
-        # Since boot, suspended time included: the wall clock may be set back under us, this one is not.
+        # Time since boot, including suspended time: unlike the wall clock, it cannot be set back.
         self._anchor_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._random = random.Random()  # noqa: S311 - spreads load, guards nothing
 
@@ -270,7 +271,7 @@ class SystemEnv:
         finally:
             os.close(descriptor)
         if os.path.exists(path):
-            # A second name, not a rename: at every moment one of the two contents is there under its own name.
+            # A hard link and not a rename, so that at every moment one of the two files exists under its name.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}.bak")
             os.link(path, f"{path}.bak")

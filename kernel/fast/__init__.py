@@ -1,7 +1,7 @@
-"""The inner loops of the broker. ``KIND`` says which of their twins runs, ``compiled`` or ``plain``.
+"""The inner loops of the broker. ``KIND`` names the twin in use, ``compiled`` or ``plain``.
 
-The plain twin is the reference. It also runs where the package was installed without a C compiler, and where
-``GANTRYMQ_PURE=1`` asks for it.
+The plain twin is the reference. It is also used if the package was installed without a C compiler, and with
+``GANTRYMQ_PURE=1``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ STALE = (
     "the compiled inner loops were built from another version of this source ({}): run `make install` (or "
     "`python setup.py build_ext --inplace`), or set GANTRYMQ_PURE=1 to do without them"
 )
-"""What to say of a compiled module that there is and that does not fit; with what is wrong."""
+"""The error text for a compiled module that does not match the source, with the reason."""
 
 
 def twin_of(package: str) -> ModuleType:
-    """The inner loops of a plugin that work on the compiled requests and rows: its ``_fast``, or ``plain`` where the
-    kernel's are plain or the plugin's were not built.
+    """The inner loops of a plugin on compiled requests and rows: its ``_fast``, or ``plain`` if the kernel uses the
+    plain twin or ``_fast`` was not built.
 
-    Raises ``ImportError`` where ``_fast`` is there, but not built for these requests and rows.
+    Raises ``ImportError`` if ``_fast`` exists but was built for other requests and rows.
     """
     if KIND == "compiled":
         try:

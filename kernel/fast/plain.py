@@ -1,7 +1,7 @@
 """The store's inner loops as plain functions: encode rows, scan records, queue entries, tag hashes.
 
-They are written for speed, not for reading: see :mod:`gantrymq.kernel.store.log.record` for the same record spelled
-out. All state is in the arguments, so that a compiled twin can take their place.
+They are written for speed; :mod:`gantrymq.kernel.store.log.record` has a readable version of the record. All state is
+in the arguments, so that a compiled twin can replace them.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class Stop(Enum):
     DATA = "data"
     """The data ended where a record ended."""
     BLANK = "blank"
-    """The mark that the rest of the file is unused."""
+    """A blank: the rest of the file is unused."""
     ZERO = "zero"
     """Zeros where a record would begin: nothing was written here."""
     CUT = "cut"
     """The data ends within something that begins like a record or a blank."""
     BAD = "bad"
-    """Something that is no record."""
+    """Bytes that are not a record."""
 
 
 class Layout(NamedTuple):
-    """What is the same for every record that a log writes: the broker's address and the limits in bytes."""
+    """Constants of all records of a log: the broker's address and the limits in bytes."""
 
     store_host: bytes
     max_body_bytes: int
@@ -79,10 +79,10 @@ def encode_rows(
 ) -> tuple[list[bytes], int, int]:
     """Encode ``rows[first:]`` of ``batch`` for the log at ``offset``, as long as they fit into ``room`` bytes.
 
-    A record fits when 8 bytes are left behind it for the mark of a blank. Fills the columns ``offsets``, ``sizes`` and
-    ``queue_offsets`` (which have a value for every row already), counts ``next_offsets`` up, and refuses rows that are
-    too large or cannot be said in the format. Returns the pieces to be written, the index of the first row that was
-    not encoded, and the log's offset behind the last one.
+    A record fits if 8 bytes remain behind it for a blank. Fills the columns ``offsets``, ``sizes`` and
+    ``queue_offsets`` (which already have a value for every row), increases ``next_offsets``, and refuses rows that are
+    too large for the limits or the format. Returns the pieces to write, the index of the first row that was not
+    encoded, and the log offset behind the last one.
     """
     store_host, max_body, max_record = layout
     bits = STORE_HOST_V6 if len(store_host) == 20 else 0
@@ -188,24 +188,24 @@ def _refuse(batch: AppendBatch, row: int, max_body_bytes: int) -> None:
 
 
 class QueueEntries(NamedTuple):
-    """The entries that one queue gets out of a batch: its rows that are not prepared or rolled back, in their order."""
+    """The entries that a batch adds to one queue: its rows that are not prepared or rolled back, in order."""
 
     topic: str
     queue_id: int
     first: int
     """The queue offset of the first one."""
     begin: int
-    """Where the first record begins in the log."""
+    """The log offset of the first record."""
     end: int
-    """Where the last record ends."""
+    """The end of the last record in the log."""
     entries: bytes
     """20 bytes each: log offset, record size, tag code."""
     queue_offsets: list[int] | None
-    """Their queue offsets, where those do not simply count up from ``first``."""
+    """Their queue offsets, if these are not consecutive from ``first``."""
 
 
 def queue_entries(batch: DispatchBatch, rules: dict[str, Callable[[int, bytes, int], int]]) -> list[QueueEntries]:
-    """What each queue gets, in the order in which the queues occur, with records that enter none too.
+    """The entries for each queue, in the order in which the queues occur, including records without an entry.
 
     ``rules`` give the tag codes of some topics, by queue id, properties and store timestamp; they replace those in the
     batch.
@@ -249,7 +249,7 @@ def _rows_by_queue(batch: DispatchBatch) -> dict[tuple[str, int], list[int]]:
 
 
 def dispatch_batch(batches: list[AppendBatch]) -> DispatchBatch:
-    """The rows of these appended batches that were written, as one batch; each begins where the one before ended."""
+    """The written rows of these appended batches as one batch; each batch begins where the previous one ended."""
     start, end = batches[0].start, batches[-1].end
     result = DispatchBatch(start, end, [], [], [], [], [], [], [], [], [], [])
     for batch in batches:
@@ -259,7 +259,7 @@ def dispatch_batch(batches: list[AppendBatch]) -> DispatchBatch:
 
 
 def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
-    # Statuses do not tell which rows were written: an acknowledgement may have changed them.
+    # Statuses do not show which rows were written: an acknowledgment may have changed them.
     columns: tuple[tuple[list[Any], list[Any]], ...] = (
         (target.offsets, batch.offsets), (target.sizes, batch.sizes), (target.topics, batch.topics),
         (target.queue_ids, batch.queue_ids), (target.queue_offsets, batch.queue_offsets),
@@ -277,7 +277,7 @@ def _extend(target: DispatchBatch, batch: AppendBatch) -> None:
 
 
 def tag_code(properties: bytes) -> int:
-    """What the queue entry of a message with these properties stores: the Java hash of its tag, 0 without one."""
+    """The tag code for the queue entry of a message with these properties: the Java hash of its tag, 0 without one."""
     at = properties.find(_TAGS)
     if at < 0:
         return 0
@@ -303,11 +303,11 @@ def tag_codes(properties: Iterable[bytes]) -> list[int]:
 def scan(
     data: memoryview | bytes, start: int, rows: int, *, check_body: bool, replay: bool = False, copied: bool = False
 ) -> tuple[DispatchBatch, Stop]:
-    """Read up to ``rows`` records from ``data``, which is the log from the offset ``start`` on, of one file.
+    """Read up to ``rows`` records from ``data``, the log's bytes from offset ``start`` on, within one file.
 
-    A record counts when its sizes agree, it says itself that it lies at its offset, and, with ``check_body``, its body
-    matches the CRC. The batch ends where the scan stopped. ``data`` must stay as it is for as long as there is a batch,
-    unless that is ``copied``: what it needs of them (here it is always).
+    A record is valid if its sizes agree, its offset field matches its position, and, with ``check_body``, its body
+    matches the CRC. The batch ends where the scan stopped. ``data`` must not change while the batch exists, unless
+    ``copied`` is set (this twin always copies).
     """
     columns: tuple[list[Any], ...] = ([], [], [], [], [], [], [], [], [])
     add_offset, add_size, add_topic, add_queue, add_queue_offset, add_time, add_flag, add_prepared, add_properties = (
@@ -368,7 +368,7 @@ def scan(
 
 
 def _stop(data: memoryview | bytes, position: int) -> Stop:
-    """What lies at ``position``, which is no record."""
+    """Classify the bytes at ``position``, which are not a record."""
     if position == len(data):
         return Stop.DATA
     left = len(data) - position
@@ -385,7 +385,7 @@ def _stop(data: memoryview | bytes, position: int) -> Stop:
 def _topic(raw: bytes) -> str | None:
     topic = raw.decode("utf-8", "replace")
     if not TOPIC_PATTERN.fullmatch(topic):
-        # A topic is not covered by a CRC: its letters are all that tells one from the zeros of a torn write.
+        # No CRC covers the topic: only its characters distinguish it from the zeros of a torn write.
         return None
     if len(_topics) >= _CACHE_LIMIT:
         _topics.clear()

@@ -1,6 +1,6 @@
-"""What brings the commit log onto the disk, as a plain class: which bytes are durable, and the loop of the thread.
+"""The flusher of the commit log as a plain class: the durable offset, and the loop of the thread.
 
-Its compiled twin has a thread that runs without Python's global lock, and works on descriptors of the system.
+The thread of its compiled twin runs without Python's global interpreter lock, on file descriptors.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Flusher:
-    """The durable end of a log. One thread appends, one runs :meth:`run`; the rest may be called from any.
+    """The durable end of a log. One thread appends, one runs :meth:`run`; other methods may be called from any thread.
 
-    Of two syncs of a file at a time only one is told of a page that was lost. So there is one at a time, and after one
-    that failed there is no other: each call ends with the same :class:`OSError`.
+    Of two concurrent flushes of a file only one gets the error for a lost page. So there is one at a time, and none
+    after a failed one: each call then raises the same :class:`OSError`.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Flusher:
 
     @property
     def durable(self) -> int:
-        """The offset up to which everything is on the disk."""
+        """The offset up to which everything is flushed."""
         return self._durable[0]
 
     @property
@@ -40,14 +40,14 @@ class Flusher:
         return self._durable
 
     def start_at(self, end: int, timestamp: int) -> None:
-        """The log ends at ``end``, and all of it is on the disk."""
+        """Set the end of the log, all of which is flushed."""
         with self._guard:
             self._appended = self._durable = (end, timestamp)
             self._files.clear()
 
     def follow(self, file: File) -> None:
-        """What is appended from now on lies in ``file``; what was appended before lies in those named before."""
-        shared = file.share()  # whoever deletes the file closes his own handle only
+        """Later appends are in ``file``; earlier ones are in the files that were passed before."""
+        shared = file.share()  # deleting the file closes another handle
         with self._guard:
             self._files.append(shared)
 
@@ -56,7 +56,8 @@ class Flusher:
         self._appended = (end, timestamp)
 
     def flush(self) -> int:
-        """Bring all that was appended to the disk; the durable end. :class:`OSError` when that fails or did before."""
+        """Flush everything that was appended; returns the durable end. :class:`OSError` if a flush fails or failed
+        before."""
         with self._syncing:
             self._check()
             with self._guard:
@@ -65,7 +66,7 @@ class Flusher:
                 for file in files:
                     self._sync(file)
                 with self._guard:
-                    # The last one may hold more by now.
+                    # The last file may have more by now.
                     del self._files[: len(files) - 1]
                 self._durable = appended
             return self._durable[0]
@@ -81,9 +82,9 @@ class Flusher:
         self._asked.set()
 
     def run(self, waker: Waker) -> None:
-        """Flush whenever somebody asks, wake after each flush, until :meth:`stop`; then once more if there is need.
+        """Flush on each request and wake the sweep after it, until :meth:`stop`; then flush the rest.
 
-        What is appended while one flush runs is covered by the next. :class:`OSError` as :meth:`flush`.
+        The next flush covers what is appended during one flush. :class:`OSError` as :meth:`flush`.
         """
         while True:
             self._asked.wait()
@@ -101,7 +102,7 @@ class Flusher:
         self._asked.set()
 
     def fail(self, error: OSError) -> None:
-        """Nothing may become durable any more, because of ``error`` elsewhere."""
+        """Make no more data durable, because of ``error`` elsewhere."""
         self._failure = self._failure or error
         self._asked.set()
 

@@ -1,11 +1,12 @@
-"""What happens where memory for a small object ends: nothing more than Python's MemoryError, in this twin."""
+"""Behavior without memory for a small object: in this twin, only Python's MemoryError."""
 
 from __future__ import annotations
 
 
 def end_where_memory_ends(text: bytes) -> None:
-    """From now on the process writes ``text`` to stderr and ends, with 1, where it gets no memory for a small object.
+    """From now on, if the process cannot allocate a small object, it writes ``text`` to stderr and ends with exit code
+    1.
 
-    Small is what has up to 64 KiB; more than that still raises MemoryError, for the one who asked for it. ``text`` has
-    512 bytes at most; none takes the order back. Only the compiled twin can do it: here a MemoryError is raised.
+    Small means up to 64 KiB; a larger allocation still raises MemoryError. ``text`` has at most 512 bytes; None
+    disables this. Only the compiled twin supports it: this one raises MemoryError.
     """

@@ -1,1 +1,1 @@
-"""The broker's sockets: connections, and the way of a request to the processor that answers it."""
+"""The broker's sockets: connections, and the path of a request to its processor."""

@@ -1,4 +1,4 @@
-"""Decides by the results of earlier waits whether a short wait for more events pays."""
+"""Decides from the results of earlier waits whether to wait briefly for more events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ SKIPS_MAX = 63
 class AdaptiveWait:
     """Decides whether to wait, with a backoff.
 
-    After a wait in vain the caller skips the next one, then 3, then 7, up to 63: waits that never pay cost next to
-    nothing. A wait that paid ends the backoff.
+    After a wait without result the caller skips the next one, then 3, then 7, up to 63, so useless waits cost almost
+    nothing. A successful wait ends the backoff.
     """
 
     __slots__ = ("_left", "_skips")
@@ -26,5 +26,5 @@ class AdaptiveWait:
         return True
 
     def record(self, paid: object) -> None:
-        """Note whether the wait brought something."""
+        """Record whether the wait was successful."""
         self._left = self._skips = 0 if paid else min(2 * self._skips + 1, SKIPS_MAX)

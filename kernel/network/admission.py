@@ -1,4 +1,4 @@
-"""Who is let in while connections are scarce: caps by address, fair shares, and one log line for many refusals."""
+"""Admission of connections: limits by address, fair shares, and one log line for many refusals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gantrymq.remoting.peers import FairShares, site_of
 log = structlog.get_logger("gantrymq.admission")
 
 DESCRIPTOR_SHARE: Final = 2
-"""Half of the process's descriptors are for the connections, the rest for the files of the store."""
+"""Half of the process's file descriptors are for connections, the rest for the store."""
 REPORT_S: Final = 10.0
-"""How often refusals are logged: the first at once, then how many there were since."""
+"""How often refusals are logged: the first at once, then the number since."""
 
 
 class Admission:
-    """Counts connections by address. ``drop(connection, reason)`` closes one that has to give way."""
+    """Counts connections by address. ``drop(connection, reason)`` closes one that is replaced."""
 
     def __init__(self, limits: LimitsSection, drop: Callable[[Connection, str], None]) -> None:
         self._most = min(limits.connections, descriptors_allowed(DESCRIPTOR_SHARE))
@@ -33,20 +33,20 @@ class Admission:
         self._report_at = 0.0
 
     def opened(self, connection: Connection) -> None:
-        """``connection`` was let in."""
+        """``connection`` was admitted."""
         self._open += 1
         self._shares.add(connection.site, connection)
 
     def closed(self, connection: Connection) -> None:
-        """``connection`` is gone."""
+        """``connection`` was closed."""
         self._open -= 1
         self._shares.remove(connection.site, connection)
 
     def admits(self, host: str, now: float) -> bool:
-        """Whether one more connection from ``host`` is let in.
+        """Whether to admit one more connection from ``host``.
 
-        While every place is taken, the newest connection of the address that has most gives way to an address that has
-        at least two fewer.
+        When all connections are in use, the newest connection of the address with the most is closed for an address
+        that has at least two fewer.
         """
         site = site_of(host)
         if self._each and self._shares.count(site) >= self._each:

@@ -1,4 +1,4 @@
-"""Accepting connections at a TCP address, also while the process has no descriptor left."""
+"""Accept connections at a TCP address, also while the process has no file descriptors left."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from gantrymq.kernel.env import Listener
 log = structlog.get_logger("gantrymq.listening")
 
 OUT_OF_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-"""What no connection can be accepted for until others have ended."""
+"""Errors after which no connection can be accepted until others have ended."""
 ACCEPT_PAUSE_S: Final = 0.1
 
 
 async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tuple[str, int]]:
-    """The next connection, and who that is, however long it takes; a peer that left before is passed over.
+    """Wait for the next connection; returns it with its address. Peers that disconnected meanwhile are skipped.
 
-    While this process has no descriptor left the log has ``accept_failed`` with ``whom`` ("a slave") that must wait.
+    While this process has no file descriptors left, ``accept_failed`` is logged with ``whom`` ("a slave"), which must
+    wait.
     """
     said = False
     while True:
@@ -30,7 +31,7 @@ async def accept_from(listener: Listener, whom: str) -> tuple[socket.socket, tup
             return listener.accept()
         except OSError as error:
             if error.errno in OUT_OF_DESCRIPTORS:
-                if not said:  # once a shortage, not with each attempt
+                if not said:  # once per shortage, not for each attempt
                     log.warning("accept_failed", peer=whom, error=str(error))
                 said = True
                 await trio.sleep(ACCEPT_PAUSE_S)

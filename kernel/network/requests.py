@@ -1,4 +1,4 @@
-"""Which processor answers which request code, and what becomes of what they raise."""
+"""Route requests to their processors by code, and turn exceptions into responses."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Spawn = Callable[[Callable[[Request], Awaitable[None]], Request], None]
 
 
 BUSY = "[OVERLOAD]system busy, start flow control for a while"
-"""What RocketMQ says when it has no room for one more request (``NettyRemotingAbstract``)."""
+"""RocketMQ's text for a full request queue (``NettyRemotingAbstract``)."""
 
 
 STEPS_FROM: Final = 16_384
-"""Bytes of a request; a smaller one is answered in one go by a handler that works in steps."""
+"""Bytes of a request up to which a handler that works in steps answers it at once."""
 
 
 class RequestTable:
-    """The request codes and their processors; one call takes all requests of a sweep.
+    """The request codes and their processors; one call handles all requests of a sweep.
 
-    Requests for batch processors are answered at once, others while ``limits.turn_budget`` lasts. What is left waits
-    for one of the next turns, and so do the further requests of its connection.
+    Requests for batch processors are answered at once, others while ``limits.turn_budget`` lasts. The rest waits for a
+    later turn, together with the following requests of the same connection.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RequestTable:
     ) -> None:
         """``spawn(function, request)`` starts a task for an async handler.
 
-        ``clock`` counts seconds; ``wake`` brings another call of :meth:`handle` soon.
+        ``clock`` returns seconds; ``wake`` causes another call of :meth:`handle` soon.
         """
         self._spawn = spawn
         self._limits = limits or LimitsSection()
@@ -63,17 +63,17 @@ class RequestTable:
         self._heavy = trio.CapacityLimiter(self._limits.heavy_requests)
         self._batch: dict[int, BatchProcessor] = {}
         self.readers: dict[int, Any] = {}
-        """By code, what the batch processors brought to read their own requests."""
+        """By request code: the readers of the batch processors."""
         self._plain: dict[int, Handler] = {}
         self._async: dict[int, Callable[[Request], Awaitable[None]]] = {}
         self._heavy_codes: set[int] = set()
         self._in_steps: dict[int, Callable[[Request], AnswerSteps]] = {}
         self._held: deque[tuple[Request, int]] = deque()
-        """Requests that are answered in steps, one after the other, with what they take in memory."""
+        """Requests that are answered in steps, one after the other, with their size in memory."""
         self._steps: AnswerSteps | None = None
-        """Of the first one, once it has begun."""
+        """The generator of the first one, after it has started."""
         self._left: set[Connection] = set()
-        """Connections that have requests left from this call."""
+        """Connections with unprocessed requests of this call."""
         self._passed_over = False
         owners: dict[int, str] = {}
         for info, processors in manager.call_each("register_processors", dict, broker=broker):
@@ -85,14 +85,14 @@ class RequestTable:
 
     @property
     def codes(self) -> list[int]:
-        """The codes that are answered, in order."""
+        """The served request codes, in order."""
         return sorted({*self._batch, *self._plain, *self._async, *self._in_steps})
 
     def handle(self, requests: list[Request]) -> None:
-        """Answer all of them, or start what will. Requests of one batch processor go to it in one call.
+        """Answer all requests or start their tasks. All requests of one batch processor are one call.
 
-        A peer's requests are taken in the order in which they came, but for those of two batch processors: a pull that
-        carries an offset must not overtake, or be overtaken by, the commit that was sent behind or before it.
+        The requests of one peer are processed in order of arrival, except between two batch processors: a pull with an
+        offset must neither overtake an offset commit nor be overtaken by it.
         """
         begun = self._clock()
         codes = {request.code for request in requests}
@@ -101,7 +101,7 @@ class RequestTable:
         elif requests:
             self._take(requests)
         if self.waiting:
-            # New requests that took the turn's time leave none to those that wait, but not twice in a row.
+            # If new requests use up the turn's time, waiting ones get none in this turn, but do in the next one.
             is_late = self._clock() - begun >= self._limits.turn_budget
             self._passed_over = is_late and not self._passed_over
             if not self._passed_over:
@@ -110,14 +110,14 @@ class RequestTable:
             self._go_on()
 
     def has_waiting(self) -> bool:
-        """Whether the next turn finds a request here that it may answer."""
+        """Whether a request waits that the next turn can answer."""
         return bool(self.waiting) or bool(self._held)
 
     def _take(self, requests: list[Request]) -> None:
         """Answer new requests for as long as the turn's time lasts."""
         until = self._clock() + self._limits.turn_budget
         groups: dict[int, list[Request]] = {}
-        in_groups: set[Connection] | None = None  # whose requests are in the groups, once somebody needs to know
+        in_groups: set[Connection] | None = None  # the connections with requests in the groups, computed on demand
         is_late = False
         left = self._left = set()
         for request in requests:
@@ -155,7 +155,7 @@ class RequestTable:
         self._answer_groups(groups)
 
     def _take_waiting(self) -> None:
-        """Answer requests that wait, one connection after the other, for as long as the turn's time lasts."""
+        """Answer waiting requests, one connection after the other, for as long as the turn's time lasts."""
         until = self._clock() + self._limits.turn_budget
         waiting = self.waiting
         while waiting:
@@ -176,7 +176,7 @@ class RequestTable:
                 return
 
     def _is_long(self, request: Request) -> bool:
-        """Whether the request is to be answered in steps, between which others have their turn."""
+        """Whether to answer the request in steps, between which others are served."""
         return request.code in self._in_steps and STEPS_FROM < request.size <= self._limits.request_body_bytes
 
     def _hold(self, request: Request) -> None:
@@ -184,7 +184,7 @@ class RequestTable:
         self.waiting.hold(request)
 
     def _go_on(self) -> None:
-        """Answer what is answered in steps, for as long as half of the turn's time lasts."""
+        """Continue requests that are answered in steps, for up to half of the turn's time."""
         until = self._clock() + self._limits.turn_budget / 2
         while self._held:
             request, size = self._held[0]
@@ -248,7 +248,7 @@ class RequestTable:
         self._spawn(partial(self._work, size_of(request), heavy), request)
 
     async def _work(self, size: int, heavy: bool, request: Request) -> None:
-        """Let the code's handler answer the request, when it is its turn."""
+        """Call the handler of the code for the request."""
         handler = self._async[request.code]
         try:
             if not heavy:
@@ -288,7 +288,7 @@ class RequestTable:
         except (LogPoisoned, PluginError):
             raise
         except Exception as error:
-            # Which row it was cannot be told. One that is held or in the log already is not answered a second time.
+            # The failing row is unknown. A request that is held or already in the log is not answered twice.
             for request in rows:
                 if not request.answered:
                     _answer_failure(request, error)
@@ -298,7 +298,7 @@ class RequestTable:
                 self._put_back(left)
 
     def _put_back(self, rows: list[Request]) -> None:
-        """These were not taken: they are the first of their connections in one of the next turns."""
+        """These were not processed: they come first among their connections' requests in a later turn."""
         by_connection: dict[Connection, list[Request]] = {}
         for row in rows:
             by_connection.setdefault(row.connection, []).append(row)
@@ -322,7 +322,7 @@ def _none(_request: Request) -> bool:
 
 
 def _is_pointless(request: Request) -> bool:
-    """Whether nobody takes the answer any more, and the answer is all that was wanted."""
+    """Whether the connection is closed and the request has no effect besides its response."""
     connection = request.connection
     return (connection.closed or connection.peer_left) and not request.is_oneway
 
@@ -340,7 +340,7 @@ def _answer_failure(request: Request, error: Exception) -> None:
     if isinstance(error, RemoteFault):
         request.answer(error.code, error.remark)
     else:
-        # A bug: the sender learns its kind, the log gets the traceback.
+        # A bug: the sender gets the type of the error, the log gets the traceback.
         log.exception("processor_failed", code=request.command.code, peer=request.connection.address)
         request.answer(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,9 @@
-"""The one task that owns all broker connections.
+"""The task that serves all connections of the broker.
 
-All sockets sit in one ``epoll``; the task waits for the epoll's own descriptor and then takes every ready socket:
-receive, cut frames, decode headers, hand all requests over in one call, write every answer with one ``send`` a
-connection. A task per connection would cost more than the work itself. A turn is bounded in bytes and rows; what is
-left stays ready in the epoll (level triggered) and the kernel rotates its ready list, so connections take turns.
+All sockets are in one ``epoll``. The task waits for the epoll's own descriptor and then processes every ready socket:
+receive, split frames, decode headers, pass all requests on in one call, write all responses with one ``send`` per
+connection. A task per connection would cost more than the work itself. A turn is limited in bytes and rows; the rest
+stays ready in the level-triggered epoll, which rotates its ready list, so connections take turns.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ CHECKED_AT_ONCE = 256
 TURNS_WITHOUT_CHECKPOINT = 64
 STAY_S = 0.0015
 LINGER_S = 0.001
-"""Going through the scheduler each time costs more than a small turn. So the sweep turns on while events are there, and
-lingers where the next ones come: at most these two together pass until the other tasks run."""
+"""A pass through the scheduler costs more than a small turn. So the sweep continues while events are ready, and lingers
+for the next ones: other tasks run at the latest after these two times together."""
 SPINS = 200
-"""How often it looks without waiting before it lingers, after a turn of one request: some 100 microseconds. Who sends
-one message at a time is answered sooner than this thread could be woken for the next."""
+"""How often it polls before it lingers, after a turn of one request: about 100 microseconds. A sender of one message at
+a time is then answered sooner than this thread could be woken."""
 
 TURN_VALUES = 1024
-"""Values of headers that are not in the form of RocketMQ's Java client, after which a turn receives nothing more:
-Python reads them, some microseconds each."""
+"""Values of headers in other forms than that of RocketMQ's Java client, after which a turn receives nothing more:
+Python reads them in some microseconds each."""
 
 _GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class Sweep:
-    """Sockets in, requests out; answers back. ``handle`` takes all requests of a turn, ``progress`` runs after it."""
+    """Receives requests and sends responses. ``handle`` gets all requests of a turn, ``progress`` runs after it."""
 
     def __init__(
         self,
@@ -78,28 +78,28 @@ class Sweep:
         self._unsent = self._unread = 0
         self._unchecked: list[Connection] = []
         self._rest: OrderedDict[Connection, None] = OrderedDict()
-        """Connections of which whole frames are in memory, left for the next turn; none that is paused."""
+        """Connections with complete frames in memory for the next turn, without paused ones."""
         self._unserved: list[int] = []
-        """Descriptors that were ready when the turn's limits were reached: they come first in the next one. The epoll
-        names the same ones first each time."""
+        """Descriptors that were ready when the turn's limits were reached: they come first in the next turn, because
+        the epoll returns the same ones first each time."""
         self._changes = ConnectionsBatch()
         self._numbers = 0
         self._in_turn = False
         self.is_handling = False
-        """Whether requests are handed over at this moment; ``progress`` follows."""
+        """Whether ``handle`` runs now; ``progress`` follows."""
         self._now = 0.0
         self._lingering = AdaptiveWait()
         self._spinning = AdaptiveWait()
         self._few = self._gives_way = False
         self.has_waiting: Callable[[], bool] = bool
-        """Whether requests wait for a turn: ``handle`` is then called with none as well."""
+        """Whether requests wait for a turn: ``handle`` is then also called without new requests."""
         self.readers = Readers()
-        """What reads requests of some codes in place of the decoder."""
+        """The readers that parse requests of some codes in place of the decoder."""
 
     # ------------------------------------------------------------------------------------------------- listening
 
     def bind(self, host: str, port: int) -> tuple[str, int]:
-        """Take the address (port 0: any) without accepting yet; returns what was taken."""
+        """Bind the address (port 0: any) without accepting yet; returns the bound address."""
         try:
             self._listener = self._env.bind(host, port)
         except (OSError, OverflowError) as error:
@@ -118,7 +118,7 @@ class Sweep:
         self._listening = self._accepting = True
 
     def stop_listening(self) -> None:
-        """Take no new connection; those that are open go on."""
+        """Accept no new connections; open ones continue."""
         if self._listener is not None:
             if self._accepting:
                 self._epoll.unregister(self._listener.fileno())
@@ -127,7 +127,7 @@ class Sweep:
             self._listener = None
 
     def close(self) -> None:
-        """Drop everything."""
+        """Close everything."""
         self.stop_listening()
         for connection in list(self._connections.values()):
             self._flush(connection)
@@ -144,15 +144,16 @@ class Sweep:
         return list(self._connections.values())
 
     def wake(self) -> None:
-        """Let the next turn come soon; safe to call from any thread."""
+        """Cause the next turn soon; safe to call from any thread."""
         self.waker.wake()
 
     def give_way(self) -> None:
-        """Another task brings work of its own: the next time it does not linger, which would keep that one waiting."""
+        """Another task has work: do not linger the next time, so that it runs."""
         self._gives_way = True
 
     async def run(self, is_full: Callable[[], bool]) -> None:
-        """Turn until cancelled. While ``is_full()`` nothing is received: only the waker brings the next turn."""
+        """Run turns until cancelled. While ``is_full()``, nothing is received, and only the waker causes the next
+        turn."""
         while True:
             if is_full():
                 await trio.lowlevel.wait_readable(self.waker.fileno())
@@ -166,7 +167,8 @@ class Sweep:
                     break
 
     def turn(self, *, receive: bool = True, linger: bool = False) -> bool:
-        """Do all that is ready now, or soon if it may ``linger``; returns whether another turn may follow at once."""
+        """Process everything that is ready, waiting briefly if ``linger``; returns whether another turn may follow at
+        once."""
         waiting = receive and self.has_waiting()
         rest = receive and bool(self._rest)
         events = self._events(linger and receive and not waiting and not rest)
@@ -215,13 +217,13 @@ class Sweep:
         self._progress()
         self._report_changes()
         self._in_turn = False
-        # Only the waker, and nobody was answered: nobody is about to send the next request.
+        # Only the waker was ready and nothing was sent, so no client is about to send the next request.
         quiet = not self._dirty and len(events) == 1 and events[0][0] == waker
         self._flush_dirty()
         return receive and not quiet
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
-        """What is ready, descriptors and event bits; it lingers unless that was in vain of late."""
+        """The ready descriptors and event bits; lingers unless recent waits had no result."""
         if not linger or self._gives_way:
             self._gives_way = self._gives_way and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
@@ -239,7 +241,7 @@ class Sweep:
         return events
 
     def touch(self, connection: Connection, size: int) -> None:
-        """The connection has ``size`` bytes more to send. Within a turn they wait for its end, while there is room."""
+        """The connection has ``size`` more bytes to send. Within a turn they wait for its end, up to the limit."""
         self._unsent += size
         self._dirty[connection] = None
         if self._unsent > self._limits.buffered_bytes:
@@ -253,14 +255,14 @@ class Sweep:
     def is_congested(self, connection: Connection) -> bool:
         """Whether more than a quarter of the write buffer waits, even after an attempt to send it.
 
-        A quarter: further answers may come on top that nobody asks about.
+        A quarter, because further responses can follow without this check.
         """
         if connection.outbound_bytes > self._limits.write_buffer_bytes // 4:
             self._flush(connection)
         return connection.outbound_bytes > self._limits.write_buffer_bytes // 4
 
     def watch(self, connection: Connection) -> None:
-        """Let the epoll tell what the connection wants to hear of now."""
+        """Update the events of the connection in the epoll."""
         self._epoll.modify(connection.sock.fileno(), connection.interest)
         if not connection.is_paused and _has_frame(connection.inbound):
             self._rest[connection] = None
@@ -291,13 +293,13 @@ class Sweep:
             self.waker.wake()
 
     def check_deadlines(self) -> None:
-        """Close who is idle, takes too long over a frame, or fills the memory; accept again after a shortage. To be
-        called four times a second, which looks at everybody once a second at least."""
+        """Close connections that are idle, take too long over a frame, or fill the memory; accept again after a
+        shortage. Call it four times a second; it then checks each connection at least once a second."""
         now = self._env.monotonic()
         if not self._unchecked:
             self._unchecked = list(self._connections.values())
             self._unread = 0
-        # A quarter a call: looking at ten thousand at once would be felt by whoever waits meanwhile.
+        # A quarter per call: checking ten thousand at once would delay clients noticeably.
         count = max(CHECKED_AT_ONCE, len(self._connections) // 4)
         connections, self._unchecked = self._unchecked[:count], self._unchecked[count:]
         idle_since, frame_since = now - self._limits.idle, now - self._limits.frame_deadline
@@ -321,7 +323,7 @@ class Sweep:
     # ---------------------------------------------------------------------------------------------------- pieces
 
     def _shed(self, total: int, size_of: Callable[[Connection], int], reason: str) -> None:
-        """When ``total`` is past the limit for all together, close those that take most until a quarter is free."""
+        """If ``total`` exceeds the common limit, close the connections with the most until a quarter is free."""
         if total <= self._limits.buffered_bytes:
             return
         for connection in sorted(self._connections.values(), key=size_of, reverse=True):
@@ -341,7 +343,7 @@ class Sweep:
                 return
             except OSError as error:
                 if error.errno in OUT_OF_DESCRIPTORS:
-                    if not self._short:  # once a shortage, not with each attempt
+                    if not self._short:  # once per shortage, not for each attempt
                         log.warning("accept_failed", error=str(error), connections=len(self._connections))
                     self._short = True
                     self._epoll.unregister(self._listener.fileno())
@@ -375,7 +377,7 @@ class Sweep:
         return len(data)
 
     def _read(self, connection: Connection, data: bytes, requests: list[Request], now: float) -> None:
-        """Take the requests out of what the connection has sent; ``data`` is what came now."""
+        """Decode the requests of a connection; ``data`` is what it received now."""
         inbound = connection.inbound
         if inbound:
             inbound += data
@@ -400,7 +402,7 @@ class Sweep:
             self._rest[connection] = None
 
     def _read_rest(self, requests: list[Request], now: float, effort_until: int) -> None:
-        """Go on with frames that an earlier turn has left, with one connection at least."""
+        """Continue with frames of an earlier turn, of at least one connection."""
         for _ in range(len(self._rest)):
             connection, _none = self._rest.popitem(last=False)
             if not connection.is_paused:  # else :meth:`watch` brings it back

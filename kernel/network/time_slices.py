@@ -1,8 +1,8 @@
-"""Requests that wait for their turn, so that one peer's heavy requests hold up nobody else's light ones.
+"""Requests that wait for their turn, so that heavy requests of one peer do not delay others.
 
-The sweep answers requests where they come, for as long as a turn may take (``limits.turn_budget``). What is left waits
-here, by connection, in the order in which it came, and the connections take turns. A connection with requests that
-wait is not read meanwhile: its peer's next requests stay in the socket.
+The sweep answers requests as they arrive while the time of the turn lasts (``limits.turn_budget``). The rest waits here
+per connection in order of arrival, and the connections take turns. A connection with waiting requests is not read
+meanwhile: its next requests stay in the socket.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from gantrymq.kernel.processors import Request
 
 SLICES: Final = 4
-"""A long piece of work rests so often in the time of one turn: some of them may run at once."""
+"""How often long work pauses in the time of one turn, because several may run at once."""
 REQUEST_BYTES: Final = 512
-"""What a request is taken to need in memory beside its header and body."""
+"""The assumed memory of a request besides its header and body."""
 
 
 @attrs.define(eq=False)
 class _Peer:
-    """A connection's requests that wait, and those that tasks work on."""
+    """A connection's waiting requests, and those that tasks process."""
 
     queue: deque[Request] = attrs.field(factory=deque)
     in_flight: int = 0
     heavy: int = 0
     is_blocked: bool = False
-    """Whether the first request waits for one of the same connection to end."""
+    """Whether the first request waits for another request of the connection to end."""
     is_held: bool = False
-    """Whether one is answered in steps, and all others wait for its end."""
+    """Whether a request is being answered in steps and all others wait for its end."""
 
 
 class WaitingRequests:
-    """The queues, and what waiting requests take in memory."""
+    """The queues of waiting requests, and their memory."""
 
     def __init__(self, limits: LimitsSection) -> None:
         self._limits = limits
@@ -48,25 +48,25 @@ class WaitingRequests:
         self._bytes = 0
 
     def __bool__(self) -> bool:
-        """Whether the next turn finds a request here that it may answer."""
+        """Whether a request waits that the next turn can answer."""
         return bool(self._ready)
 
     def __contains__(self, connection: Connection) -> bool:
-        """Whether requests of the connection wait: further ones have to wait behind them."""
+        """Whether requests of the connection wait; further ones must wait behind them."""
         peer = self._peers.get(connection)
         return peer is not None and (bool(peer.queue) or peer.is_held)
 
     @property
     def bytes(self) -> int:
-        """What the requests that wait or are worked on take in memory, roughly."""
+        """The approximate memory of requests that wait or are processed."""
         return self._bytes
 
     def has_room(self, request: Request) -> bool:
-        """Whether the request may wait, or be worked on by a task."""
+        """Whether the limit allows the request to wait or to be processed by a task."""
         return self._bytes + size_of(request) <= self._limits.waiting_bytes
 
     def put(self, request: Request) -> None:
-        """Let the request wait behind all others of its connection, which is not read until they are answered."""
+        """Queue the request behind the others of its connection, which is not read until they are answered."""
         connection = request.connection
         peer = self._peer(connection)
         if not peer.queue and not peer.is_held:
@@ -80,11 +80,12 @@ class WaitingRequests:
         return self._peers[self._ready[0]].queue[0]
 
     def block(self) -> None:
-        """The connection whose turn it is has to wait until one of its requests :meth:`ended`."""
+        """The connection whose turn it is must wait until one of its requests has :meth:`ended`."""
         self._peers[self._ready.popleft()].is_blocked = True
 
     def take(self, belongs: Callable[[Request], bool], most: int) -> list[Request]:
-        """The first request of the connection whose turn it is, with those behind it that ``belongs`` lets through."""
+        """The first request of the connection whose turn it is, and the following ones for which ``belongs`` is
+        true."""
         connection = self._ready.popleft()
         peer = self._peers[connection]
         queue = peer.queue
@@ -100,7 +101,7 @@ class WaitingRequests:
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """These requests of one connection are its first ones again, in this order."""
+        """Put these requests of one connection back to the front of its queue, in this order."""
         connection = requests[0].connection
         peer = self._peer(connection)
         if not peer.queue:
@@ -110,9 +111,9 @@ class WaitingRequests:
         self._bytes += sum(map(size_of, requests))
 
     def hold(self, request: Request) -> None:
-        """The request is about to be answered in steps: what its connection sends next waits for :meth:`release`.
+        """The request will be answered in steps: later requests of its connection wait for :meth:`release`.
 
-        Nothing of the connection waits, or the request is the :meth:`first` of those that do, and is taken.
+        Either no request of the connection waits, or the request is the :meth:`first` one and leaves the queue.
         """
         connection = request.connection
         peer = self._peer(connection)
@@ -125,7 +126,7 @@ class WaitingRequests:
         peer.is_held = True
 
     def release(self, connection: Connection, size: int) -> None:
-        """The request that was held is done with, which was so large."""
+        """The held request has ended; ``size`` is its memory."""
         peer = self._peers[connection]
         peer.is_held = False
         self._bytes -= size
@@ -138,21 +139,21 @@ class WaitingRequests:
     # ------------------------------------------------------------------------------------------------------- tasks
 
     def may_begin(self, request: Request, *, heavy: bool) -> bool:
-        """Whether a task may begin to work on the request, as far as its connection goes."""
+        """Whether the limits of its connection allow a task to begin the request."""
         peer = self._peers.get(request.connection)
         if peer is None:
             return True
         return peer.in_flight < self._limits.requests_in_flight and not (heavy and peer.heavy)
 
     def begun(self, request: Request, *, heavy: bool) -> None:
-        """A task works on the request."""
+        """A task has begun the request."""
         peer = self._peer(request.connection)
         peer.in_flight += 1
         peer.heavy += heavy
         self._bytes += size_of(request)
 
     def ended(self, connection: Connection, size: int, *, heavy: bool) -> None:
-        """The task is done with the request, which was so large."""
+        """The task has ended the request; ``size`` is its memory."""
         peer = self._peers[connection]
         peer.in_flight -= 1
         peer.heavy -= heavy
@@ -176,22 +177,22 @@ class WaitingRequests:
 
 
 def size_of(request: Request) -> int:
-    """What a request takes in memory, roughly; the same each time it is asked for."""
+    """The approximate memory of a request; constant for each request."""
     return request.size + REQUEST_BYTES
 
 
 class Pace:
-    """Lets a long piece of work rest often enough for others: ``await pace.rest()`` between its steps."""
+    """Lets long work pause often enough for others: ``await pace.rest()`` between its steps."""
 
     def __init__(self, clock: Callable[[], float], slice_s: float, give_way: Callable[[], None]) -> None:
-        """``give_way`` is called before each rest: who waits for events shall not wait long."""
+        """``give_way`` is called before each pause, so that the sweep does not wait long for events."""
         self._clock = clock
         self._slice_s = slice_s
         self._give_way = give_way
         self._until = clock() + slice_s
 
     async def rest(self) -> None:
-        """Let other tasks run if the slice of time is over."""
+        """Let other tasks run if the time slice is used up."""
         if self._clock() >= self._until:
             self._give_way()
             await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""What plugins ask of the log beside the records themselves: a look at many, when the message at a place was stored."""
+"""Reads of the log for plugins: many records at once, verified records, store times."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
 
 NEAR_BYTES: Final = 64 * 1024
-"""No further apart lies what is looked at in one piece of the log, which is read as a whole."""
+"""Records at most this far apart are read together, as one piece of the log."""
 
 
 @attrs.frozen
 class NamedRecord:
-    """A record that a consume queue entry names: its queue, and its size in bytes."""
+    """A record that a consume queue entry points to: its queue, and its size in bytes."""
 
     topic: str
     queue_id: int
@@ -35,11 +35,11 @@ class NamedRecord:
 
 
 def find_named(store: Store, offset: int) -> NamedRecord | None:
-    """The record at the log offset ``offset``, if the entry of the queue that it names points back to it, else None.
+    """The record at the log offset ``offset`` if the queue entry that it names points back to it, else None.
 
-    For offsets that a client chose: the body of a message may hold the bytes of a forged record, which nothing but the
-    queues tells from a real one. No more than a few fields are read, whatever sizes the bytes claim; the body is not
-    checked. Records that are in no queue (prepared, rolled back, of a deleted topic, not yet dispatched) are not found.
+    For offsets from clients: the body of a message can contain a forged record, which only the queues distinguish from
+    a real one. Only a few fields are read, whatever sizes the bytes claim; the body is not checked. Records without a
+    queue entry (prepared, rolled back, of a deleted topic, not yet dispatched) are not found.
     """
     log = store.log
     try:
@@ -64,10 +64,10 @@ def find_named(store: Store, offset: int) -> NamedRecord | None:
 
 
 def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
-    """The records at ``offsets`` (one at least), checked; None where none can be read.
+    """The verified records at ``offsets`` (at least one); None for each that cannot be read.
 
-    They are made for few parts of each to be looked at, cheapest where they lie close together, and may only look like
-    a :class:`Record`.
+    The results have the attributes of :class:`Record` but may be of another class that creates its parts on first use.
+    Records that lie close together are cheapest.
     """
     first, last = min(offsets), max(offsets)
     if last - first > NEAR_BYTES:
@@ -76,7 +76,7 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     near = first >= 0 and last < log.written and not log.quarantine
     data = b""
     if near:
-        with suppress(OSError):  # where one block of it is unreadable, the records are read one by one
+        with suppress(OSError):  # if one block is unreadable, the records are read one by one
             data = log.segments.pread(first, min(last + USUAL_BYTES, log.written) - first)
     records = read_records(data, first, offsets)
     for row, record in enumerate(records):
@@ -87,9 +87,9 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
 
 
 def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: int) -> bool:
-    """Whether the entry at a queue offset, which says ``at`` and ``size``, leads elsewhere and is soon corrected.
+    """Whether the entry at a queue offset, with ``at`` and ``size``, points to a wrong record and will be repaired.
 
-    False where the log itself is damaged, or its disk: then the message is lost.
+    False if the log or its disk is damaged: then the message is lost.
     """
     try:
         return not is_right(log, queue, offset, at, size) and queue.suspect(offset)
@@ -98,7 +98,7 @@ def is_misled(log: CommitLog, queue: ConsumeQueue, offset: int, at: int, size: i
 
 
 def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
-    """Whether a record is the one that the entry at a queue offset should lead to."""
+    """Whether a record belongs to the entry at a queue offset."""
     return record is not None and (record.topic, record.queue_id, record.queue_offset) == (
         queue.topic,
         queue.queue_id,
@@ -107,7 +107,7 @@ def is_entrys(record: Record | None, queue: ConsumeQueue, offset: int) -> bool:
 
 
 def stored_at(log: CommitLog, offset: int) -> int | None:
-    """When the record at ``offset`` of the log was stored, in ms; None when none can be read there."""
+    """The store time (ms) of the record at the log offset ``offset``; None if it cannot be read."""
     try:
         return log.read_record(offset).store_timestamp
     except (OutOfLog, CorruptRange, BadRecord, OSError):
@@ -115,7 +115,7 @@ def stored_at(log: CommitLog, offset: int) -> int | None:
 
 
 def message_stored_at(log: CommitLog, queue: ConsumeQueue | None, offset: int) -> int:
-    """When the message at ``offset`` of the queue was stored, in ms; -1 when there is none, or it cannot be read."""
+    """The store time (ms) of the message at the queue offset ``offset``; -1 if there is none or it cannot be read."""
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return -1
     entry = queue.entries(offset, 1)

@@ -1,7 +1,8 @@
-"""Reading a table back from its file or, when that is broken, from the ``.bak`` beside it.
+"""Read a state file or, if it is damaged, the ``.bak`` beside it.
 
 ``env.replace`` writes such files and keeps the previous one as ``.bak``. Source of the rule: RocketMQ 4.9.7
-``ConfigManager``; it starts with an empty table when both are bad, we refuse, since offsets would silently start over.
+``ConfigManager``. If both files are damaged, it starts with an empty table; GantryMQ refuses, because offsets would
+silently start over.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ log = structlog.get_logger("gantrymq.statefile")
 
 
 def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
-    """What ``read`` makes of the file, or of its ``.bak``; None when neither exists.
+    """The result of ``read`` for the file or its ``.bak``; None if neither exists.
 
-    A broken file whose ``.bak`` is good is kept as ``.bad``. ``read`` raises ``RemoteFault`` or ``ValueError`` for what
-    it cannot read. :class:`StartError` when a file is there and none can be read: the text says what to do.
+    A damaged file whose ``.bak`` is good is kept as ``.bad``. ``read`` raises ``RemoteFault`` or ``ValueError`` for
+    invalid content. :class:`StartError` if files exist and none can be read; the text says what to do.
     """
     problems: list[str] = []
     for name in (path, path + ".bak"):
@@ -44,7 +45,7 @@ def load_state(env: Env, path: str, read: Callable[[bytes], T]) -> T | None:
                     "state_restored_from_backup", path=path, reason="; ".join(problems) or "the file is missing"
                 )
                 if problems:
-                    # out of the way: the next write would keep it as .bak, in place of the good one
+                    # rename it: the next write would otherwise keep it as .bak in place of the good one
                     env.rename(path, path + ".bad")
             return state
     if problems:

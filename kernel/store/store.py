@@ -1,7 +1,7 @@
-"""The store: lock, log, queues, marks and recovery as one thing that can be driven without an event loop.
+"""The store: lock, log, queues, watermark and recovery together, usable without an event loop.
 
-``open``, ``recover``, then ``append`` / ``flush`` / ``dispatch`` in any order, then ``close``. One thread drives it;
-``flush``, ``flush_queues`` and ``prepare_next`` may run in worker threads beside it. ``docs/format/store.md``.
+``open``, ``recover``, then ``append`` / ``flush`` / ``dispatch`` in any order, then ``close``. One thread uses it;
+``flush``, ``flush_queues`` and ``prepare_next`` may run in worker threads at the same time. ``docs/format/store.md``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Batch = TypeVar("Batch", AppendBatch, DispatchBatch)
 
 @attrs.frozen
 class StoreConfig:
-    """Sizes of the store. The first two must stay what the store was made with; RocketMQ's defaults."""
+    """Sizes of the store, with RocketMQ's defaults. An existing store needs the first two unchanged."""
 
     commit_log_file_bytes: int = 1024 * 1024 * 1024
     queue_file_units: int = 300_000
@@ -45,16 +45,16 @@ class StoreConfig:
     store_host: bytes = b"\x7f\0\0\x01\0\0\x2a\x9f"
     """The broker's advertised address as stored in every record: 8 bytes, 20 for IPv6."""
     queue_tail_bytes: int = 64 * 1024
-    """Entries of one queue that wait in memory before they are written between two flushes."""
+    """The most bytes of one queue's entries in memory before they are written between two flushes."""
     dispatch_rows: int = 4096
     """The most records in one dispatched batch."""
     queue_extension: bool = False
-    """Whether tag codes go to ``consumequeue_ext``, with the store times."""
+    """Whether tag codes and store times go to ``consumequeue_ext``."""
     queue_extension_file_bytes: int = EXTENSION_FILE_BYTES
     clock_ahead_max_ms: int | None = None
     """How far the last record's time may be ahead of the machine's clock; None: any time."""
     backlog_bytes: int = 64 * 1024 * 1024
-    """Appended batches kept for dispatch; past it they are read from the log again."""
+    """The most bytes of appended batches that are kept for dispatch; beyond it they are read from the log again."""
 
 
 class Store:
@@ -94,12 +94,12 @@ class Store:
         self._progress = (0, 0, 0)
         self._saving = Lock()
         self.repair = QueueRepair(self.log, self.queues, lambda: self.dispatched)
-        """Corrects entries of the queues that readers found to be wrong."""
+        """Repairs queue entries that readers found to be wrong."""
         self.recovered: RecoveryReport | None = None
-        """What the recovery of this start found."""
+        """The result of the recovery at this start."""
         self.index_timestamp = 0
-        """The checkpoint's third number: index files whose last message was stored then or before are on the disk.
-        Who keeps the index raises it; it is written with the next marks."""
+        """The checkpoint's index time: index files whose last message was stored at or before it are flushed. The index
+        plugin raises it; it is written with the next checkpoint."""
 
     @property
     def dispatched(self) -> int:
@@ -109,7 +109,7 @@ class Store:
     # ------------------------------------------------------------------------------------------------ open, close
 
     def open(self) -> None:
-        """Lock the store and open its files; an empty folder becomes a store.
+        """Lock the store and open its files; creates a store in an empty folder.
 
         Raises ``StoreInUse``, ``StoreNotWritable``, ``NoRoom`` or ``StoreDamaged``; then nothing stays open.
         """
@@ -140,10 +140,10 @@ class Store:
         env.sync_dir(root)
 
     def _check_start(self, files: MarkFiles) -> None:
-        """Notice that the log's oldest files are gone, which no gap between files shows.
+        """Detect that the log's oldest files are missing, which leaves no gap between files.
 
-        After a crash the start is refused, for they may be brought back. After a stop in order somebody has taken them
-        away: the log says what is lost.
+        After a crash the start is refused, because the files may be restored. After a clean stop an administrator has
+        removed them: the broker logs what is lost.
         """
         start, there = files.log_start, self.log.min_offset
         if files.marks is None or start is None or not len(self.log.segments) or there <= start:
@@ -156,7 +156,8 @@ class Store:
         log.error("log_files_missing", path=self.log.segments.folder, start=start, end=there, bytes=there - start)
 
     def _check_clock(self) -> None:
-        """Refuse to go on with a clock that runs far ahead: all that waits for a time would go by it for years."""
+        """Refuse to continue with a clock that is far ahead: everything that waits for a time would follow it for
+        years."""
         ahead, most = self.log.clock.ahead_ms, self.config.clock_ahead_max_ms
         if most is not None and ahead > most:
             raise StartError(
@@ -170,17 +171,17 @@ class Store:
     def discard(self, detached: list[Segment]) -> None:
         """Delete files that :meth:`CommitLog.detach_before` took out of the log; for a worker thread.
 
-        That the log begins behind them is noted first: they are not missing. :class:`OSError` leaves the rest for the
-        next start.
+        The log's new start is recorded first, so that the files do not count as missing. :class:`OSError` leaves the
+        rest for the next start.
         """
         self._files.save_start(self.log.min_offset)
         self.log.discard(detached)
 
     def cut(self, offset: int) -> tuple[str, ...]:
-        """Between :meth:`open` and :meth:`recover`: let the log end at ``offset``, where a record ends.
+        """Between :meth:`open` and :meth:`recover`: truncate the log at ``offset``, where a record ends.
 
-        What lies behind is copied to ``lost+found/`` first; returns those files. A crash on the way leaves a log that
-        is whole up to there at least, and can be cut again. The recovery builds the queues anew.
+        The rest is first copied to ``lost+found/``; returns those files. After a crash meanwhile, the log is complete
+        at least up to ``offset`` and can be truncated again. Recovery rebuilds the queues.
         """
         files, segments = self._files, self.log.segments
         kept = save_to_lost_and_found(
@@ -199,9 +200,9 @@ class Store:
         return kept
 
     def recover(self, on_dispatch: Callable[[DispatchBatch], None], replay_from: int | None = None) -> RecoveryReport:
-        """Find the log's end and build the queues up to there; ``on_dispatch`` sees what is dispatched again.
+        """Find the log's end and build the queues up to there; ``on_dispatch`` gets what is dispatched again.
 
-        ``replay_from``: the log offset from which on ``on_dispatch`` must see all records.
+        ``replay_from``: the log offset from which ``on_dispatch`` must get all records.
         """
         files = self._files
         recovery = Recovery(self._env, self.root, self.log, self.queues, files.checkpoint, files.marks, self._was_clean)
@@ -231,7 +232,7 @@ class Store:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the files and let the lock go, as a crash would: nothing is flushed, the abort file stays."""
+        """Close the files and release the lock, as a crash would: nothing is flushed, the abort file stays."""
         self._backlog.clear()
         self._taken.clear()
         self.log.close()
@@ -268,7 +269,7 @@ class Store:
     def is_short_of(self, size: int) -> bool:
         """Whether less than ``size`` bytes can be appended to the log's files, and no other file can be made.
 
-        Makes the next file if nobody has yet. Raises ``LogPoisoned``.
+        Creates the next file if it does not exist. Raises ``LogPoisoned``.
         """
         segments = self.log.segments
         if not len(segments) or segments.prepared_end - self.log.end >= size:
@@ -279,13 +280,13 @@ class Store:
             raise self.log.poison("making room for the commit log", error) from error
 
     def delete_topic(self, topic: str, before: int | None = None) -> None:
-        """Delete all queues of ``topic``: none of its messages that are in the log now can be read any more.
+        """Delete all queues of ``topic``: its messages that are in the log now can no longer be read.
 
-        ``before``: those that lie before this offset of the log; nothing happens when a queue has others as well.
+        ``before``: only messages before this log offset; if a queue has later ones, nothing happens.
 
-        It stays so over a crash and a rebuild of the queues. Should the topic come back while the broker lives, its
-        queue offsets go on. :class:`OSError` when that cannot be noted; then nothing was deleted. ``ValueError`` for
-        what is no topic's name.
+        The deletion survives a crash and a rebuild of the queues. If the topic is created again while the broker runs,
+        its queue offsets continue. :class:`OSError` if the deletion cannot be recorded; then nothing was deleted.
+        ``ValueError`` for an invalid topic name.
         """
         check_topic(topic)
         end = self.log.end if before is None else before
@@ -297,7 +298,7 @@ class Store:
         self._progress = (self._progress[0], self.queues.units, self._progress[2])
 
     def _keep(self, batches: deque[Batch], batch: Batch) -> None:
-        """Let ``batch`` wait for its dispatch, with all that wait; too much is read from the log again."""
+        """Keep ``batch`` for its dispatch; beyond the limit, batches are read from the log again."""
         batches.append(batch)
         self._backlog_bytes += batch.end - batch.start
         if self._backlog_bytes > self.config.backlog_bytes:
@@ -310,10 +311,9 @@ class Store:
         return self.log.flush()
 
     def dispatch(self, committed: int) -> Iterator[DispatchBatch]:
-        """Put all records that end at or below ``committed`` into their queues, in the order of the log.
+        """Add all records that end at or below ``committed`` to their queues, in log order.
 
-        Yields them in batches that follow each other without a gap; a batch is in the queues when it is yielded, and
-        what a caller leaves comes with the next call.
+        Yields them in batches without gaps; a yielded batch is in the queues, and the rest follows with the next call.
         """
         committed = min(committed, self.log.end)
         while self.dispatched < committed:
@@ -335,7 +335,7 @@ class Store:
         return self._drop_first(taken)
 
     def _from_memory(self, committed: int) -> DispatchBatch | None:
-        """The next batch, of those just appended; None where they do not begin at what is dispatched."""
+        """The next batch of those just appended; None if they do not begin at the dispatched offset."""
         start = self.dispatched
         backlog = self._backlog
         while backlog and backlog[0].end <= start:
@@ -346,7 +346,7 @@ class Store:
         rows, kind = len(batches[0]), type(batches[0])
         while backlog and backlog[0].end <= committed and rows < self.config.dispatch_rows:
             if type(backlog[0]) is not kind:
-                break  # rows of sends must not become lists for those of a plugin that came between them
+                break  # C rows of sends must not become lists because of a plugin's batch between them
             batches.append(self._drop_first(backlog))
             rows += len(batches[-1])
         return dispatch_batch(batches)
@@ -364,7 +364,7 @@ class Store:
     # ------------------------------------------------------------------------------------------- for worker threads
 
     def flush_queues(self) -> None:
-        """Bring queues and marks onto the disk, so that a recovery begins here. Without room it does nothing."""
+        """Flush queues and watermark, so that a recovery begins here. Without disk space it does nothing."""
         self._save(clean=False)
 
     def prepare_next(self) -> bool:

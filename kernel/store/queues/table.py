@@ -1,8 +1,8 @@
-"""The consume queues: for each topic and queue the places of its messages in the log, 20 bytes each.
+"""The consume queues: for each topic and queue the log offsets of its messages, 20 bytes each.
 
-They are derived from the log and can always be built again. Entries wait in memory for :meth:`ConsumeQueues.flush`;
-readers see them at once. Offsets of queues count entries, offsets of the log count bytes.
-``docs/format/consume-queue.md`` has the grammar. Source: RocketMQ 4.9.7 ``ConsumeQueue``.
+They are derived from the log and can always be rebuilt. Entries wait in memory for :meth:`ConsumeQueues.flush`; readers
+see them at once. Offsets of queues count entries, offsets of the log count bytes. ``docs/format/consume-queue.md`` has
+the grammar. Source: RocketMQ 4.9.7 ``ConsumeQueue``.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gantrymq.remoting.descriptors import descriptors_allowed
 log = structlog.get_logger("gantrymq.queues")
 
 DESCRIPTOR_SHARE = 4
-"""A quarter of the process's descriptors: that many queues keep their files open."""
+"""Queues keep at most a quarter of the process's file descriptors open."""
 
 SUSPECTS_MAX = 1024
 SETTLED_MAX = 65_536
-"""Entries that wait for their correction, and those that are remembered as corrected."""
+"""The most entries that wait for repair, and the most that are remembered as repaired."""
 _QUEUE_ID = re.compile(r"[0-9]{1,10}")
 
 TagCodeRule = Callable[[int, bytes, int], int]
-"""Gives the tag code of a message's queue entry by its queue id, encoded properties and store timestamp (ms)."""
+"""Returns the tag code of a message's queue entry, given its queue id, encoded properties and store timestamp (ms)."""
 
 
 class QueuesPoisoned(LogPoisoned):
-    """The disk failed under a consume queue: the broker must stop; the next start builds what is missing again."""
+    """The disk failed under a consume queue: the broker must stop, and the next start rebuilds the missing part."""
 
 
 def check_topic(topic: str) -> None:
@@ -52,7 +52,7 @@ def check_topic(topic: str) -> None:
 
 @attrs.frozen
 class ExtensionPlace:
-    """Where the queues' extensions lie, how large their files are, and whether new entries go there."""
+    """Folder and file size of the queues' extensions, and whether new entries use them."""
 
     folder: str
     file_bytes: int = FILE_BYTES
@@ -62,8 +62,8 @@ class ExtensionPlace:
 class ConsumeQueues:
     """All consume queues under ``folder``, and the table of the next queue offsets.
 
-    One thread puts and deletes; :meth:`flush` may be called from another, reading from any. ``units`` is the number of
-    all entries ever put, those that were deleted at the front included.
+    One thread puts and deletes; :meth:`flush` may be called from another thread, reading methods from any. ``units``
+    counts all entries ever put, including deleted ones.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ConsumeQueues:
         extension: ExtensionPlace | None = None,
         deletions: Deletions | None = None,
     ) -> None:
-        """``deletions``: the topics whose records, up to an offset of the log, enter no queue."""
+        """``deletions``: topics whose records before a log offset get no queue entries."""
         self._env = env
         self.deletions = deletions or Deletions(env, f"{folder}.deleted")
         self._extension = extension or ExtensionPlace(f"{folder}_ext")
@@ -94,11 +94,11 @@ class ConsumeQueues:
         self.next_offsets: dict[tuple[str, int], int] = {}
         """The queue offset that the next message gets, by (topic, queue id); the commit log advances it."""
         self.suspects: dict[tuple[ConsumeQueue, int], None] = {}
-        """Entries that readers found to be wrong, by queue and queue offset; they wait for their correction."""
+        """Entries that readers found to be wrong, by queue and queue offset; they wait for repair."""
         self._settled: set[tuple[ConsumeQueue, int]] = set()
         self.units = 0
         self.tag_code_rules: dict[str, TagCodeRule] = {}
-        """By topic: what its entries store in place of the tag's code. Set before the recovery, which asks it too."""
+        """By topic: the rule for the tag codes of its entries. Set before recovery, which uses it too."""
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))
@@ -108,7 +108,7 @@ class ConsumeQueues:
         return self._queues.keys()
 
     def open(self) -> None:
-        """Find the queues on the disk. What is damaged is set aside: it is built again from the log."""
+        """Find the queues on the disk. Damaged ones are deleted and rebuilt from the log."""
         for topic in self._env.listdir(self.folder):
             if not TOPIC_PATTERN.fullmatch(topic) or not self._env.is_dir(f"{self.folder}/{topic}"):
                 log.warning("foreign_folder_ignored", path=f"{self.folder}/{topic}")
@@ -126,13 +126,13 @@ class ConsumeQueues:
         self.count()
 
     def count(self) -> None:
-        """Bring ``units`` and the next offsets in line with the queues."""
+        """Recompute ``units`` and the next offsets from the queues."""
         self.units = sum(queue.max_offset for queue in self)
         self.next_offsets.clear()
         self.next_offsets.update({key: queue.max_offset for key, queue in self._queues.items()})
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, or None when nothing was ever put into it."""
+        """The queue, or None if it never had an entry."""
         return self._queues.get((topic, queue_id))
 
     def next_offset(self, topic: str, queue_id: int) -> int:
@@ -163,10 +163,10 @@ class ConsumeQueues:
     # ------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch) -> None:
-        """Put the entries of ``batch``, but for prepared and rolled back messages. Those put before are skipped."""
+        """Add the entries of ``batch``, except for prepared and rolled back messages. Existing entries are skipped."""
         self._check()
         touched = []
-        # Who wants an extension pays for a look at each row.
+        # With an extension, each row costs extra work.
         stored = dict(zip(batch.offsets, batch.store_timestamps, strict=True)) if self._extension.writes else None
         for entries in self.entries_of(batch):
             queue = self._queues.get((entries.topic, entries.queue_id))
@@ -187,14 +187,14 @@ class ConsumeQueues:
             self._unflushed.update(touched)
 
     def entries_of(self, batch: DispatchBatch) -> Iterator[QueueEntries]:
-        """What the queues get of a batch; nothing of records that were there when their topic was deleted."""
+        """The entries of a batch, without records that existed when their topic was deleted."""
         for each in queue_entries(batch, self.tag_code_rules):
             entries = each if each.begin >= self.deletions.end else self._alive(each)
             if entries is not None:
                 yield entries
 
     def _alive(self, entries: QueueEntries) -> QueueEntries | None:
-        """``entries`` without those of records that were there when the topic was deleted; None if none is left."""
+        """``entries`` without those of records that existed when the topic was deleted; None if none remains."""
         end = self.deletions.ends.get(entries.topic, 0)
         places = [offset for offset, _, _ in ENTRY.iter_unpack(entries.entries)]
         dead = sum(place < end for place in places)
@@ -215,13 +215,13 @@ class ConsumeQueues:
             return False
         if place not in self.suspects:
             if len(self.suspects) >= SUSPECTS_MAX:
-                return True  # its reader comes again
+                return True  # its reader pulls again
             log.error("consume_queue_disagrees", topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset)
             self.suspects[place] = None
         return True
 
     def settle(self, queue: ConsumeQueue, offset: int, *, changed: bool) -> None:
-        """An entry was looked at, and is as the log has it now: what is missing is missing."""
+        """An entry was checked and agrees with the log now; if its record is missing, it is lost."""
         if len(self._settled) >= SETTLED_MAX:
             self._settled.clear()
         self._settled.add((queue, offset))
@@ -236,10 +236,10 @@ class ConsumeQueues:
             queue.limit_log_end(bound)
 
     def flush(self) -> None:
-        """Bring every entry that was put before onto the disk; for a worker thread.
+        """Flush every entry that was put before; for a worker thread.
 
-        :class:`NoRoom` when there is none: the entries stay in memory, a later call tries again. Any other failure is
-        :class:`QueuesPoisoned`, then and for good.
+        :class:`NoRoom` without disk space: the entries stay in memory, and a later call tries again. Any other failure
+        is :class:`QueuesPoisoned`, permanently.
         """
         with self._flushing:
             self._check()
@@ -271,16 +271,17 @@ class ConsumeQueues:
     # ------------------------------------------------------------------------------------------------------ search
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, stored_at: Callable[[int], int | None]) -> int:
-        """The queue offset of the message stored nearest to ``timestamp`` (ms); the lower one of two equally near.
+        """The queue offset of the message whose store time is nearest to ``timestamp`` (ms); the lower one of two
+        equally near.
 
-        Of several with that very timestamp, the first. ``stored_at`` tells the store timestamp of the record at a log
-        offset, None where it cannot be read. 0 for a queue that is missing or empty.
+        Of several with exactly that timestamp, the first. ``stored_at`` returns the store timestamp of the record at a
+        log offset, None if it cannot be read. The result is 0 for a missing or empty queue.
         """
         queue = self.get(topic, queue_id)
         return 0 if queue is None else queue.offset_by_time(timestamp, stored_at)
 
     def correct_min(self, log_min: int) -> None:
-        """Let no queue begin with entries that lie before the log's first byte; files of such entries alone go."""
+        """Let each queue begin with the first entry whose record is still in the log."""
         for queue in self:
             queue.correct_min(log_min)
             queue.drop_expired()
@@ -291,11 +292,11 @@ class ConsumeQueues:
             queue.drop_expired()
 
     def truncate(self, bound: int, is_entry: Callable[[ConsumeQueue, int, int], bool | None]) -> int:
-        """Drop, in every queue, all from the first entry on that lies at or behind ``bound`` in the log.
+        """Truncate every queue before the first entry whose record lies at or behind the log offset ``bound``.
 
-        ``is_entry`` judges the last ones that are left: queue, log offset, size; None when it cannot tell, then an
-        entry is believed that lies behind the one before it. Returns the lowest log offset of an entry before ``bound``
-        that was dropped as well, else ``bound``. The numbers are :meth:`count` ed anew.
+        ``is_entry`` (queue, log offset, size) checks the last remaining entries; None means unknown, and then an entry
+        that lies behind its predecessor is accepted. Returns the lowest log offset of an entry before ``bound`` that
+        was removed too, else ``bound``. The numbers are recomputed (:meth:`count`).
         """
         lowest = bound
         for queue in self:
@@ -304,7 +305,7 @@ class ConsumeQueues:
         return lowest
 
     def delete_topic(self, topic: str) -> None:
-        """Delete all queues of ``topic``. Should it come back while the broker lives, its queue offsets go on."""
+        """Delete all queues of ``topic``. If it is created again while the broker runs, its queue offsets continue."""
         check_topic(topic)
         for key, queue in list(self._queues.items()):
             if key[0] == topic:
@@ -320,6 +321,6 @@ class ConsumeQueues:
             self._env.sync_dir(self.folder)
 
     def close(self) -> None:
-        """Close all files; entries that were not flushed are forgotten."""
+        """Close all files; unflushed entries are lost."""
         for queue in self:
             queue.close()

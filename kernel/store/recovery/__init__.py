@@ -1,1 +1,1 @@
-"""Where the log ends after a stop of any kind, and what follows from it up to there."""
+"""Find the end of the log after any kind of stop, and rebuild the derived data up to there."""

@@ -1,8 +1,8 @@
-"""How far the store is known to be good: RocketMQ's ``checkpoint``, and our watermark file beside it.
+"""The flushed part of the store: RocketMQ's ``checkpoint``, and GantryMQ's watermark file beside it.
 
-The checkpoint holds timestamps only. Ours, ``gantrymq.watermark``, holds log offsets: below ``durable`` every byte was
-on the disk, below ``dispatched`` the consume queues were as well. It also says which checkpoint it belongs to, so that
-it is not trusted when RocketMQ's broker has written to the store since. ``docs/format/store.md``.
+The checkpoint has only timestamps. The file ``gantrymq.watermark`` has log offsets: the log below ``durable`` is
+flushed, and the consume queues below ``dispatched``. It also names the checkpoint that it belongs to, so that it is not
+used after RocketMQ's broker has written to the store. ``docs/format/store.md``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gantrymq.kernel.errors import NO_ROOM, NoRoom
 CHECKPOINT_BYTES: Final = 4096
 _CHECKPOINT = struct.Struct(">3q")
 _MARGIN_MS: Final = 3000
-"""How much older than the checkpoint something must be to count as flushed (``StoreCheckpoint.getMinTimestamp``)."""
+"""How much older than the checkpoint a record must be to count as flushed (``StoreCheckpoint.getMinTimestamp``)."""
 
 _SLOT_STEP: Final = 512
-"""Each of the two slots lies in a sector of its own: writing one cannot tear the other."""
+"""Each of the two slots has its own sector, so writing one cannot tear the other."""
 _SLOT = struct.Struct(">4sIqqqqII")
 _START_AT: Final = 2 * _SLOT_STEP
-"""Where the slot with the log's start lies, in a sector of its own too."""
+"""Position of the slot with the log's start, also in its own sector."""
 _START = struct.Struct(">4sIq")
 _START_MAGIC: Final = b"GMQS"
 _CRC = struct.Struct(">I")
@@ -35,7 +35,7 @@ _VERSION: Final = 1
 
 @attrs.frozen
 class Checkpoint:
-    """Store timestamps (ms) of what was flushed last: of the log, the consume queues, the index."""
+    """Store timestamps (ms) of the last flushed record in the log, the consume queues and the index."""
 
     log_timestamp: int = 0
     queue_timestamp: int = 0
@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def safe_timestamp(self) -> int:
-        """A record stored then or before is in the log and in its queue, both flushed; never negative."""
+        """Records that were stored at or before this time are flushed in log and queue; never negative."""
         return max(min(self.log_timestamp, self.queue_timestamp) - _MARGIN_MS, 0)
 
     def encode(self) -> bytes:
@@ -52,7 +52,7 @@ class Checkpoint:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """The checkpoint in ``data``; all zero for what is too short to be one. Negative times count as 0."""
+    """The checkpoint in ``data``; all zero if it is too short. Negative times count as 0."""
     if len(data) < _CHECKPOINT.size:
         return Checkpoint()
     return Checkpoint(*(max(value, 0) for value in _CHECKPOINT.unpack_from(data)))
@@ -60,7 +60,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
 
 @attrs.frozen
 class Marks:
-    """What the watermark file says: log offsets, the number of queue entries at ``dispatched``, the kind of stop."""
+    """The content of the watermark file: log offsets, the number of queue entries at ``dispatched``, the kind of
+    stop."""
 
     durable: int
     dispatched: int
@@ -77,9 +78,9 @@ class Marks:
 
 
 def decode_marks(data: bytes, checkpoint: Checkpoint) -> tuple[Marks | None, int]:
-    """The newest marks in ``data`` that belong to ``checkpoint``, and the highest sequence number of any slot.
+    """The newest slot in ``data`` that belongs to ``checkpoint``, and the highest sequence number of any slot.
 
-    A slot that is torn, of another version, or contradicts itself, does not count.
+    A slot that is torn, has another version, or contradicts itself is ignored.
     """
     best: Marks | None = None
     best_sequence = highest = 0
@@ -102,7 +103,7 @@ def _encode_start(offset: int) -> bytes:
 
 
 def decode_start(data: bytes) -> int | None:
-    """The log offset in the third slot of the watermark file; None where none was written, or where it is torn."""
+    """The log offset in the third slot of the watermark file; None if it was never written or is torn."""
     slot = data[_START_AT : _START_AT + _START.size + _CRC.size]
     if len(slot) < _START.size + _CRC.size or _CRC.unpack_from(slot, _START.size)[0] != zlib.crc32(slot[:-4]):
         return None
@@ -113,8 +114,8 @@ def decode_start(data: bytes) -> int | None:
 class MarkFiles:
     """Both files of the store in ``root``.
 
-    :attr:`checkpoint`, :attr:`marks` and :attr:`log_start` are what they said when opened or when written since.
-    ``log_start`` is the offset of the log's first byte, None when nobody noted it.
+    :attr:`checkpoint`, :attr:`marks` and :attr:`log_start` are the values that were read or last written. ``log_start``
+    is the offset of the log's first byte, None if it was not recorded.
     """
 
     def __init__(self, env: Env, root: str) -> None:
@@ -134,7 +135,7 @@ class MarkFiles:
         return file
 
     def save(self, marks: Marks, log_timestamp: int, queue_timestamp: int, index_timestamp: int) -> None:
-        """Write both, and return when they are on the disk. :class:`OSError` leaves the older ones to be found.
+        """Write and flush both. After an :class:`OSError` the previous ones remain valid.
 
         So does :class:`NoRoom`, and a later call may try again.
         """
@@ -143,16 +144,16 @@ class MarkFiles:
         self._write(self._marks_file, marks.encode(self._sequence, checkpoint), self._sequence % 2 * _SLOT_STEP)
         self._marks_file.datasync()
         if checkpoint != self.checkpoint:
-            # Only now: until then the other slot belongs to the checkpoint that is there.
+            # Only now: until here the other slot belongs to the checkpoint on the disk.
             self._write(self._checkpoint_file, checkpoint.encode(), 0)
             self._checkpoint_file.datasync()
             self.checkpoint = checkpoint
         self.marks = marks
 
     def save_start(self, offset: int) -> None:
-        """Note, to last, that the log begins at ``offset``. :class:`OSError` when that cannot be written.
+        """Record durably that the log begins at ``offset``. :class:`OSError` if that cannot be written.
 
-        The place was reserved, so a full disk does not stand in the way.
+        The space is reserved, so this works on a full disk.
         """
         self._write(self._marks_file, _encode_start(offset), _START_AT)
         self._marks_file.datasync()

@@ -1,10 +1,11 @@
-"""Find out where the log ends after a stop of any kind, and build what is derived from it up to there.
+"""Find the end of the log after any kind of stop, and rebuild the derived data up to there.
 
-The tail rule. *Above* what is known to be durable, something that is no record is where a crash tore the log: it is cut
-off there, loudly, and the bytes are kept in ``lost+found/``. *Below*, it is corruption: the range is quarantined (reads
-of it fail), and nothing behind it is thrown away. What is known to be durable comes from our watermark file. A store
-that RocketMQ's broker wrote has none: after its clean stop everything that its queues point at is durable, after its
-crash what was stored before the checkpoint's timestamp. ``docs/format/store.md`` spells it out.
+The rule for the end: *above* the durable offset, bytes that are not a record are the place where a crash tore the log.
+The log is cut off there with a log event, and the bytes are saved to ``lost+found/``. *Below* it, they are corruption:
+the range is quarantined (reads of it fail), and nothing behind it is deleted. The durable offset comes from the
+watermark file. A store that RocketMQ's broker wrote has none: after a clean stop everything that its queues point to is
+durable, after a crash everything that was stored before the checkpoint's timestamp. ``docs/format/store.md`` has the
+details.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ log = structlog.get_logger("gantrymq.recovery")
 
 @attrs.frozen
 class RecoveryReport:
-    """What a recovery found and did. Offsets and sizes are bytes of the log.
+    """The result of a recovery. Offsets and sizes are bytes of the log.
 
-    ``clean``: the last broker was stopped in order. ``foreign``: the store was last written by another broker than
-    ours. ``corrupt``: damaged ranges, start and end, those known from before included. ``kept``: the files with what
-    was cut off.
+    ``clean``: the last broker was stopped cleanly. ``foreign``: another broker than GantryMQ wrote the store last.
+    ``corrupt``: damaged ranges (start, end), including those known before. ``kept``: the files with the bytes that were
+    cut off.
     """
 
     clean: bool
@@ -53,17 +54,17 @@ class RecoveryReport:
 
 @attrs.define
 class _Plan:
-    """From where to read, below which offset everything is durable, and how the queues were checked."""
+    """The offset to read from, the offset below which everything is durable, and how the queues were checked."""
 
     start: int
     floor: int
     trusted: bool
     flushed_before: int = 0
-    """Store timestamp before which a record is durable; the floor of a store that crashed under RocketMQ's broker."""
+    """Store timestamp before which records are durable: the floor of a store that crashed under RocketMQ's broker."""
 
 
 class Recovery:
-    """One recovery of a store whose files are open. ``clean``: there was no abort file."""
+    """One recovery of a store with open files. ``clean``: there was no abort file."""
 
     def __init__(
         self,
@@ -151,28 +152,28 @@ class Recovery:
         start = self._segments.start
         safe = self._checkpoint.safe_timestamp
         if safe > self._env.wall_ms():
-            # It vouches for what nobody can have flushed: then for nothing.
+            # The checkpoint claims more than can have been flushed, so it is ignored.
             log.warning("checkpoint_in_the_future", timestamp=safe)
             safe = 0
         for segment in self._segments:
             try:
                 batch, _ = scan_block(self._segments, segment.base, segment.end, 1, check_body=False)
             except OSError:
-                continue  # an earlier file is begun with
+                continue  # reading begins with an earlier file
             if len(batch) and 0 < batch.store_timestamps[0] <= safe:
                 start = segment.base
         self._queues.truncate(start, self._is_entry)
         return _Plan(start, start, trusted=False, flushed_before=self._checkpoint.log_timestamp)
 
     def _believed_end(self, queue: ConsumeQueue) -> int:
-        """Where the record of the queue's last entry ends; 0 when that entry leads to another record, or to none."""
+        """The end of the record of the queue's last entry; 0 if the entry points to another record or to none."""
         if queue.max_offset <= queue.min_offset:
             return 0
         at, size, _ = ENTRY.unpack(queue.entries(queue.max_offset - 1, 1))
         return at + size if self._is_entry(queue, at, size) else 0
 
     def _record_start(self, offset: int) -> int:
-        """``offset`` if the log can be read from there on, else the start of its file."""
+        """``offset`` if a record begins there, else the start of its file."""
         segment = self._segments.at(offset)
         if segment is None or offset == segment.base:
             return offset
@@ -183,7 +184,7 @@ class Recovery:
         return offset if stop in (Stop.ROWS, Stop.DATA, Stop.BLANK, Stop.ZERO) else segment.base
 
     def _is_entry(self, queue: ConsumeQueue, offset: int, size: int) -> bool | None:
-        """Whether the record at ``offset`` has that size and queue; None when no record is there, or no longer."""
+        """Whether the record at ``offset`` has that size and queue; None if there is no record, or no longer."""
         try:
             data = self._segments.pread(offset, PLACES.size)
         except OSError:
@@ -198,7 +199,7 @@ class Recovery:
     # ---------------------------------------------------------------------------------------------------- the log
 
     def _sync_from(self, offset: int) -> None:
-        """What is dispatched must not be taken back by the next crash, so it goes to the disk before it is read."""
+        """Flush the log before it is read, so that the next crash cannot take back what is dispatched."""
         try:
             for segment in self._segments:
                 if segment.end > offset:
@@ -207,7 +208,7 @@ class Recovery:
             raise self._log.poison("flushing the commit log", error) from error
 
     def _replay(self, plan: _Plan, on_dispatch: Callable[[DispatchBatch], None]) -> int:
-        """Read and dispatch from the plan's start to the end of the log, which is returned."""
+        """Read and dispatch from the plan's start on; returns the end of the log."""
         position = covered = plan.start
         told = self._env.monotonic()
         while (segment := self._segments.at(position)) is not None:
@@ -244,7 +245,7 @@ class Recovery:
 
     @staticmethod
     def _torn_row(batch: DispatchBatch, plan: _Plan) -> int | None:
-        """The first row whose properties were torn: no CRC covers them, but our log takes none with a zero byte."""
+        """The first row with torn properties: no CRC covers them, but GantryMQ accepts no zero byte in them."""
         if plan.trusted and batch.end > plan.floor:
             for row, properties in enumerate(batch.properties):
                 if b"\0" in properties and batch.offsets[row] >= plan.floor:
@@ -258,21 +259,23 @@ class Recovery:
         on_dispatch(batch)
 
     def _judge(self, position: int, plan: _Plan) -> int | None:
-        """There is no record at ``position``: None when the log ends here, else where it goes on."""
+        """Handle bytes at ``position`` that are not a record: returns None if the log ends here, else the offset at
+        which it continues."""
         if position < plan.floor:
             found = find_record(self._segments, position + 1)
             return plan.floor if found is None else min(found[0], plan.floor)
         if plan.flushed_before:
             found = find_record(self._segments, position + 1)
-            # Older than what lies before it: left from a tail that was cut, not written behind it.
+            # Older than the records before it: a remainder of a tail that was cut off earlier.
             if found is not None and self._last_timestamp <= found[1] < plan.flushed_before:
                 return found[0]
         return None
 
     def _find_behind(self, position: int, plan: _Plan) -> int | None:
-        """The disk cannot give what lies at ``position``: where the log goes on, None when that cannot be told.
+        """Handle an unreadable block at ``position``: returns the offset at which the log continues, None if that is
+        unknown.
 
-        A crash tears a log, but makes no block unreadable: what was acknowledged may lie there and behind it.
+        A crash tears a log, but does not make blocks unreadable: acknowledged records may be there and behind it.
         """
         found = find_record(self._segments, position + 1)
         if position < plan.floor:
@@ -296,7 +299,8 @@ class Recovery:
             return []
 
     def _cut(self, end: int) -> tuple[int, tuple[str, ...]]:
-        """Let nothing but zeros be behind ``end``. Returns how many bytes were cut off and where they are kept."""
+        """Overwrite everything behind ``end`` with zeros. Returns the number of bytes that were cut off, and their
+        copies."""
         last = self._segments.last_nonzero(end)
         kept: tuple[str, ...] = ()
         if last > end:

@@ -1,4 +1,4 @@
-"""What a recovery does with bytes that are no records: find where the log goes on, keep aside what is cut off."""
+"""How recovery handles bytes that are not records: find the next record, save what is cut off."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gantrymq.kernel.store.log.segments import DISK_BLOCK_BYTES, Segment, Segmen
 
 _CHUNK_BYTES = 1024 * 1024
 _MAGIC_START = b"\xda\xa3\x20"
-"""What both record magics begin with; the size, 4 bytes, stands before it."""
+"""The common start of both record magics; the size (4 bytes) precedes it."""
 
 
 def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
-    """Offset and store timestamp of the first whole record at or behind ``start``; None if there is none."""
+    """Offset and store timestamp of the first intact record at or behind ``start``; None if there is none."""
     for segment in segments:
         if segment.end <= start:
             continue
@@ -31,7 +31,7 @@ def find_record(segments: Segments, start: int) -> tuple[int, int] | None:
 def _find_in(segments: Segments, segment: Segment, start: int) -> tuple[int, int] | None:
     for first, last in segment.file.data_ranges(start):
         for position in range(first, last, _CHUNK_BYTES):
-            # With some bytes of the next chunk, for a magic that lies across.
+            # With some bytes of the next chunk, for a magic that crosses the boundary.
             chunk = _read_around(segment, position, min(_CHUNK_BYTES + 8, last - position))
             at = chunk.find(_MAGIC_START, 4)
             while at >= 0:
@@ -53,7 +53,7 @@ def _record_at(segments: Segments, offset: int, limit: int) -> DispatchBatch | N
 
 
 def _read_around(segment: Segment, start: int, size: int) -> bytes:
-    """``size`` bytes of the file at ``start``, with zeros for each block that the disk cannot give."""
+    """``size`` bytes of the file at ``start``, with zeros for each unreadable block."""
     try:
         return segment.file.pread(size, start)
     except OSError:
@@ -69,7 +69,7 @@ def _read_around(segment: Segment, start: int, size: int) -> bytes:
 
 
 def save_to_lost_and_found(env: Env, segments: Segments, start: int, end: int, folder: str) -> tuple[str, ...]:
-    """Copy the bytes from ``start`` to ``end`` into ``folder``, to last. Returns the paths, one for each file."""
+    """Copy the bytes from ``start`` to ``end`` durably into ``folder``. Returns the paths, one for each file."""
     paths = []
     for segment in segments:
         first, last = max(start, segment.base), min(end, segment.end)
