@@ -37,13 +37,18 @@ def descriptors() -> int:
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster that waits 300 ms for the rest of a frame, and holds 500 pulls for 3 s."""
-    settings = {
-        "limits.frame_deadline": "300ms",
-        "plugin.longpoll.max_held": "500",
-        "plugin.longpoll.max_wait": "3s",
-    }
-    with cluster_in_thread(tmp_path_factory.mktemp("impatient"), settings=settings) as running:
+    """A cluster that waits 300 ms for the rest of a frame: only for peers that let it wait. On a busy machine an honest
+    peer may need as long for a large frame."""
+    with cluster_in_thread(
+        tmp_path_factory.mktemp("impatient"), settings={"limits.frame_deadline": "300ms"}
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that holds a pull for a second at most, with a message in T."""
+    with cluster_in_thread(tmp_path_factory.mktemp("brief"), settings={"plugin.longpoll.max_wait": "1s"}) as running:
         with RawPeer(running.address) as peer:
             answer = peer.ask(send("T", b"first"))
             assert answer is not None
@@ -116,8 +121,8 @@ def test_a_large_frame_that_never_ends_costs_what_was_sent_and_no_more(impatient
 
 
 @pytest.mark.parametrize("limit", [0, -1, -(2**31), 2**31 - 1])
-def test_a_pull_with_any_numbers_is_answered_in_time(impatient: Cluster, limit: int) -> None:
-    with RawPeer(impatient.address) as peer:
+def test_a_pull_with_any_numbers_is_answered_in_time(brief: Cluster, limit: int) -> None:
+    with RawPeer(brief.address) as peer:
         first = peer.ask(pull("T", 0, 0, limit=limit))
         assert first is not None
         assert (first.code, first.ext and first.ext["nextBeginOffset"]) == (0, "1"), "at least one message"
@@ -136,36 +141,40 @@ def test_a_pull_with_any_numbers_is_answered_in_time(impatient: Cluster, limit: 
 
 
 @pytest.mark.parametrize("field", ["maxMsgNums", "queueId", "queueOffset", "suspendTimeoutMillis"])
-def test_a_number_of_too_many_bits_is_refused_by_its_name(impatient: Cluster, field: str) -> None:
+def test_a_number_of_too_many_bits_is_refused_by_its_name(brief: Cluster, field: str) -> None:
     command = pull("T")
     command.ext = {**(command.ext or {}), field: str(2**64)}
-    with RawPeer(impatient.address) as peer:
+    with RawPeer(brief.address) as peer:
         answer = peer.ask(command)
     assert answer is not None
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert field in (answer.remark or "")
 
 
-def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(impatient: Cluster) -> None:
+def test_held_pulls_are_capped_and_keep_nothing_of_what_came_with_them(tmp_path: Path) -> None:
     body = bytes(200_000)
-    with RawPeer(impatient.address) as peer:
+    settings = {"plugin.longpoll.max_held": "500", "plugin.longpoll.max_wait": "10m"}
+    with cluster_in_thread(tmp_path, settings=settings) as cluster, RawPeer(cluster.address, timeout=60) as peer:
+        peer.ask(send("T", b"first"))
         before = memory_bytes()
         for number in range(2000):
-            command = pull("T", 0, 1, suspend_ms=60_000)
+            command = pull("T", 0, 1, suspend_ms=600_000)
             command.opaque = number
             command.body = body if number < 400 else b""
             peer.send(command)
-        assert peer.answer_to(1999) is not None
-        assert peer.unclaimed[0] == 500, "without a place it is answered at once, and those with one wait"
+        at_once = [peer.answer_to(number) for number in range(500, 2000)]
+        assert peer.unclaimed == [], "those without a place are answered, and those with one wait"
         assert memory_bytes() - before < 400 * len(body) // 2
-        answers = [peer.answer_to(number) for number in range(1999)]
-    assert {answer.code for answer in answers if answer is not None} == {ResponseCode.PULL_NOT_FOUND}
-    assert None not in answers
+        with RawPeer(cluster.address) as other:
+            other.ask(send("T", b"second"))
+        later = [peer.answer_to(number) for number in range(500)]
+    assert {answer and answer.code for answer in at_once} == {ResponseCode.PULL_NOT_FOUND}
+    assert {answer and answer.code for answer in later} == {ResponseCode.SUCCESS}
 
 
-def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(impatient: Cluster) -> None:
+def test_an_expression_of_its_own_with_every_pull_leaves_nothing_behind(brief: Cluster) -> None:
     tags = [f"{number:02x}" for number in range(256)] + [f"{number:03x}" for number in range(256, 900)]
-    with RawPeer(impatient.address) as peer:
+    with RawPeer(brief.address) as peer:
         before = memory_bytes()
         for number in range(700):
             answer = peer.ask(pull("T", 0, 0, expression="||".join([f"n{number}", *tags])[:4096]))
@@ -334,10 +343,10 @@ LONG_HEADERS = [
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize(("command", "code"), LONG_HEADERS, ids=[str(number) for number in range(len(LONG_HEADERS))])
 def test_a_header_of_more_than_64_kib_is_answered_and_the_connection_lives(
-    impatient: Cluster, command: Command, code: int, kind: int
+    brief: Cluster, command: Command, code: int, kind: int
 ) -> None:
     command.kind = kind
-    with RawPeer(impatient.address) as peer:
+    with RawPeer(brief.address) as peer:
         for _ in range(2):
             answer = peer.ask(command)
             assert answer is not None, "the connection was closed"

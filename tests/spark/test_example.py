@@ -1,33 +1,40 @@
+"""The example of the documentation, in the one Spark session of the tests: a start takes longer than all it does."""
+
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gantrymq.spark import spark_status
-
 if TYPE_CHECKING:
     from conftest import FakeCluster
+    from pyspark.sql import SparkSession
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "spark_read.py"
 
 pytestmark = pytest.mark.spark
 
 
-def test_the_example_counts_messages_by_tag(cluster: FakeCluster) -> None:
-    status = spark_status()
-    if not status:
-        pytest.skip(f"Spark cannot run here: {status.reason}")
+def test_the_example_counts_messages_by_tag(
+    cluster: FakeCluster, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.add_topic("orders")
     for tag in ("paid", "paid", "refunded"):
         cluster.put("orders", 0, b"x", properties={"TAGS": tag})
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE), "orders", cluster.address], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "|    paid|    2|" in done.stdout
-    assert "|refunded|    1|" in done.stdout
-    assert "Traceback" not in done.stderr
+    stopped: list[SparkSession] = []
+    monkeypatch.setattr(type(spark), "stop", lambda self: stopped.append(self))
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "orders", cluster.address])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "|    paid|    2|" in printed
+    assert "|refunded|    1|" in printed
+    assert len(stopped) == 1
+
+
+def test_the_example_says_how_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE)])
+    with pytest.raises(SystemExit, match=r"usage: python spark_read\.py TOPIC \[NAMESERVER\]"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
