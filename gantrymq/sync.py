@@ -553,12 +553,13 @@ def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
 
 @contextmanager
 def connect(
-    nameservers: str | Sequence[str],
+    nameservers: str | Sequence[str] | None = None,
     *,
     access_key: str | None = None,
     secret_key: str | None = None,
     security_token: str | None = None,
     tls: bool | ssl.SSLContext = False,
+    unit_name: str | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> Iterator[Client]:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
@@ -566,8 +567,9 @@ def connect(
     loop = Loop(started.__enter__(), "client")
     try:
         opened = client.connect(
-            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls
-        )
+            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
+            unit_name=unit_name,
+        )  # fmt: skip
         with _opened(loop, opened) as inner:
             try:
                 yield Client(loop, inner)

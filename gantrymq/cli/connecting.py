@@ -23,7 +23,7 @@ def nameserver_option(function: F) -> F:
         "--nameserver",
         default="127.0.0.1:9876",
         show_default=True,
-        envvar="GANTRYMQ_NAMESERVER",
+        envvar=("GANTRYMQ_NAMESERVER", "NAMESRV_ADDR"),
         show_envvar=True,
         metavar="HOST:PORT[;HOST:PORT]",
         help="Nameservers of the cluster, GantryMQ's or RocketMQ's.",
@@ -38,11 +38,11 @@ def seconds_option(name: str, default: float, text: str, *, least: float = SHORT
 
 def check_nameserver(nameserver: str) -> None:
     """An address that is none is wrong usage."""
-    from gantrymq.remoting.address import parse_address
+    from gantrymq.client.addresses import is_discovery_url, parse_nameservers
 
     try:
-        for item in nameserver.split(";"):
-            parse_address(item)
+        if not is_discovery_url(nameserver):
+            parse_nameservers(nameserver)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--nameserver") from None
 

@@ -15,7 +15,6 @@ from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.consumer import Consumer, open_consumer
-from gantrymq.client.nameservers import parse_nameservers
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
@@ -173,28 +172,32 @@ class Client:
 
 @asynccontextmanager
 async def connect(
-    nameservers: str | Sequence[str],
+    nameservers: str | Sequence[str] | None = None,
     *,
     access_key: str | None = None,
     secret_key: str | None = None,
     security_token: str | None = None,
     tls: bool | ssl.SSLContext = False,
+    unit_name: str | None = None,
 ) -> AsyncIterator[Client]:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
-    Runs on trio and on asyncio. With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave
-    one) every request is signed for brokers with access control. ``tls`` encrypts all connections: True checks servers'
-    certificates against the machine's authorities; an ``ssl.SSLContext`` says what to trust instead. Raises ValueError
-    for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver can be reached
-    (:class:`TlsFailed` when it can, but not by TLS). The block may end in another task than it began in. When it ends,
-    connections close; producers and consumers must have ended by then.
+    Without ``nameservers`` the environment variable NAMESRV_ADDR has them. A URL with a path, such as
+    ``http://host:8080/rocketmq/nsaddr``, is asked for their addresses now and every two minutes; with ``unit_name`` for
+    those of a unit, which also becomes part of the client's id. Runs on trio and on asyncio. With ``access_key`` and
+    ``secret_key`` (and ``security_token``, where a service gave one) every request is signed for brokers with access
+    control. ``tls`` encrypts all connections: True checks servers' certificates against the machine's authorities; an
+    ``ssl.SSLContext`` says what to trust instead. Raises ValueError for what is no address and for half of the
+    credentials, :class:`ConnectFailed` when no nameserver can be reached (:class:`TlsFailed` when it can, but not by
+    TLS). The block may end in another task than it began in. When it ends, connections close; producers and consumers
+    must have ended by then.
     """
-    addresses = parse_nameservers(nameservers)
     options = ConnectOptions.checked(
-        access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls
-    )
+        nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
+        unit_name=unit_name,
+    )  # fmt: skip
     async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
-        cluster = Cluster(addresses, tasks, options)
+        cluster = Cluster(tasks, options)
         try:
             await cluster.start()
             yield Client(cluster)

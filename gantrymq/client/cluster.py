@@ -15,9 +15,12 @@ from typing import Any, Final, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
+from gantrymq.client.addresses import parse_nameservers
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.connections import Connections, call
-from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, GantryError
+from gantrymq.client.discovery import INTERVAL_SECONDS as DISCOVERY_INTERVAL_SECONDS
+from gantrymq.client.discovery import Discovery
+from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, ConnectFailed, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.rare_warnings import RareWarnings
@@ -94,11 +97,12 @@ class Transactional(Protocol):
 class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
-    def __init__(self, nameservers: tuple[str, ...], tasks: TaskGroup, options: ConnectOptions) -> None:
+    def __init__(self, tasks: TaskGroup, options: ConnectOptions) -> None:
         self.rare = RareWarnings()
         self._tasks = tasks
         self.connections = Connections(tasks, self._take_request, options)
-        self.nameservers = Nameservers(nameservers, self.connections)
+        self._options = options
+        self.nameservers = Nameservers(options.nameservers, self.connections)
         self.routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.silent_masters = SilentMasters(self.routes, self.connections)
         self.client_id = ""
@@ -112,12 +116,17 @@ class Cluster:
 
     async def start(self) -> None:
         """Reach a nameserver and begin the timed work. Raises :class:`ConnectFailed`."""
+        discovery = self._options.discovery
+        if discovery is not None:
+            await self._discover(discovery)
         channel = await self.nameservers.connect()
-        self.client_id = make_client_id(channel.local_host)
+        self.client_id = make_client_id(channel.local_host, self._options.unit_name)
         self.unique_keys = UniqueKeys(channel.local_host)
         self._tasks.start_soon(self._refresh_routes)
         self._tasks.start_soon(self._beat)
         self._tasks.start_soon(self.silent_masters.run)
+        if discovery is not None:
+            self._tasks.start_soon(self._keep_discovering, discovery)
 
     async def aclose(self) -> None:
         """Close the connections; what is used from now on raises :class:`ClientClosed`."""
@@ -253,6 +262,25 @@ class Cluster:
                     await call(channel, Command(RequestCode.UNREGISTER_CLIENT, header.to_ext()))
                 except GantryError as error:
                     log.warning("unregister_failed", broker=address, reason=str(error))
+
+    async def _discover(self, discovery: Discovery) -> None:
+        text = await discovery.fetch()
+        try:
+            addresses = parse_nameservers(text)
+        except ValueError as error:
+            raise ConnectFailed(discovery.url, f"its answer names no nameservers: {error}") from None
+        if set(addresses) != set(self.nameservers.addresses):
+            if self.nameservers.addresses:
+                log.info("nameservers_changed", nameservers=addresses)
+            self.nameservers.update(addresses)
+
+    async def _keep_discovering(self, discovery: Discovery) -> None:
+        while True:
+            await anyio.sleep(DISCOVERY_INTERVAL_SECONDS)
+            try:
+                await self._discover(discovery)
+            except ConnectFailed as error:
+                self.rare.warning("nameserver_discovery_failed", discovery.url, url=discovery.url, reason=error.reason)
 
     async def _refresh_routes(self) -> None:
         while True:

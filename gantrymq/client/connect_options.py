@@ -1,32 +1,59 @@
-"""How a client connects: what ``connect`` was given, checked."""
+"""How a client connects: what ``connect`` was given, or the environment has, checked."""
 
 from __future__ import annotations
 
+import os
 import ssl
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 
+from gantrymq.client.addresses import is_discovery_url, parse_nameservers
+from gantrymq.client.discovery import Discovery, check_unit_name
 from gantrymq.remoting.signing import Credentials
+
+NAMESERVERS_VARIABLE: Final = "NAMESRV_ADDR"
 
 
 @attrs.frozen
 class ConnectOptions:
     """What holds for all connections of one client."""
 
+    nameservers: tuple[str, ...]
+    """Empty where ``discovery`` is asked for them."""
+    discovery: Discovery | None = None
+    unit_name: str | None = None
     credentials: Credentials | None = None
     tls: ssl.SSLContext | None = None
 
     @classmethod
     def checked(
         cls,
+        nameservers: str | Sequence[str] | None,
         *,
         access_key: str | None,
         secret_key: str | None,
         security_token: str | None,
         tls: bool | ssl.SSLContext,
+        unit_name: str | None,
+        environment: Mapping[str, str] = os.environ,
     ) -> ConnectOptions:
-        """Options from what a user gave; ValueError for what does not fit together."""
-        return cls(Credentials.checked(access_key, secret_key, security_token), _context(tls))
+        """Options from what a user gave; ValueError for what is wrong, or does not fit together."""
+        if nameservers is None:
+            nameservers = environment.get(NAMESERVERS_VARIABLE)
+            if not nameservers:
+                raise ValueError(f"no nameserver given: pass host:port to connect, or set {NAMESERVERS_VARIABLE}")
+        unit = check_unit_name(unit_name)
+        addresses: tuple[str, ...] = ()
+        discovery = None
+        texts = (nameservers,) if isinstance(nameservers, str) else tuple(nameservers)
+        if len(texts) == 1 and is_discovery_url(texts[0]):
+            discovery = Discovery.of(texts[0], unit)
+        else:
+            addresses = parse_nameservers(texts)
+        credentials = Credentials.checked(access_key, secret_key, security_token)
+        return cls(addresses, discovery, unit, credentials, _context(tls))
 
 
 def _context(tls: bool | ssl.SSLContext) -> ssl.SSLContext | None:

@@ -39,6 +39,7 @@ class UniqueKeys:
         self._month_end = time.mktime((today.tm_year, today.tm_mon + 1, 1, 0, 0, 0, 0, 0, -1))
 
 
-def make_client_id(host: str) -> str:
-    """The name under which brokers know one client: ``address@process#time``."""
-    return f"{host}@{os.getpid()}#{time.time_ns()}"
+def make_client_id(host: str, unit_name: str | None = None) -> str:
+    """The name under which brokers know one client: ``address@process#time``, and ``@unit`` for one of a unit."""
+    unit = "" if unit_name is None else f"@{unit_name}"
+    return f"{host}@{os.getpid()}#{time.time_ns()}{unit}"

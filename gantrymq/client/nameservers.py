@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
 from typing import TypeVar
 
 from gantrymq.client.connections import Connections, reading
 from gantrymq.client.errors import ConnectError, ConnectFailed, NotANameserver, TlsFailed, broker_error
-from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.bodies.topics import TopicList
@@ -20,38 +17,6 @@ from gantrymq.remoting.headers.nameserver import RouteHeader
 B = TypeVar("B", bound=Body)
 
 
-def parse_nameservers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """Addresses from ``host:port[;host:port...]`` or from several such texts; ValueError names the one that is none.
-
-    Commas separate as well, and ``http://`` in front of an address is left out, as RocketMQ's clients do.
-    """
-    if isinstance(text, str):
-        text = (text,)
-    given = [part for each in text for part in _split(each)]
-    addresses = tuple(dict.fromkeys(_without_scheme(part) for part in given))
-    if not addresses:
-        raise ValueError("no nameserver given: host:port is expected, as in 127.0.0.1:9876")
-    for address in addresses:
-        parse_address(address)
-    return addresses
-
-
-def _split(text: str) -> list[str]:
-    if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no address: host:port is expected, as in '127.0.0.1:9876'")
-    return [part for part in re.split(r"[;,\s]+", text) if part]
-
-
-def _without_scheme(text: str) -> str:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return text
-    rest = rest.removesuffix("/")
-    if scheme.lower() != "http" or "/" in rest:
-        raise ValueError(f"{text!r} is no nameserver: give its host:port, as in 127.0.0.1:9876, not a URL")
-    return rest
-
-
 class Nameservers:
     """Stays with the nameserver that answered last and goes on to the next when it fails."""
 
@@ -59,6 +24,15 @@ class Nameservers:
         self.addresses = addresses
         self._connections = connections
         self._current = 0
+
+    def update(self, addresses: tuple[str, ...]) -> None:
+        """Ask these from now on; connections to others end. The one in use stays so where it is among them."""
+        before, self.addresses = self.addresses, addresses
+        used = before[self._current] if before else ""
+        self._current = addresses.index(used) if used in addresses else 0
+        for address in before:
+            if address not in addresses:
+                self._connections.abandon(address, "it is no nameserver any more")
 
     async def connect(self) -> Channel:
         """A connection to some nameserver; :class:`ConnectFailed` names all that were tried."""

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import gantrymq
 from gantrymq import InvalidMessage, InvalidName, Message, MessageQueue, NoRoute
 from gantrymq.client import progress as limits
+from gantrymq.client.addresses import parse_nameservers
 from gantrymq.client.allocation import allocate
 from gantrymq.client.checks import check_group, check_message, check_topic, encode_message_properties
 from gantrymq.client.ids import UniqueKeys, make_client_id
-from gantrymq.client.nameservers import parse_nameservers
 from gantrymq.client.progress import Progress
 from gantrymq.client.routes import queues_to_publish, queues_to_subscribe
 from gantrymq.remoting.bodies.routes import BrokerData, QueueData, TopicRouteData
