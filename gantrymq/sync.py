@@ -298,6 +298,7 @@ class Consumer:
     def __init__(self, loop: Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:
         self._loop = loop
         self._inner = inner
+        self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
         self._current: deque[ReceivedMessage] = deque()
         self._done: deque[tuple[Delivery, int]] = deque()
 
@@ -311,7 +312,7 @@ class Consumer:
                 message = self._current.popleft()
                 if message.delivery is not None and not message.delivery.dropped:
                     return message
-            self._current.extend(self.next_batch())
+            self._current.extend(self.next_batch(self._at_once))
 
     def batches(self, max: int = BATCH_MESSAGES) -> Iterator[list[ReceivedMessage]]:
         """As :meth:`gantrymq.Consumer.batches`."""

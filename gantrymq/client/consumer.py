@@ -158,6 +158,11 @@ class Consumer(Generic[R]):
             await self._more(max)
 
     @property
+    def ordered(self) -> bool:
+        """Whether the messages of a queue come one after another."""
+        return self._settings.ordered
+
+    @property
     def queues(self) -> list[MessageQueue]:
         """The queues of the topics that are this member's now, in order of broker, topic and id."""
         return sorted(queue for queue in self._pullers if queue.topic in self._subscribed)

@@ -21,6 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from gantrymq.remoting.bodies.clients import ConsumerList, HeartbeatData
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from gantrymq.remoting.bodies.routes import BrokerData, ClusterInfo, QueueData
 from gantrymq.remoting.bodies.routes import TopicRouteData as Route
 from gantrymq.remoting.bodies.topics import TopicList
@@ -102,6 +103,7 @@ class FakeBroker(Fake):
         self.queues: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.groups: dict[str, list[str]] = defaultdict(list)
+        self.locks: dict[tuple[str, MessageQueue], str] = {}
 
     def store(self, topic: str, queue_id: int, body: bytes, properties: str = "", sys_flag: int = 0) -> int:
         """Append a record; its queue offset."""
@@ -189,6 +191,31 @@ class FakeBroker(Fake):
                 self.groups[consumer.group_name].append(data.client_id)
         return request.answer(0)
 
+    def on_lock_batch_mq(self, request: Command) -> Command:
+        body = LockBatchRequestBody.from_bytes(request.body)
+        mine = {
+            queue
+            for queue in body.mq_set
+            if self.locks.setdefault((body.consumer_group, queue), body.client_id) == body.client_id
+        }
+        return request.answer(0, body=LockBatchResponseBody(lock_ok_mq_set=mine).to_bytes())
+
+    def on_unlock_batch_mq(self, request: Command) -> Command:
+        body = LockBatchRequestBody.from_bytes(request.body)
+        for queue in body.mq_set:
+            if self.locks.get((body.consumer_group, queue)) == body.client_id:
+                del self.locks[body.consumer_group, queue]
+        self.stir()
+        return request.answer(0)
+
+    def forget(self, client_id: str) -> None:
+        """The client's connection has been gone for so long that it is no member any more and has no locks."""
+        for members in self.groups.values():
+            if client_id in members:
+                members.remove(client_id)
+        for key in [key for key, owner in self.locks.items() if owner == client_id]:
+            del self.locks[key]
+
     def on_check_client_config(self, request: Command) -> Command:
         return request.answer(0)
 
@@ -225,7 +252,8 @@ class FakeBroker(Fake):
     async def notify(self, group: str) -> None:
         """Tell every client that the members of ``group`` changed."""
         for connection in self.connections:
-            await connection.write(Command(40, {"consumerGroup": group}, flag=2))
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                await connection.write(Command(40, {"consumerGroup": group}, flag=2))
 
 
 class FakeNameserver(Fake):

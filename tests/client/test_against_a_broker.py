@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import anyio
 import pytest
@@ -589,3 +590,72 @@ async def test_an_sql_expression_selects_by_properties(cluster: str, topic: str)
         with pytest.raises(gantrymq.InvalidName, match="Sql expression"):
             async with client.consumer(topic, f"g2-{topic}", tags=gantrymq.Sql("price >")):
                 pytest.fail("no expression")
+
+
+async def test_an_ordered_group_keeps_order_at_a_handover(cluster: str, topic: str) -> None:
+    group = f"g-{topic}"
+    done: dict[int, list[int]] = {number: [] for number in range(4)}
+
+    async def work(messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -> None:
+        try:
+            async for message in messages:
+                if message.body == b"5" and not message.reconsume_times:
+                    await message.retry()
+                    continue
+                done[message.queue.queue_id].append(int(message.body))
+                await message.ack()
+        except gantrymq.ClientClosed:
+            pass  # this member has left
+
+    async def until(condition: object) -> None:
+        assert callable(condition)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not condition():  # noqa: ASYNC110 - the brokers decide when, and tell nobody here
+                await anyio.sleep(0.01)
+
+    async with (
+        gantrymq.connect(cluster) as one,
+        gantrymq.connect(cluster) as two,
+        one.producer() as producer,
+        anyio.create_task_group() as tasks,
+    ):
+        await one.admin.create_topic(topic, 4)
+        queues = await one.admin.queues(topic)
+
+        async def send(numbers: range) -> None:
+            for number in numbers:
+                for queue in queues:
+                    await producer.send(topic, b"%d" % number, queue=lambda _, queue=queue: queue)
+
+        async with one.consumer(topic, group, start="first", ordered=True) as first:
+            for _ in range(2):
+                tasks.start_soon(work, first)
+            await send(range(10))
+            async with two.consumer(topic, group, start="first", ordered=True) as second:
+                for _ in range(2):
+                    tasks.start_soon(work, second)
+                await until(lambda: len(first.queues) == len(second.queues) == 2)
+                await send(range(10, 20))
+                await until(lambda: sum(map(len, done.values())) >= 80)
+            await until(lambda: len(first.queues) == 4)
+            await send(range(20, 30))
+            await until(lambda: sum(map(len, done.values())) >= 120)
+    assert done == {number: list(range(30)) for number in range(4)}
+
+
+async def test_every_member_of_a_broadcast_group_gets_everything(cluster: str, topic: str, tmp_path: Path) -> None:
+    async with gantrymq.connect(cluster) as one, gantrymq.connect(cluster) as two, one.producer() as producer:
+        await one.admin.create_topic(topic, 2)
+        for number in range(10):
+            await producer.send(topic, b"%d" % number)
+        for client, name in ((one, "one"), (two, "two"), (one, "one")):
+            opened = client.consumer(
+                topic, f"g-{topic}", start="first", broadcast=True, offsets_file=tmp_path / f"{name}.json"
+            )
+            async with opened as messages:
+                with anyio.fail_after(PATIENCE_SECONDS):
+                    for _ in range(5):
+                        await (await anext(messages)).ack()
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with two.consumer(topic, f"g-{topic}", broadcast=True, offsets_file=tmp_path / "two.json") as rest:
+                assert len({(await anext(rest)).body for _ in range(5)}) == 5

@@ -1,4 +1,4 @@
-"""The snippets of the client's how-to page run as they stand, against a broker of our own."""
+"""The snippets of the client's how-to pages run as they stand, against a broker of our own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 
 from gantrymq.testing.harness import cluster_in_thread
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "client.md"
-SNIPPETS = re.findall(r"<!-- run -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+PAGES = ("client.md", "ordered.md")
+SNIPPET = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
+SNIPPETS = [code for page in PAGES for code in SNIPPET.findall((HOWTO / page).read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +24,8 @@ def nameserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster.nameserver
 
 
-def test_the_page_has_its_snippets() -> None:
-    assert len(SNIPPETS) >= 7
+def test_the_pages_have_their_snippets() -> None:
+    assert len(SNIPPETS) >= 8
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

@@ -1,0 +1,329 @@
+"""Ordered consumption: one message of a queue after another, one member at a time, whoever joins, leaves or dies."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import MessageQueue
+from gantrymq.client.lanes import Lane
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.consumer.LOCK_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0.01)
+
+
+async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int) -> list[gantrymq.ReceivedMessage]:
+    with anyio.fail_after(20):
+        return [await anext(messages) for _ in range(count)]
+
+
+async def nothing_comes(messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -> bool:
+    with anyio.move_on_after(0.05) as scope:
+        await anext(messages)
+    return scope.cancelled_caught
+
+
+async def test_the_next_message_of_a_queue_comes_when_the_one_before_is_done(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(6):
+            cluster.broker.store("T", number % 2, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            first, second = await take(messages, 2)
+            assert {first.queue.queue_id, second.queue.queue_id} == {0, 1}
+            assert await nothing_comes(messages)
+            await second.ack()
+            (third,) = await take(messages, 1)
+            assert (third.queue, third.queue_offset) == (second.queue, 1)
+            assert await nothing_comes(messages)
+        assert not cluster.broker.locks, "given back at the end"
+        assert cluster.broker.offsets["g", "T", second.queue.queue_id] == 1
+
+
+async def test_a_batch_is_of_one_queue_and_no_other_one_of_it_comes_before_all_is_done(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(10):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            batch = await messages.next_batch(4)
+            assert [message.queue_offset for message in batch] == [0, 1, 2, 3]
+            await batch[0].ack()
+            await batch[3].ack()
+            await batch[1].retry()  # and the third one with it, since it may depend on the second
+            again = await messages.next_batch(4)
+            assert [message.queue_offset for message in again] == [1, 2, 4, 5]
+            assert [message.reconsume_times for message in again] == [1, 0, 0, 0]
+            await batch[2].ack()
+            assert messages.statistics().returned == 1
+
+
+async def test_a_message_given_back_comes_again_before_all_others_until_it_is_a_dead_letter(
+    fake_cluster: Cluster,
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        for number in range(2):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True, max_retries=2) as messages:
+            for attempt in range(3):
+                (message,) = await take(messages, 1)
+                assert (message.body, message.reconsume_times) == (b"0", attempt)
+                await message.retry()
+            (message,) = await take(messages, 1)
+            assert message.body == b"1"
+            await message.retry(-1)
+        assert [back.ext["delayLevel"] for back in cluster.broker.seen(36)] == ["-1", "-1"]
+        assert cluster.broker.offsets["g", "T", 0] == 2
+
+
+async def test_a_queue_is_not_consumed_while_another_member_has_its_lock(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.locks["g", Q0] = "another"
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            assert await nothing_comes(messages)
+            assert not cluster.broker.seen(11)
+            cluster.broker.offsets["g", "T", 0] = 1
+            cluster.broker.store("T", 0, b"y")
+            del cluster.broker.locks["g", Q0]
+            assert (await take(messages, 1))[0].body == b"y", "the offset is read when the lock is there"
+
+
+async def test_locks_are_renewed_and_one_that_is_lost_starts_the_queue_anew(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            (stale,) = await take(messages, 1)
+            await cluster.broker.wait_for(41, 3)
+            cluster.broker.locks["g", Q0] = "another"
+            with anyio.fail_after(20):
+                while messages.queues:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            await stale.ack()
+            await messages.commit()
+            assert ("g", "T", 0) not in cluster.broker.offsets, "the offset is the other member's to commit"
+            cluster.broker.offsets["g", "T", 0] = 2
+            del cluster.broker.locks["g", Q0]
+            (message,) = await take(messages, 1)
+            assert message.body == b"2"
+
+
+async def test_a_lock_that_is_too_old_holds_back_messages_and_commits(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            (message,) = await take(messages, 1)
+            monkeypatch.setattr("gantrymq.client.consumer.LOCK_LOOK_SECONDS", 3600)
+            await anyio.sleep(0.05)
+            monkeypatch.setattr("gantrymq.client.locks.HELD_SECONDS", -1)  # as after a pause of the process
+            await message.ack()
+            assert await nothing_comes(messages)
+            await messages.commit()
+            assert ("g", "T", 0) not in cluster.broker.offsets
+
+
+async def test_a_queue_goes_to_another_member_when_what_is_in_work_is_done(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(3):
+            cluster.broker.store("T", 0, b"%d" % number)
+        async with client.consumer("T", "g", start="first", ordered=True) as messages:
+            (message,) = await take(messages, 1)
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            assert await nothing_comes(messages)
+            assert cluster.broker.locks["g", Q0] == client.client_id
+            await message.ack()
+            with anyio.fail_after(20):
+                while ("g", Q0) in cluster.broker.locks:
+                    await cluster.broker.changed.wait()
+            assert cluster.broker.offsets["g", "T", 0] == 1, "committed before the lock was given back"
+            codes = [request.code for request in cluster.broker.requests]
+            assert codes.index(42) > codes.index(15)
+
+
+class Stop:
+    """How one member ends."""
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.kills = False
+
+
+class Group:
+    """Members that join, leave and die by chance, and what they did with each queue."""
+
+    def __init__(self, cluster: Any, chance: random.Random) -> None:
+        self.cluster = cluster
+        self.chance = chance
+        self.done: dict[int, set[int]] = defaultdict(set)
+        self.busy: dict[int, object] = {}
+        self.handed_over = 0
+        self.moved = anyio.Event()
+        self.last: dict[int, object] = {}
+
+    async def member(self, stop: Stop) -> None:
+        me = object()
+        client_id = ""
+        try:
+            async with gantrymq.connect(self.cluster.address) as client:
+                client_id = client.client_id
+                async with client.consumer("T", "g", start="first", ordered=True) as messages:
+                    await self.cluster.broker.notify("g")
+                    async with anyio.create_task_group() as tasks:
+                        for _ in range(3):
+                            tasks.start_soon(self.work, me, messages)
+                        await stop.event.wait()
+                        if stop.kills:
+                            self.cut(client)
+                        tasks.cancel_scope.cancel()
+        finally:
+            for queue_id in [queue_id for queue_id, who in self.busy.items() if who is me]:
+                del self.busy[queue_id]  # a dead process does nothing
+            self.cluster.broker.forget(client_id)
+            with anyio.CancelScope(shield=True):
+                await self.cluster.broker.notify("g")
+
+    @property
+    def count(self) -> int:
+        """How many messages are done."""
+        return sum(map(len, self.done.values()))
+
+    async def progress(self, count: int) -> None:
+        """Wait until so many messages are done."""
+        while self.count < count:
+            self.moved = anyio.Event()
+            await self.moved.wait()
+
+    def cut(self, client: gantrymq.Client) -> None:
+        async def refuse(address: str, *_: object) -> None:
+            raise gantrymq.ConnectFailed(address, "the process died")
+
+        connections: Any = client._cluster.connections
+        connections.get, connections.open_one = refuse, lambda address: None
+        for channel in connections._started:
+            channel.abandon("the process died")
+
+    async def work(self, me: object, messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -> None:
+        async for message in messages:
+            queue_id, offset = message.queue.queue_id, message.queue_offset
+            assert queue_id not in self.busy, f"two at a time in queue {queue_id}"
+            missing = set(range(offset)) - self.done[queue_id]
+            assert not missing, f"{offset} of queue {queue_id} came before {sorted(missing)}"
+            self.busy[queue_id] = me
+            self.handed_over += self.last.get(queue_id, me) is not me
+            self.last[queue_id] = me
+            await anyio.sleep(self.chance.random() * 0.002)
+            del self.busy[queue_id]
+            if self.chance.random() < 0.1:
+                await message.retry()
+            else:
+                self.done[queue_id].add(offset)
+                self.moved.set()
+                await message.ack()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_order_holds_whoever_joins_leaves_or_dies(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
+    chance = random.Random(seed)
+    queues, count = 4, 100
+    async with fake_cluster(T=queues) as cluster, anyio.create_task_group() as members:
+        group = Group(cluster, chance)
+        running: list[Stop] = []
+
+        def join() -> None:
+            running.append(Stop())
+            members.start_soon(group.member, running[-1])
+
+        join()
+        with anyio.fail_after(150):
+            stored = 0
+            while group.count < queues * count:
+                if stored < count:
+                    for queue_id in range(queues):
+                        for number in range(5):
+                            cluster.broker.store("T", queue_id, b"%d" % (stored + number))
+                    stored += 5
+                # a change waits for progress, so that a slow machine has no more of them than a fast one
+                await group.progress(min(group.count + chance.randrange(5, 25), queues * stored))
+                step = chance.random()
+                if len(running) < 2 or (len(running) < 3 and step < 0.4):
+                    join()
+                elif step < 0.8:
+                    stop = running.pop(chance.randrange(len(running)))
+                    stop.kills = step < 0.6
+                    stop.event.set()
+        assert group.handed_over > 3
+        for stop in running:
+            stop.event.set()
+
+
+def test_a_lane_that_is_not_held_gives_nothing() -> None:
+    offered: list[Lane[Any]] = []
+    held = False
+    lane: Lane[Any] = Lane(offered.append, lambda: held)
+    record = gantrymq.ReceivedMessage("T", 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", b"", 100)
+    lane.add([record])
+    assert offered == [lane]
+    assert lane.take(5) == []
+    held = True
+    assert lane.take(5) == [record]
+    assert lane.in_work == 1
+    lane.close()
+    drained: list[bool] = []
+    lane.drained = lambda: drained.append(True)
+    assert not lane.settle(7)
+    assert lane.put_back(0)
+    assert drained == [True]
+    assert not lane.put_back(0)
+    lane.resume()
+    assert lane.take(5) == []
+
+
+def test_ordered_without_async(fake_in_thread: Any) -> None:
+    for number in range(4):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    with (
+        gantrymq.sync.connect(fake_in_thread.address) as client,
+        client.consumer("T", "g", start="first", ordered=True) as messages,
+    ):
+        first = next(messages)
+        assert messages.next_batch(timeout=0.05) == []
+        first.ack()
+        second = next(messages)
+        second.retry()
+        again = next(messages)
+        assert (again.body, again.reconsume_times) == (b"1", 1)
+    request = fake_in_thread.broker.seen(41)[0]
+    assert LockBatchRequestBody.from_bytes(request.body).client_id == client.client_id
+    assert fake_in_thread.broker.locks == {}
