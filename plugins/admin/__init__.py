@@ -1,4 +1,4 @@
-"""Requests of administrators that need several tables: what topics hold, how far groups are, what clients say.
+"""Requests of administrators that need several tables: topics, consumer groups, clients, settings.
 
 Slot: none. Hooks: collect_metrics, config_section, configure, register_processors.
 Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries. Files: ``config/overrides.toml``.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AdminPlugin:
-    """Puts the four families of requests together."""
+    """Creates the handlers of the four kinds of requests."""
 
     name = "admin"
     _settings: ChangeableSettings  # from configure on
@@ -44,19 +44,19 @@ class AdminPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Offer the list of what may change while the broker runs."""
+        """Provide the allow list of settings that can change while the broker runs."""
         self._config = config.section(AdminConfig)
         self._settings = ChangeableSettings(broker)
         broker.registry.provide(LiveSettings, self._settings)
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The broker itself: store, connections, what waits."""
+        """Metrics of the broker itself: store, connections, waiting requests."""
         report(metrics, broker)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """The four families."""
+        """The handlers of the four kinds of requests."""
         return {
             **TopicAdmin(broker, self._config).processors(),
             **ConsumerAdmin(broker).processors(),

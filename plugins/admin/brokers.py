@@ -1,4 +1,4 @@
-"""The broker itself: how it does (28), its configuration (25, 26), deletion of what is too old (329).
+"""Requests about the broker itself: its state (28), its configuration (25, 26), deletion of expired log files (329).
 
 Source: RocketMQ 4.9.7 ``AdminBrokerProcessor.prepareRuntimeInfo``, ``DefaultMessageStore.getRuntimeInfo``.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
 VERSION_NAME = "V4_9_7"
-"""The release whose behaviour this broker has towards clients: the name of ``VERSION``."""
+"""The RocketMQ release whose behavior clients see: the name of ``VERSION``."""
 BINARY_PREFIXES = "KMGTPE"
 
 log = structlog.get_logger("gantrymq.admin")
@@ -46,7 +46,7 @@ class BrokerAdmin:
         }
 
     def update_config(self, request: Request) -> Command:
-        """25. What is not on the allow list is refused; RocketMQ passes over keys that it does not know."""
+        """25. Keys that are not on the allow list are refused; RocketMQ ignores unknown keys."""
         self._settings.update(request.command.body)
         return request.command.answer(ResponseCode.SUCCESS)
 
@@ -56,17 +56,17 @@ class BrokerAdmin:
         return request.command.answer(ResponseCode.SUCCESS, ext=ext, body=self._settings.text())
 
     def runtime_info(self, request: Request) -> Command:
-        """28: what the kernel knows, and what plugins add (hook ``runtime_info``)."""
+        """28: the kernel's values, and those of plugins (hook ``runtime_info``)."""
         table = self._own_info()
         for info, call in self._broker.manager.calls("runtime_info", broker=self._broker):
             try:
                 table.update(call() or {})
-            except Exception:  # a plugin's failure costs its part, not the answer
+            except Exception:  # if a plugin fails, only its part is missing
                 log.exception("plugin_failed", plugin=info.name, hook="runtime_info")
         return request.command.answer(ResponseCode.SUCCESS, body=KVTable(dict(sorted(table.items()))).to_bytes())
 
     def delete_expired(self, request: Request) -> Command:
-        """329. Without a plugin for retention nothing ever expires."""
+        """329. Without a retention plugin nothing expires."""
         if self._retention is not None:
             self._retention.delete_expired()
         return request.command.answer(ResponseCode.SUCCESS)
@@ -89,7 +89,7 @@ class BrokerAdmin:
             "earliestMessageTimeStamp": str(-1 if earliest is None else earliest),
             "pageCacheLockTimeMills": "0",
             "remainHowManyDataToFlush": human_bytes(commit_log.end - commit_log.durable),
-            "remainTransientStoreBufferNumbs": str(2**31 - 1),  # what RocketMQ says without such a pool
+            "remainTransientStoreBufferNumbs": str(2**31 - 1),  # RocketMQ's value without such a pool
             "startAcceptSendRequestTimeStamp": "0",
             "EndTransactionQueueSize": "0",
             "EndTransactionThreadPoolQueueCapacity": str(broker.config.limits.sweep_rows),

@@ -1,6 +1,7 @@
-"""Requests that go on to a group's clients: go on there (222), where are you (223), how are you (307), consume (309).
+"""Requests that are forwarded to a group's clients: reset offsets (222), consumer status (223), running info (307),
+consume directly (309).
 
-Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``; the error texts are theirs.
+Source: RocketMQ 4.9.7 ``Broker2Client``, ``AdminBrokerProcessor.callConsumer``, including the error texts.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
 
 RESET_VERSION = 28
-"""3.0.7-SNAPSHOT: the first client library that can be told to go on elsewhere, and asked where it is."""
+"""3.0.7-SNAPSHOT: the first client version that supports resetting and reporting offsets."""
 FORWARD_VERSION = 62
-"""3.1.8-SNAPSHOT: the first that tells what it does."""
+"""3.1.8-SNAPSHOT: the first client version that reports its running info."""
 STATUS_VALUES_MAX = 16_384
-"""Values of a client's answer about where it is, which is no plain JSON; each queue has eight."""
+"""The most values of a client's offset report in non-standard JSON; each queue has eight."""
 END = -1
 """As a timestamp: the queue's end."""
 
@@ -66,10 +67,10 @@ class ClientAdmin:
         }
 
     def reset(self, request: Request) -> Command:
-        """222: tell the group's members (220) where to go on; the answer has the same table.
+        """222: send the group's members their new offsets (220); the response has the same table.
 
-        Without ``isForce`` a queue is only ever set back. A group that never committed, of which nobody is here, or
-        with a member that cannot be told, is left alone.
+        Without ``isForce``, offsets only move back. A group is not changed if it never committed, has no connected
+        member, or has a member that does not support this.
         """
         header = read_header(ResetOffsetHeader, request.command.ext)
         table = self._targets(header)
@@ -94,7 +95,8 @@ class ClientAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=body)
 
     async def status(self, request: Request) -> Command:
-        """223: ask all members, or one, at once (221); who does not answer in time is missing from the answer."""
+        """223: ask all members, or one, concurrently (221); members that do not respond in time are missing from the
+        response."""
         header = read_header(ConsumerStatusHeader, request.command.ext)
         members = self._groups.members_of(header.group)
         if not members:
@@ -121,12 +123,12 @@ class ClientAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumerStatus(table).to_bytes())
 
     async def running_info(self, request: Request) -> Command:
-        """307: what one client tells of itself, as it says it."""
+        """307: the running info of one client, unchanged."""
         header = read_header(RunningInfoHeader, request.command.ext)
         return await self._forward(request, header.consumer_group, header.client_id, request.command.body)
 
     async def consume(self, request: Request) -> Command:
-        """309: let one client consume a stored message now; its verdict is the answer."""
+        """309: let one client consume a stored message now; the response is its result."""
         header = read_header(ConsumeDirectlyHeader, request.command.ext)
         record = self._record(header.msg_id or "")
         if self._deliveries is not None:

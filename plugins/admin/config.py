@@ -9,13 +9,13 @@ from gantrymq.kernel.config.fields import duration, number
 
 @attrs.frozen(kw_only=True)
 class AdminConfig:
-    """How long clients may take to answer, and how large an answer to an administrator may be."""
+    """Time limits for clients, and size limits of responses to administrators."""
 
     client_timeout: float = duration("10s", minimum="100ms", maximum="1m")
-    """How long a client may take to tell what it does, or to consume a message on order."""
+    """How long a client may take to report its state, or to consume a message on request."""
     status_timeout: float = duration("5s", minimum="100ms", maximum="1m")
-    """How long a group's clients may take, all at once, to tell where they are."""
+    """How long all clients of a group together may take to report their offsets."""
     max_clients: int = number(256, 1, 10_000)
-    """How many clients of a group are asked for that."""
+    """The most clients of a group that are asked for their offsets."""
     max_entries: int = number(1024, 1, 65_536)
-    """How many consume queue entries are shown at once."""
+    """The most consume queue entries in one response."""

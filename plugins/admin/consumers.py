@@ -1,4 +1,4 @@
-"""How far groups have consumed: one group (208), and all of them (317).
+"""Progress of consumer groups: one group (208), and all groups (317).
 
 Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``.
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 ROWS_MAX = 65_536
-"""Queues that one answer tells of: it has to fit into a frame."""
+"""The most queues in one response, which must fit into a frame."""
 
 
 class ConsumerAdmin:
-    """Handlers of the two codes. Other requests have their turns between two queues."""
+    """Handlers of the two codes. Other requests are served between two queues."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -50,7 +50,8 @@ class ConsumerAdmin:
         }
 
     async def group_stats(self, request: Request) -> Command:
-        """208: all topics in which the group has committed, or one. A topic that its members left is not shown."""
+        """208: all topics in which the group has committed offsets, or one. Topics to which its members no longer
+        subscribe are not shown."""
         header = read_header(ConsumeStatsHeader, request.command.ext)
         group = header.consumer_group
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(group)
@@ -65,7 +66,7 @@ class ConsumerAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(whole))
 
     async def all_stats(self, request: Request) -> Command:
-        """317: every group; with ``isOrder`` only what it consumes of ordered topics."""
+        """317: every group; with ``isOrder`` only for ordered topics."""
         ordered = read_header(BrokerConsumeStatsHeader, request.command.ext).is_order
         table: list[dict[str, list[ConsumeStats]]] = []
         behind = rows = 0

@@ -1,7 +1,7 @@
-"""What administrators changed, kept for the next start: ``config/overrides.toml`` under the store's folder.
+"""The settings that administrators changed, kept for the next start: ``config/overrides.toml`` in the store's folder.
 
-The file is read by whoever builds the configuration, between the configuration file and the environment
-(:func:`gantrymq.kernel.config.sources.read_settings`). Here it is written.
+The file is read when the configuration is built, with a precedence between the configuration file and the environment
+(:func:`gantrymq.kernel.config.sources.read_settings`). This module writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEAD: Final = """\
 
 
 class Overrides:
-    """The file's values, by section and key. :class:`StartError` when there is a file that cannot be read."""
+    """The file's values, by section and key. :class:`StartError` if the file cannot be read."""
 
     def __init__(self, env: Env, root: str) -> None:
         self.path = f"{root}/{OVERRIDES_PATH}"
@@ -43,11 +43,11 @@ class Overrides:
         self._env.replace(self.path, self._text().encode())
 
     def get(self, section: str, key: str) -> object | None:
-        """The value, or None when it was not changed."""
+        """The value, or None if it was not changed."""
         return self._values.get(section, {}).get(key)
 
     def take_out(self, section: str, key: str) -> None:
-        """Forget the value, if there is one, and write the file; OSError when that fails."""
+        """Remove the value, if there is one, and write the file; OSError if that fails."""
         if self._values.get(section, {}).pop(key, None) is not None:
             self._env.replace(self.path, self._text().encode())
 

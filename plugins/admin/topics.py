@@ -1,6 +1,6 @@
-"""What topics hold: bounds (202), readers (300), times (303), queue entries (321), and what nobody needs (306, 316).
+"""Requests about topics: offsets (202), consumer groups (300), times (303), queue entries (321), cleaning (306, 316).
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``; the error texts are its.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, including the error texts.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TopicAdmin:
         }
 
     async def stats(self, request: Request) -> Command:
-        """202: the bounds of each queue that can be written."""
+        """202: the lowest and highest offset of each writable queue."""
         topic = read_header(TopicHeader, request.command.ext).topic
         config = self._existing(topic)
         table = {}
@@ -78,13 +78,13 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=TopicStatsTable(table).to_bytes())
 
     def readers(self, request: Request) -> Command:
-        """300: the groups that subscribe to the topic, and those that have committed in it."""
+        """300: the groups that subscribe to the topic, and those that have committed offsets in it."""
         topic = read_header(TopicHeader, request.command.ext).topic
         groups = {*self._groups.groups_of(topic), *self._offsets.groups_of(topic)}
         return request.command.answer(ResponseCode.SUCCESS, body=GroupList(sorted(groups)).to_bytes())
 
     async def time_spans(self, request: Request) -> Command:
-        """303: for each queue when its first and last message were stored, and how far behind the group is."""
+        """303: for each queue the store times of its first and last message, and the lag of the group."""
         header = read_header(TopicOfGroupHeader, request.command.ext)
         config = self._existing(header.topic)
         consumed = self._offsets.queues_of(header.group, header.topic)
@@ -101,12 +101,13 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=TopicList(sorted(SYSTEM_TOPICS | own)).to_bytes())
 
     def clean_expired(self, request: Request) -> Command:
-        """306: let no queue begin before the log does. RocketMQ drops whole queues, whose offsets then begin anew."""
+        """306: let each queue begin with the first message that is still in the log. RocketMQ deletes whole queues,
+        whose offsets then start over."""
         self._broker.queues.correct_min(self._broker.log.min_offset)
         return request.command.answer(ResponseCode.SUCCESS)
 
     def clean_unused(self, request: Request) -> Command:
-        """316: delete the queues of topics that are gone."""
+        """316: delete the queues of topics that no longer exist."""
         unused = {queue.topic for queue in self._broker.queues} - SYSTEM_TOPICS - set(self._topics.names())
         for topic in sorted(unused):
             log.info("unused_queues_deleted", topic=topic)
@@ -117,7 +118,7 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def entries(self, request: Request) -> Command:
-        """321: entries as they are stored, at most ``max_entries``. Code 1 for a queue that is not there."""
+        """321: stored entries, at most ``max_entries``. Code 1 for a missing queue."""
         header = read_header(ConsumeQueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         if queue is None:
@@ -125,7 +126,7 @@ class TopicAdmin:
         body = ConsumeQueueBody(max_queue_index=queue.max_offset, min_queue_index=queue.min_offset)
         if header.consumer_group is not None:
             body.subscription_data = self._groups.subscription(header.consumer_group, header.topic)
-            # what RocketMQ says of a subscription by tag, for which it keeps no filter data
+            # RocketMQ's text for a subscription by tag, for which it has no filter data
             body.filter_data = "null"
             if body.subscription_data is None:
                 body.filter_data = f"{header.consumer_group}@{header.topic} is not online!"

@@ -1,4 +1,4 @@
-"""Who is connected: producers and consumers by their heartbeats, and the groups that they form.
+"""The connected producers and consumers, from their heartbeats, and their groups.
 
 Slot: none; essential. Hooks: config_section, configure, register_processors, register_tasks, collect_metrics,
 connections_changed.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ClientsPlugin:
-    """Takes heartbeats, tells members of changes, drops who is gone."""
+    """Processes heartbeats, notifies members of changes, drops lost clients."""
 
     name = "clients"
     essential = True
@@ -50,7 +50,7 @@ class ClientsPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Offer the groups to other plugins."""
+        """Provide the groups to other plugins."""
         self._config = config.section(ClientsConfig)
         self._clients = Clients(broker.env, self._config)
         broker.registry.provide(ConsumerGroups, self._clients)
@@ -58,7 +58,7 @@ class ClientsPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """34, 35 and 38 of clients, the rest of administrators."""
+        """34, 35 and 38 from clients, the others from administrators."""
         groups = broker.registry.get(GroupTable)
         topics = broker.registry.get(TopicTable)
         live = broker.registry.find(LiveSettings)
@@ -70,12 +70,12 @@ class ClientsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One tells members of changes, one looks for who fell silent."""
+        """One task notifies members of changes, one drops silent clients."""
         return [BackgroundTask("clients.notify", self._notify), BackgroundTask("clients.expire", self._expire)]
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:
-        """A connection that ended leaves its groups at once."""
+        """A closed connection leaves its groups at once."""
         if batch.closed:
             self._clients.drop(batch.closed)
             self._wake()
@@ -89,7 +89,7 @@ class ClientsPlugin:
         self._changed.set()
 
     async def _notify(self) -> None:
-        # a task of its own: what one sweep brings is told in one go, each group once
+        # a separate task, so that all changes of one sweep cause one notification per group
         while True:
             await self._changed.wait()
             self._changed = trio.Event()

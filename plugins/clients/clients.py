@@ -1,4 +1,4 @@
-"""Who is connected: members come by heartbeat and leave by word, by the end of their connection, or by silence.
+"""The members of groups: they join with a heartbeat, and leave by unregistering, by disconnecting, or by silence.
 
 Source: RocketMQ 4.9.7 ``ClientManageProcessor``, ``ConsumerManager``, ``DefaultConsumerIdsChangeListener``.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.clients")
 
 WISH_BYTES = 100
-"""About what a subscription takes beside its texts, and a tag of it beside its letters."""
+"""The approximate memory of a subscription besides its strings, and of a tag besides its characters."""
 
 
 class Clients:
-    """Provides ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members are to be told."""
+    """Provides ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members must be notified."""
 
     def __init__(self, env: Env, config: ClientsConfig) -> None:
         self.consumers = Roster(ConsumerGroup, config.max_groups)
@@ -46,20 +46,20 @@ class Clients:
         self._kept_bytes = 0
 
     def reconfigure(self, config: ClientsConfig) -> None:
-        """Go by other settings from now on."""
+        """Apply other settings from now on."""
         self._config = config
 
     def groups(self) -> list[str]:
-        """The groups that have a member here."""
+        """The groups with a connected member."""
         return list(self.consumers.groups)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What the group wants of ``topic``."""
+        """The group's subscription to ``topic``."""
         found = self.consumers.groups.get(group)
         return None if found is None else found.subscription(topic)
 
     def message_model(self, group: str) -> str | None:
-        """``CLUSTERING`` or ``BROADCASTING``; None when nobody of the group is here."""
+        """``CLUSTERING`` or ``BROADCASTING``; None if the group has no connected member."""
         found = self.consumers.groups.get(group)
         return None if found is None else found.message_model
 
@@ -74,7 +74,7 @@ class Clients:
         return [] if found is None else list(found.members.values())
 
     def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
-        """What the group wants, by topic."""
+        """The group's subscriptions by topic."""
         found = self.consumers.groups.get(group)
         return {} if found is None else found.subscriptions
 
@@ -92,7 +92,7 @@ class Clients:
         return self._producer_ids.find(client_id)
 
     def member(self, connection: Connection, client_id: str, language: str = "OTHER", version: int = 0) -> Member:
-        """A client that was just heard of."""
+        """A client with a new last-seen time."""
         env = self._env
         return Member(connection, client_id, env.monotonic(), language, version, env.wall_ms())
 
@@ -105,7 +105,7 @@ class Clients:
         self, member: Member, data: ConsumerData, size: int, *, notify: bool, keep_subscriptions: bool
     ) -> None:
         """A consumer's heartbeat. ``size``: the :func:`subscription_bytes` of its subscriptions together; ``notify``:
-        whether the group's members want to hear of changes."""
+        whether the group's members are notified of changes."""
         connection, client_id = member.connection, member.client_id
         if not keep_subscriptions:
             self._keep(connection.id, data.group_name, size)
@@ -139,7 +139,7 @@ class Clients:
             self._left(consumer_group)
 
     def drop(self, connections: Iterable[Connection]) -> None:
-        """These connections have ended."""
+        """These connections were closed."""
         for connection in connections:
             self.producers.leave_all(connection.id)
             self._producer_ids.drop(connection)
@@ -148,7 +148,7 @@ class Clients:
                 self._left(name)
 
     def expire(self) -> None:
-        """Drop and close the connections of clients that have been silent for too long."""
+        """Drop clients that have been silent for too long, and close their connections."""
         moment = self._env.monotonic() - self._config.expire_after
         for connection in self.consumers.silent_since(moment) + self.producers.silent_since(moment):
             if not connection.closed:
@@ -157,7 +157,7 @@ class Clients:
             self.drop([connection])
 
     def notify_changes(self) -> None:
-        """Tell each member of the groups that changed, once a group, whatever happened since the last call."""
+        """Notify each member of the groups that changed since the last call, once per group."""
         changed, self.changed = self.changed, {}
         for name in changed:
             group = self.consumers.groups.get(name)
@@ -194,6 +194,6 @@ class Clients:
 
 
 def subscription_bytes(wish: SubscriptionData) -> int:
-    """About how much a subscription takes in memory."""
+    """The approximate memory of a subscription."""
     tags = sum(map(len, wish.tags_set)) + WISH_BYTES * (len(wish.tags_set) + len(wish.code_set))
     return WISH_BYTES + len(wish.topic) + len(wish.sub_string) + tags

@@ -1,4 +1,4 @@
-"""Administrators' requests about who is connected: consumers (203), producers (204, 328), subscriptions (345).
+"""Administrators' requests about connected clients: consumers (203), producers (204, 328), subscriptions (345).
 
 Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, 5.3.3 for 345.
 """
@@ -41,7 +41,7 @@ class Connections:
         }
 
     def consumers(self, request: Request) -> Command:
-        """203. Code 206 for a group of which nobody is here."""
+        """203. Code 206 for a group without connected members."""
         name = read_header(ConsumerGroupHeader, request.command.ext).consumer_group
         group = self._clients.consumers.groups.get(name)
         if group is None:
@@ -56,7 +56,7 @@ class Connections:
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())
 
     def producers(self, request: Request) -> Command:
-        """204. Code 1 for a group of which nobody is here."""
+        """204. Code 1 for a group without connected members."""
         name = read_header(ProducerGroupHeader, request.command.ext).producer_group
         group = self._clients.producers.groups.get(name)
         if group is None:
@@ -68,7 +68,7 @@ class Connections:
         """328: every producer group."""
         table = {
             name: [
-                # the Java class prints an address with a slash where a host name could be
+                # the Java class prints an address with a slash in place of a host name
                 ProducerInfo(
                     member.client_id,
                     f"/{member.connection.address}",
@@ -83,7 +83,7 @@ class Connections:
         return request.command.answer(ResponseCode.SUCCESS, body=ProducerTable(table).to_bytes())
 
     def subscription(self, request: Request) -> Command:
-        """345: what the group wants of the topic; without it when nobody of the group is here."""
+        """345: the group's subscription to the topic; empty if the group has no connected member."""
         header = read_header(GroupSubscriptionHeader, request.command.ext)
         wanted = self._clients.subscription(header.group, header.topic)
         body = GroupSubscription(header.group, header.topic, wanted)

@@ -1,8 +1,9 @@
 """The live members of consumer groups and of producer groups, by connection.
 
-Source: RocketMQ 4.9.7 ``ConsumerManager``, ``ConsumerGroupInfo``, ``ProducerManager``. One thing differs: there the
-last heartbeat replaces the whole group's subscriptions, so that members which differ take them from each other in
-turns. Here a group wants what any of its members wants, and the newer of two subscriptions to one topic counts.
+Source: RocketMQ 4.9.7 ``ConsumerManager``, ``ConsumerGroupInfo``, ``ProducerManager``. There is one difference: in
+RocketMQ the last heartbeat replaces the subscriptions of the whole group, so members with different subscriptions
+replace each other's in turn. In GantryMQ a group has the subscriptions of all its members, and the newer of two
+subscriptions to the same topic is valid.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ class Member:
     language: str = "OTHER"
     version: int = 0
     heard_ms: int = 0
-    """When the last heartbeat came, in ms of the wall clock: administrators are shown it."""
+    """Time of the last heartbeat in ms of the wall clock, for administrators."""
     subscriptions: Mapping[str, SubscriptionData] = attrs.field(factory=dict)
     subscription_keys: frozenset[tuple[str, str, str]] = frozenset()
-    """The subscriptions in a form that can be compared. Retry topics say nothing of their own."""
+    """The subscriptions in a comparable form, without retry topics, which every group has."""
     versions: Mapping[str, tuple[str, str, int, bool]] = attrs.field(factory=dict)
-    """What is compared with the next heartbeat: tags follow from the expression, and comparing many takes long."""
+    """The fields that are compared with the next heartbeat: tags follow from the expression, and comparing many takes
+    long."""
 
     def subscribe(self, subscriptions: Mapping[str, SubscriptionData]) -> None:
-        """What it wants from now on, by topic."""
+        """Its current subscriptions by topic."""
         self.subscriptions = subscriptions
         self.versions = {
             topic: (wish.expression_type, wish.sub_string, wish.sub_version, wish.class_filter_mode)
@@ -59,12 +61,12 @@ class Group:
         self.members: dict[int, Member] = {}
 
     def remove(self, connection_id: int) -> bool:
-        """Take the member out; returns whether it was there."""
+        """Remove the member; returns whether it was in the group."""
         return self.members.pop(connection_id, None) is not None
 
 
 class ConsumerGroup(Group):
-    """The members of a consumer group and what they want together."""
+    """The members of a consumer group and the union of their subscriptions."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -73,35 +75,36 @@ class ConsumerGroup(Group):
         self.consume_from_where = ""
         self.notify = True
         self.generation = 0
-        """Counts changes of what the group wants."""
+        """Counts changes of the group's subscriptions."""
         self._merged: dict[str, SubscriptionData] = {}
         self._unsettled: set[str] = set()
-        """Topics whose newest wish has gone: who asks for one looks for what the members want of it now. Doing it for
-        a thousand topics each time one of a thousand members leaves would take minutes when all leave."""
+        """Topics whose newest subscription was removed: the next query finds the members' present subscription.
+        Recomputing a thousand topics each time one of a thousand members leaves would take minutes when all leave."""
         self._subscription_keys: Counter[frozenset[tuple[str, str, str]]] = Counter()
 
     @property
     def differs(self) -> bool:
-        """Whether members want different things: each gets only a part of the messages of what it wants."""
+        """Whether the members' subscriptions differ: each member then gets only a part of the messages that it
+        subscribed to."""
         return len(self._subscription_keys) > 1
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData]:
-        """What the group wants, by topic; a copy, which does not change."""
+        """The group's subscriptions by topic, as a copy."""
         for topic in list(self._unsettled):
             self._settle(topic)
         return dict(self._merged)
 
     def subscription(self, topic: str) -> SubscriptionData | None:
-        """What the group wants of the topic."""
+        """The group's subscription to the topic."""
         if topic in self._unsettled:
             self._settle(topic)
         return self._merged.get(topic)
 
     def update(self, member: Member, data: ConsumerData, keep_subscriptions: bool) -> bool:
-        """Take a member's heartbeat; returns whether other members should know.
+        """Process a member's heartbeat; returns whether to notify the other members.
 
-        ``keep_subscriptions``: the heartbeat says nothing of them (5.x), the ones known stay.
+        ``keep_subscriptions``: the heartbeat has none (5.x), so the known ones remain.
         """
         known = self.members.get(member.connection.id)
         if not keep_subscriptions:
@@ -135,11 +138,11 @@ class ConsumerGroup(Group):
         return True
 
     def client_ids(self) -> list[str]:
-        """The members' client ids, each once, in the order in which they came."""
+        """The members' client ids without duplicates, in the order in which they joined."""
         return list(dict.fromkeys(member.client_id for member in self.members.values()))
 
     def _merge(self, before: Mapping[str, SubscriptionData], now: Mapping[str, SubscriptionData]) -> bool:
-        """A member wants something else than before; returns whether topics came or went for it or for the group."""
+        """Change a member's subscriptions; returns whether topics were added or removed for it or for the group."""
         merged = self._merged
         self.generation += 1
         changed = False

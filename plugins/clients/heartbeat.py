@@ -1,4 +1,4 @@
-"""Requests of clients about themselves: heartbeat (34), farewell (35), who is in my group (38)."""
+"""Requests of clients about themselves: heartbeat (34), unregister (35), list of group members (38)."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from gantrymq.remoting.names import GROUP_MAX_LENGTH, TOPIC_MAX_LENGTH, retry_to
 
 CLIENT_ID_MAX_CHARACTERS = 1024
 UNIT_SUBSCRIPTION_FLAG = 2
-"""Bit of a topic's system flag: units subscribe to it."""
+"""Bit of a topic's system flag: it has unit subscriptions."""
 
 OBJECTS_MAX = 65_536
-"""Groups and subscriptions of one heartbeat, as its braces count them; one in 4 MiB has half as many."""
+"""The most groups and subscriptions of one heartbeat, counted by its braces; a heartbeat of 4 MiB has half as many."""
 TAGS_MAX = 21_846
-"""Tags of one subscription, and codes of them: the longest expression that a pull may bring has as many."""
+"""The most tags, and tag codes, of one subscription: the longest expression of a pull has as many."""
 
 STEPS_FROM = 65_536
-"""Bytes; a longer heartbeat is decoded consumer group by consumer group, and those subscription by subscription."""
+"""Bytes; a longer heartbeat is decoded in steps, by consumer group and by subscription."""
 STEP_GROUPS = 64
-"""Producer groups of one step."""
+"""Producer groups per step."""
 STEP_SUBSCRIPTIONS = 256
 STEP_BYTES = 32_768
-"""Bytes of subscriptions that one step decodes, before the last one."""
+"""Bytes of subscriptions that one step decodes, not counting the last subscription."""
 
 log = structlog.get_logger("gantrymq.clients")
 
@@ -71,7 +71,7 @@ _NONE = msgspec.Raw(b"[]")
 
 
 class _SubscriptionFrame(msgspec.Struct, rename="camel"):
-    """What tells how many tags and codes :class:`SubscriptionData` has."""
+    """Counts the tags and codes of a :class:`SubscriptionData`."""
 
     topic: str = ""
     tags_set: msgspec.Raw = _NONE
@@ -79,7 +79,7 @@ class _SubscriptionFrame(msgspec.Struct, rename="camel"):
 
 
 class Heartbeats:
-    """Handlers of the three codes. ``changed()`` is called when members of a group are to be told of a change."""
+    """Handlers of the three codes. ``changed()`` is called when members of a group must be notified of a change."""
 
     def __init__(
         self,
@@ -108,16 +108,17 @@ class Heartbeats:
         }
 
     def heartbeat(self, request: Request) -> AnswerSteps:
-        """34. All names are checked before anything is taken. The answer's version (407) tells clients what we can.
+        """34. All names are checked before anything is stored. The version in the response (407) tells clients which
+        features the broker has.
 
-        A group that may not be created is passed over, as in 5.x; its members learn of it when they pull (code 26).
-        5.x clients leave their subscriptions out only after an answer that offers it, which ours does not; one that
-        does so all the same keeps what it said before.
+        A group that may not be created is ignored, as in 5.x; its members get code 26 when they pull. 5.x clients omit
+        their subscriptions only after a response that offers this, which GantryMQ's does not; if a client omits them
+        anyway, its previous ones remain.
         """
         try:
             return (yield from self._take(request))
         except RemoteFault as fault:
-            # The client repeats it each half minute, and its consumers get nothing meanwhile.
+            # The client repeats it every half minute, and its consumers get no messages meanwhile.
             host = request.connection.peer[0]
             if self._warnings.is_due(host):
                 log.warning("heartbeat_refused", peer=host, reason=fault.remark)
@@ -153,7 +154,7 @@ class Heartbeats:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def _read(self, body: bytes) -> Generator[None, None, HeartbeatData]:
-        """What :class:`HeartbeatData` reads, with rests where that takes long."""
+        """Decode :class:`HeartbeatData`, with pauses if it takes long."""
         if len(body) > STEPS_FROM and b"$ref" not in body and not spells_differently(body, HeartbeatData):
             objects = body.count(b"{")
             if objects > OBJECTS_MAX:
@@ -168,7 +169,7 @@ class Heartbeats:
                     consumers.append((yield from self._read_consumer(raw)))
                     yield
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                pass  # not as Java's client writes it: what reads that decides
+                pass  # not in the form of the Java client: the tolerant reader decides
             else:
                 return HeartbeatData(frame.client_id, frame.producer_data_set, consumers, without_sub=frame.without_sub)
         return HeartbeatData.from_request(body)
@@ -225,7 +226,7 @@ class Heartbeats:
         )
 
     def unregister(self, request: Request) -> Command:
-        """35. A group that the client is not in is no error. The queues that it has locked are free at once."""
+        """35. A group without this client is no error. The client's locks are released at once."""
         header = read_header(UnregisterClientHeader, request.command.ext)
         self._clients.leave(request.connection, header.producer_group, header.consumer_group)
         if self._locks is not None and header.consumer_group is not None:
@@ -234,7 +235,7 @@ class Heartbeats:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def consumer_list(self, request: Request) -> Command:
-        """38. Code 1 when nobody is there: a client then keeps the queues that it has."""
+        """38. Code 1 if the group has no members: a client then keeps its queues."""
         group = read_header(ConsumerGroupHeader, request.command.ext).consumer_group
         client_ids = self._clients.client_ids(group)
         if not client_ids:
@@ -247,7 +248,7 @@ class Heartbeats:
         return self._clients.member(request.connection, data.client_id, language, command.version)
 
     def _check_consumer(self, consumer: ConsumerData) -> Generator[None, None, int]:
-        """Check all that the consumer says; returns the bytes of its subscriptions in memory, about."""
+        """Check the consumer's data; returns the approximate memory of its subscriptions."""
         validate_group(consumer.group_name)
         validate_topic(retry_topic(consumer.group_name))
         subscriptions = consumer.subscription_data_set

@@ -1,4 +1,5 @@
-"""Who is connected, as metrics: RocketMQ 5.3.3's names and labels (``BrokerMetricsManager.initConnectionMetrics``)."""
+"""Metrics of connected clients, with RocketMQ 5.3.3's names and labels
+(``BrokerMetricsManager.initConnectionMetrics``)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _MODES: Final = {"CONSUME_ACTIVELY": "pull", "CONSUME_PASSIVELY": "push", "CONSU
 
 
 def report(metrics: Metrics, clients: Clients) -> None:
-    """Members of groups by language and release, and the groups whose members want different things."""
+    """Members of groups by language and version, and groups whose members have different subscriptions."""
     producers = Counter(
         (member.language, member.version)
         for group in clients.producers.groups.values()

@@ -1,7 +1,7 @@
-"""Which connection a producer's client id stands for: replies to its requests go there.
+"""The connection for each producer's client id, to which replies are pushed.
 
-Source: RocketMQ 4.9.7 ``ProducerManager.clientChannelTable``. There the end of any connection of a client id, or its
-leaving of any group, takes the id out, though a newer connection or another group of it is still here.
+Source: RocketMQ 4.9.7 ``ProducerManager.clientChannelTable``. In RocketMQ, the end of any connection of a client id, or
+leaving any group, removes the id, even if the client has a newer connection or another group.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class ProducerIds:
         self._ids: dict[int, str] = {}
 
     def find(self, client_id: str) -> Connection | None:
-        """The connection of the client, None when it is not here."""
+        """The connection of the client, None if it is not connected."""
         return self._connections.get(client_id)
 
     def heard(self, client_id: str, connection: Connection) -> None:
-        """A heartbeat: the id is this connection's unless a newer one has it."""
+        """A heartbeat: the id belongs to this connection unless a newer one has it."""
         known = self._ids.get(connection.id)
         if known == client_id and client_id in self._connections:
             return
@@ -34,7 +34,7 @@ class ProducerIds:
         self._connections[client_id] = connection
 
     def drop(self, connection: Connection) -> None:
-        """The connection has no producer any more."""
+        """The connection no longer has a producer."""
         client_id = self._ids.pop(connection.id, None)
         if client_id is not None and self._connections.get(client_id) is connection:
             del self._connections[client_id]

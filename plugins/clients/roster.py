@@ -1,4 +1,4 @@
-"""All live groups of one kind, and which of them each connection is in, so that its end costs no search."""
+"""All live groups of one kind, and the groups of each connection, so that closing a connection needs no search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ G = TypeVar("G", bound=Group)
 
 
 class Roster(Generic[G]):
-    """Groups by name. One exists as long as it has members."""
+    """Groups by name. A group exists while it has members."""
 
     def __init__(self, make: Callable[[str], G], max_groups: int) -> None:
         self.groups: dict[str, G] = {}
@@ -25,7 +25,7 @@ class Roster(Generic[G]):
         self._joined: dict[int, set[str]] = {}
 
     def join(self, connection_id: int, name: str) -> G:
-        """The group, for a member that is about to be put in; :class:`RemoteFault` (code 1) when there are too many."""
+        """The group for a new member; :class:`RemoteFault` (code 1) if there are too many groups."""
         group = self.groups.get(name)
         if group is None:
             if len(self.groups) >= self._max_groups:

@@ -1,17 +1,17 @@
-"""Give messages: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
+"""Serve pulls: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
-Slot: none; essential.
-Hooks: collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
+Slot: none; essential. Hooks: collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
 Config ``[plugin.consume]``: ``memory_messages``, ``memory_bytes``, ``disk_messages``, ``disk_bytes`` (RocketMQ's limits
 of one answer), ``max_messages`` and ``max_bytes`` (the limits for clients that accept more), ``scan_entries`` (queue
-entries looked at for one answer when a filter drops most), ``memory_percent`` (what counts as in memory) and
-``slave_read_enable``.
-Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
+entries examined for one response when a filter drops most), ``memory_percent`` (the part of the log that counts as in
+memory) and ``slave_read_enable``. Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and
+``DefaultMessageStore.getMessage``.
 
-A pull is answered in the sweep in which it came, unless others have had much in it already, or its messages are on the
-disk only: those are fetched by a worker thread, so that who reads old messages holds up nobody who sends.
+A pull is answered in the sweep in which it arrives, unless other pulls have used up its budget, or its messages are
+only on the disk: a worker thread reads those, so that readers of old messages do not delay senders.
 
-A pull that finds nothing and may wait goes to the hook ``hold_pulls``; without a holder it is answered "not found".
+A pull that finds nothing and may wait goes to the hook ``hold_pulls``; if no plugin holds it, the response is "not
+found".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ConsumePlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The pulls that were not answered in the sweep in which they came."""
+        """The task for pulls that were not answered in the sweep in which they arrived."""
         metrics.gauge(
             "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",
             len(self._processor.postponed), processor="pull",
@@ -73,7 +73,7 @@ class ConsumePlugin:
 
     @hookimpl
     def stopping(self) -> None:
-        """Nobody waits for the disk any more: who does is told to ask again."""
+        """Stop waiting for the disk: pulls that wait for it are told to pull again."""
         self._processor.postponed.stop()
 
     def _reconfigure(self, config: ConsumeConfig) -> None:

@@ -9,27 +9,27 @@ from gantrymq.kernel.config.fields import number, plain, size
 
 @attrs.frozen(kw_only=True)
 class ConsumeConfig:
-    """How much one pull gets, and from which broker. The defaults are RocketMQ's."""
+    """Limits of one pull, and the suggested broker. The defaults are RocketMQ's."""
 
     memory_messages: int = number(32, 1, 65536, rocketmq="maxTransferCountOnMessageInMemory")
-    """The most messages of an answer from memory."""
+    """The most messages of a response from memory."""
     memory_bytes: int = size("256 KiB", minimum="1", maximum="64 MiB", rocketmq="maxTransferBytesOnMessageInMemory")
-    """The most bytes of an answer from memory, but for the first message."""
+    """The most bytes of a response from memory; the first message always fits."""
     disk_messages: int = number(8, 1, 65536, rocketmq="maxTransferCountOnMessageInDisk")
-    """The most messages of an answer from the disk."""
+    """The most messages of a response from the disk."""
     disk_bytes: int = size("64 KiB", minimum="1", maximum="64 MiB", rocketmq="maxTransferBytesOnMessageInDisk")
-    """The most bytes of an answer from the disk, but for the first message."""
+    """The most bytes of a response from the disk; the first message always fits."""
     memory_percent: int = number(40, 0, 100, rocketmq="accessMessageInMemoryMaxRatio")
     """Messages further behind the log's end than this share of the machine's memory count as on the disk."""
     max_messages: int = number(1024, 1, 65536)
-    """The most messages of an answer to a client that accepts more than RocketMQ's limits (gantrymqMaxBytes)."""
+    """The most messages of a response to a client that accepts more than RocketMQ's limits (gantrymqMaxBytes)."""
     max_bytes: int = size(default="1 MiB")
-    """The most bytes of such an answer."""
+    """The most bytes of such a response."""
     scan_entries: int = number(4096, 32, 300_000)
-    """Queue entries that one pull looks at when a filter drops most."""
+    """Queue entries that one pull examines when a filter drops most."""
     slave_read_enable: bool = plain(False, rocketmq="slaveReadEnable")
-    """Readers are sent to the broker that their group's configuration names."""
+    """Redirect consumers to the broker that their group's configuration names."""
 
 
 LIVE_KEYS = ("slave_read_enable", "memory_percent", "memory_messages", "memory_bytes", "disk_messages", "disk_bytes")
-"""What administrators may change while the broker runs."""
+"""The settings that administrators can change while the broker runs."""

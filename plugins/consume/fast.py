@@ -1,5 +1,5 @@
-"""The inner loops of pulls. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in ``kernel/fast``, on
-whose compiled requests the compiled one works."""
+"""The inner loops of pulls. ``KIND`` names the twin in use, ``compiled`` or ``plain``, as in ``kernel/fast``, whose
+compiled requests the compiled twin needs."""
 
 from __future__ import annotations
 

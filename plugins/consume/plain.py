@@ -1,8 +1,8 @@
-"""The inner loops of pulls as plain functions, and what both twins are given for them.
+"""The inner loops of pulls as plain functions, and the interfaces that both twins use.
 
-The compiled twin answers what is usual straight from blocks of the log; whatever is not (errors, offsets outside, a
-filter that looks at more than tag codes, damaged records, what would have to come from the disk) goes to the
-``fallback`` that the caller passes, pull by pull, so that there is one meaning of every pull.
+The compiled twin answers usual pulls directly from blocks of the log. All others (errors, offsets out of range, filters
+on more than tag codes, damaged records, records that are only on the disk) go to the caller's ``fallback``, pull by
+pull, so that every pull has one meaning.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 KIND: Final = "plain"
 
 READERS: Final[Mapping[int, Any]] = {}
-"""What reads requests to pull before somebody asks for their headers; by code. Nothing here."""
+"""The readers of pull requests by code; none in this twin."""
 
 Window = Callable[[int, int, int], "memoryview | bytes | None"]
 """By the number of an entry, its offset and size: see :func:`gather`."""
 
 Suggest = Callable[[int], int]
-"""The id of the broker that a reader shall turn to next, by the log offset of the last entry that was looked at."""
+"""The id of the suggested broker, by the log offset of the last examined entry."""
 
 PullPolicy = tuple[int, frozenset[int], Suggest | None]
-"""The topic's number of queues, the tag codes that are wanted (none: every message), and which broker to suggest; None:
-the one with the id 0."""
+"""The topic's number of queues, the requested tag codes (empty: every message), and the suggested broker; None: the one
+with the id 0."""
 
 _SLOTS: Final = ("<next>", "<min>", "<max>")
 _OPAQUE: Final = 1_234_567_890
@@ -50,7 +50,7 @@ _V4_HEAD_SIZE: Final = HEADS[0].size
 
 
 class PullForm(NamedTuple):
-    """What is the same in every answer with one code, in both kinds of header."""
+    """The constant part of responses with one code, for both kinds of header."""
 
     json: tuple[bytes, ...]
     """The JSON header in five pieces; between them stand the next offset, the lowest, the highest, and opaque."""
@@ -62,7 +62,7 @@ class PullForm(NamedTuple):
 
 
 def pull_form(code: int, remark: str, fields: dict[str, str]) -> PullForm:
-    """The form of answers with the constant ``fields`` and, behind them, the three offsets."""
+    """The template of responses with the constant ``fields`` followed by the three offsets."""
     varying = dict(zip(("nextBeginOffset", "minOffset", "maxOffset"), _SLOTS, strict=True))
     rest = encode(Command(code, {**fields, **varying}, b"", _OPAQUE, RESPONSE_FLAG, remark))[8:]
     pieces = []
@@ -77,19 +77,19 @@ def pull_form(code: int, remark: str, fields: dict[str, str]) -> PullForm:
 
 
 class Transfer(Protocol):
-    """The limits of an answer, looked at once a turn. A change puts another tuple in the place of ``transfer``."""
+    """The limits of a response, read once per turn. A change replaces the tuple ``transfer``."""
 
     transfer: tuple[int, int, int, int]
     """Messages and bytes from memory, messages and bytes from the disk."""
     memory_bytes: int
-    """So many bytes before the log's end count as in memory."""
+    """This many bytes before the log's end count as in memory."""
 
 
 class PulledQueue(Protocol):
-    """A consume queue, as far as pulls read it."""
+    """The interface of a consume queue for pulls."""
 
     generation: int
-    """What was read in one generation stays true."""
+    """Entries of one generation do not change."""
 
     @property
     def min_offset(self) -> int:
@@ -100,14 +100,14 @@ class PulledQueue(Protocol):
         """Behind the last entry."""
 
     def peek(self, offset: int, count: int) -> bytes | None:
-        """Up to ``count`` entries from ``offset`` on, as far as they are in memory; None where they are not."""
+        """Up to ``count`` entries from ``offset`` on, as far as they are in memory; None if they are not."""
 
 
 class PulledLog(Protocol):
-    """The log's end and its damage, as far as pulls ask for it."""
+    """The interface of the log for pulls: its end and its damaged ranges."""
 
     quarantine: list[tuple[int, int]]
-    """Start and end of what can no longer be trusted."""
+    """Start and end of each damaged range."""
 
     @property
     def end(self) -> int:
@@ -122,31 +122,31 @@ class PulledWindows(Protocol):
         """Where the log begins."""
 
     def span(self, offset: int, size: int) -> tuple[int, memoryview] | None:
-        """What holds ``size`` bytes at ``offset``, and where it begins; None when the disk would have to give them."""
+        """A block with the ``size`` bytes at ``offset``, and its start; None if they are only on the disk."""
 
 
 @attrs.frozen
 class PullContext:
-    """What the answering of pulls needs, and its bounds."""
+    """The context for answering pulls, with its limits."""
 
     policy: Callable[[str, str, str | None, str | None, int, int], PullPolicy | None]
     """By group, topic, subscription, expression type, its version (0 where the sys flag brings a filter along) and the
     sys flag's bits about filters; None when that is not usual."""
     find_queue: Callable[[str, int], PulledQueue | None]
     commit: Callable[[str, str, int, int], None]
-    """Group, topic, queue id, offset: commits what rides on a pull."""
+    """Group, topic, queue id, offset: commits the offset that a pull carries."""
     pulled: Callable[[str, str, int, int, int], None] | None
-    """Group, topic, queue id, messages, bytes: hears of each answer, if anybody counts."""
+    """Group, topic, queue id, messages, bytes: called for each response, if statistics need it."""
     windows: PulledWindows
     limits: Transfer
     log: PulledLog
     max_messages: int
     max_bytes: int
-    """The limits of an answer to a client that says how many bytes it accepts."""
+    """The limits of a response to a client that says how many bytes it accepts."""
     scan_entries: int
-    """Entries that are looked at when not every message is wanted."""
+    """The most entries to examine when a filter applies."""
     forms: Callable[[int], tuple[PullForm, PullForm]]
-    """By the id of the suggested broker: when messages are found, and when there are some, but none that is wanted."""
+    """By the id of the suggested broker: templates for found messages, and for no matching messages."""
 
 
 class PullAnswers:
@@ -156,10 +156,11 @@ class PullAnswers:
         pass
 
     def answer(self, requests: list[Request], first: int, budget: int, fallback: Callable[[Request], int]) -> int:
-        """Answer pulls in their order, from ``requests[first]`` on; returns the first one that was not looked at.
+        """Answer pulls in order, from ``requests[first]`` on; returns the index of the first one that was not
+        processed.
 
-        That is where the bodies so far have ``budget`` bytes. Any pull may go to ``fallback`` instead, which returns
-        the size of the body that it gave.
+        It stops when the bodies have ``budget`` bytes. Any pull may go to ``fallback`` instead, which returns the size
+        of its body.
         """
         while first < len(requests) and budget > 0:
             budget -= fallback(requests[first])
@@ -167,7 +168,8 @@ class PullAnswers:
         return first
 
     def resume(self, pull: Pull, codes: frozenset[int], suggest: Suggest | None) -> int:
-        """Answer one that was held, whose filter wants these ``codes``; the body's size, or -1: it was left alone."""
+        """Answer a held pull whose filter selects these ``codes``; returns the body's size, or -1 if it was not
+        answered."""
         return -1
 
 
@@ -177,7 +179,7 @@ def read_pull_header(request: Request) -> PullMessageHeader:
 
 
 class PullLimits(NamedTuple):
-    """How much one answer to a pull may carry. The first record always fits, a further one only within the limits."""
+    """Limits of one response. The first record always fits, further ones only within the limits."""
 
     messages: int
     size: int
@@ -190,12 +192,12 @@ class PullLimits(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The most records that any answer within these limits has."""
+        """The most records of any response within these limits."""
         return max(self.messages, self.disk_messages)
 
 
 def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, number: int) -> bool:
-    """Whether an intact record, whose body ends there, is the one of an entry of ``part``."""
+    """Whether an intact record, whose body ends there, belongs to an entry of ``part``."""
     if part is None:
         return True
     start = body_end + (1 if record[7] == _LAST_OF_V1 else 2)
@@ -207,14 +209,14 @@ def is_of(record: memoryview | bytes, body_end: int, part: QueuePart | None, num
 
 
 class QueuePart(NamedTuple):
-    """Which entries of which queue are read: what their records must say of themselves."""
+    """The entries of a queue that are read; their records must name this queue and these offsets."""
 
     topic: bytes
     queue_id: int
     first: int
     """The queue offset of the first one."""
     is_current: bool
-    """Whether no entry is known to lie before the log's begin."""
+    """Whether no entry is known to point before the log's start."""
 
 
 def gather(
@@ -226,14 +228,13 @@ def gather(
     wrong: Callable[[int], None],
     part: QueuePart | None,
 ) -> tuple[list[bytes | memoryview], int, bool, int]:
-    """The records of these queue entries that ``matches`` lets through, within ``limits``.
+    """The records of these queue entries for which ``matches`` is true, within ``limits``.
 
-    As in RocketMQ the first entry that does not fit ends the answer, whether or not its record is wanted.
-    ``window(number, offset, size)`` gives the log from that offset on, the record at least, or None when there is none
-    that can be read. An entry that leads to no record (see :func:`is_intact`), or to one of another place than
-    ``part`` says, is reported to ``wrong(number)`` and left out. Both may raise.
-    Returns what makes the body, how many entries were looked at, whether one lay before ``oldest``, and the number of
-    records in the body.
+    As in RocketMQ, the first entry that does not fit ends the response, whether or not its record matches.
+    ``window(number, offset, size)`` returns the log from that offset on, with at least the record, or None if it cannot
+    be read. An entry that points to no intact record (see :func:`is_intact`), or to one of another queue or offset than
+    ``part``, is reported to ``wrong(number)`` and left out. Both may raise. Returns the parts of the body, the number
+    of examined entries, whether one lay before ``oldest``, and the number of records in the body.
     """
     parts: list[bytes | memoryview] = []
     total = scanned = base = end = 0
@@ -284,6 +285,6 @@ def gather(
                 total += size
             else:
                 wrong(number)
-                # What was just quarantined is not to be read through the window of before.
+                # A range that was just quarantined must not be read through an old window.
                 base = end = 0
     return parts, scanned, removed, len(parts)

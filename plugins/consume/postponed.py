@@ -1,5 +1,5 @@
-"""Pulls that are not answered in the sweep in which they came: so that one that reads much, or from the disk, holds up
-nobody who sends."""
+"""Pulls that are not answered in the sweep in which they arrive, so that large reads and reads from the disk do not
+delay senders."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.consume")
 
 TURN_BYTES: Final = 512 * 1024
-"""Bytes of messages that are given before others have their turn: a fraction of a millisecond."""
+"""Bytes of messages that are returned before other connections are served: a fraction of a millisecond."""
 POSTPONED_MAX: Final = 10_000
-"""A peer may ask faster than it is answered; with so many waiting, each further one is read where it stands."""
+"""The most waiting pulls, because a peer can send faster than it is answered; beyond it each pull is answered at
+once."""
 
 
 class _Ready:
-    """Pulls that may run, connection by connection: one that sent many holds up its own only."""
+    """Runnable pulls, per connection, so that a connection with many delays only its own."""
 
     def __init__(self) -> None:
         self._turns: deque[Connection] = deque()
@@ -36,7 +37,7 @@ class _Ready:
         return self._count
 
     def put(self, pull: Pull, since: float) -> None:
-        """Let the pull run behind all others of its connection."""
+        """Queue the pull behind all others of its connection."""
         connection = pull.request.connection
         queue = self._pulls.get(connection)
         if queue is None:
@@ -58,7 +59,7 @@ class _Ready:
         return taken
 
     def take_all(self) -> list[Pull]:
-        """All pulls; none is left."""
+        """Remove and return all pulls."""
         pulls = [pull for queue in self._pulls.values() for pull, _ in queue]
         self._turns.clear()
         self._pulls.clear()
@@ -67,12 +68,12 @@ class _Ready:
 
 
 class Postponed:
-    """Pulls that run again: when what they want came from the disk, or when the others had their turn. Connections take
-    turns.
+    """Pulls that run again after their messages were read from the disk, or after others had their turn. Connections
+    take turns.
 
-    ``again(pull, wait)`` answers one and returns its bytes; with ``wait`` it reads from the disk, come what may.
-    ``give_up(pull)`` answers one that is not read any more: its client asks again, here or elsewhere.
-    ``waited(pull, seconds)`` hears how long that took to come, if somebody wants to know.
+    ``again(pull, wait)`` answers a pull and returns its bytes; with ``wait`` it waits for the disk. ``give_up(pull)``
+    answers a pull without reading: its client pulls again, here or elsewhere. ``waited(pull, seconds)`` gets the time
+    of the read, if statistics need it.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Postponed:
         self._some_absent.set()
 
     def stop(self) -> None:
-        """Give up all that wait, and let none wait any more: nobody shall wait for a disk to stop."""
+        """Give up all waiting pulls and accept no more, so that the stop does not wait for the disk."""
         self._stopped = True
         fetching, self._fetching = self._fetching, None
         left = [*self._ready.take_all(), *(one[0] for one in self._absent)]
@@ -119,7 +120,7 @@ class Postponed:
                 self._give_up(pull)
 
     async def run(self) -> None:
-        """Do so, until cancelled."""
+        """Run pulls until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_ready)
             nursery.start_soon(self._run_absent)
@@ -144,15 +145,15 @@ class Postponed:
                 try:
                     await trio.to_thread.run_sync(fetch)
                 except UnreadableRange:
-                    pass  # what it asks for next is known to be unreadable, and answered so at once
+                    pass  # its range is now known to be unreadable and is answered as such at once
                 except OSError as error:
-                    # Reading it where it stands finds out what that means for this pull.
+                    # Answering it now determines the effect on this pull.
                     log.error("read_ahead_failed", topic=pull.topic, queue_id=pull.queue_id, error=str(error))
                 if pull is not self._fetching:
                     continue  # it was given up meanwhile
                 self._fetching = None
                 self._answer(pull, since, wait=True)
-                # Those behind it mostly want the same part, which is there now.
+                # The next pulls mostly need the same part, which is in memory now.
                 for _ in range(len(self._absent)):
                     self._put_ready(*self._absent.popleft()[:2])
 

@@ -1,7 +1,7 @@
-"""Read one queue from an offset: what is found, or why nothing is, and where to go on.
+"""Read one queue from an offset: the messages or the reason for none, and the next offset.
 
-The statuses and their order are those of ``DefaultMessageStore.getMessage`` of RocketMQ 4.9.7; their names travel
-as the answer's remark.
+The statuses and their order are those of ``DefaultMessageStore.getMessage`` of RocketMQ 4.9.7; their names are the
+remark of the response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger("gantrymq.consume")
 
 
 class PullStatus(Enum):
-    """The outcome of a read; ``CODES`` says which response code it means."""
+    """The outcome of a read; ``CODES`` has its response code."""
 
     FOUND = auto()
     NO_MATCHED_MESSAGE = auto()
@@ -54,7 +54,7 @@ CODES = {
 
 @attrs.frozen
 class PullResult:
-    """``body`` are whole records one after the other, as stored; ``next_offset`` is where to pull next."""
+    """``body`` has complete stored records; ``next_offset`` is the offset of the next pull."""
 
     status: PullStatus
     next_offset: int
@@ -63,10 +63,11 @@ class PullResult:
     body: bytes = b""
     messages: int = 0
     looked_at: int | None = None
-    """The log offset of the last entry that was looked at; None when none was."""
+    """The log offset of the last examined entry; None if there was none."""
 
     def code(self, asked: int) -> int:
-        """The response code. In a queue without messages only offset 0 is right: any other one has moved."""
+        """The response code. In a queue without messages only offset 0 is valid; for any other one the offset has
+        moved."""
         if self.status in (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE) and asked != 0:
             return ResponseCode.PULL_OFFSET_MOVED
         return CODES[self.status]
@@ -84,9 +85,9 @@ def read_queue(
 ) -> PullResult:
     """The records of ``queue`` from ``offset`` on, within ``limits``.
 
-    :class:`NotCached` for what would have to come from the disk, unless the caller will ``wait``. ``UnreadableRange``
-    when the disk cannot give the first of them, :class:`QueueDisagrees` when its entry is wrong, :class:`OSError` when
-    the disk cannot give the queue's entries.
+    :class:`NotCached` for records that are only on the disk, unless ``wait`` is set. ``UnreadableRange`` if the first
+    record cannot be read, :class:`QueueDisagrees` if its entry is wrong, :class:`OSError` if the queue's entries cannot
+    be read.
     """
     if queue is None:
         return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -111,11 +112,12 @@ def read_queue(
 
 
 class QueueDisagrees(Exception):
-    """An entry leads to another record than its own: the queue is corrected from the log, the pull comes again."""
+    """An entry points to another record than its own: the queue is repaired from the log, and the client pulls
+    again."""
 
 
 class _Stop(Exception):
-    """An answer must end before the entry with this ``number``, because of what it was raised from."""
+    """The response must end before the entry with this ``number``, because of the exception's cause."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -136,9 +138,9 @@ def _gather(
         try:
             return windows.record(at, size, wait=wait)
         except UnreadableRange as error:
-            raise _Stop(number) from error  # it may be readable the next time: the consumer does not go on behind it
+            raise _Stop(number) from error  # it may be readable next time: the consumer must not skip it
         except CorruptRange as error:
-            # Only this record is unreadable: the log knows the damaged range, the consumer goes on behind it.
+            # Only this record is unreadable: the log has the damaged range, and the consumer continues behind it.
             log.error("record_unreadable", offset=at, size=size, error=str(error))
             return None
         except ValueError:
@@ -149,7 +151,7 @@ def _gather(
         at, size, _ = ENTRY.unpack_from(entries, number * ENTRY.size)
         where = offset + number
         if windows.holds_damaged(at, size, (queue.topic, queue.queue_id, where)):
-            # The record says that it is the entry's own: so its body is what is damaged, and the queue is right.
+            # The record names this entry, so its body is damaged and the queue is correct.
             windows.quarantine_range(at, at + size)
         elif queue.suspect(where):
             raise _Stop(number) from QueueDisagrees(f"the queue's entry {where} is being corrected from the log")

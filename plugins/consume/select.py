@@ -1,4 +1,4 @@
-"""Read a queue for an expression that has to see each record: what the queue's entries alone cannot answer."""
+"""Read a queue for an expression that needs each record's properties."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ READ_AT_ONCE = 64
 SCAN_ENTRIES = 512
 SCAN_BYTES = 4 * 1024 * 1024
 SCAN_WORK = 40_000
-"""What one pull may look at, and how much work that may be (see ``RecordFilter.cost``): it runs while other connections
-wait. The consumer comes back for the rest at once."""
+"""The most records that one pull examines, and the most work (see ``RecordFilter.cost``), because it runs while other
+connections wait. The consumer pulls the rest at once."""
 
 Found = tuple[int, int, memoryview | bytes]
 
@@ -49,7 +49,7 @@ def select_records(
         chosen = {number: data for (number, _, data), is_wanted in zip(records, answers, strict=True) if is_wanted}
         for number, (at, size, _) in enumerate(chunk):
             if found:
-                # as in gather(): the first entry that does not fit ends the answer, whether or not it is wanted
+                # as in gather(): the first entry that does not fit ends the response, whether or not it matches
                 most, most_bytes = (disk_messages, disk_room) if at < disk_end else (messages, room)
                 if len(found) >= most or total + size > most_bytes:
                     return found, scanned + number, removed
@@ -69,7 +69,7 @@ def _read(
     wrong: Callable[[int], None],
     part: QueuePart | None,
 ) -> Iterator[Found]:
-    """Number in the chunk, size and bytes of the records that are there and whose entries may be wanted."""
+    """Number in the chunk, size and bytes of the readable records whose entries may match."""
     for number, (at, size, code) in enumerate(chunk):
         if size == FILLER_SIZE:
             continue

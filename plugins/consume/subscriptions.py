@@ -1,4 +1,4 @@
-"""Which filter a pull means: the one it brings along, or what its group's heartbeats said."""
+"""The filter of a pull: the one that it carries, or the one from its group's heartbeats."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 SUBSCRIPTION = 4
-"""Bit of a pull's sys flag: it brings its expression along."""
+"""Bit of a pull's sys flag: the pull carries its expression."""
 
 FILTERS_KEPT = 1024
 CHARACTERS_KEPT = 524_288
-"""Compiled expressions that are kept, and how long all of them may be: a client may send another one with every pull,
-and who filters by a long one must not have it read with every pull."""
+"""The most cached compiled expressions, and their most characters: a client can send another expression with every
+pull, and a long expression should not be compiled for every pull."""
 CHARACTERS_IN_USE = 4 * 1_048_576
-"""How long all compiled expressions may be that held pulls keep in memory, some 30 bytes a character. Beyond, pulls
-with expressions of more than :data:`CODES_FREE` tags, or by SQL92, are not held."""
+"""The most characters of compiled expressions that held pulls keep in memory, at about 30 bytes each. Beyond it, pulls
+with more than :data:`CODES_FREE` tags or with SQL92 are not held."""
 CODES_FREE = 64
 
 log = structlog.get_logger("gantrymq.consume")
 
 
 class _Released:
-    """The filter of pulls that were answered: it keeps no expression in memory."""
+    """The filter of answered pulls, which keeps no expression in memory."""
 
     matches_all = False
 
     def matches(self, tag_code: int) -> bool:
-        """False: nothing is wanted any more."""
+        """False: nothing matches."""
         return False
 
 
@@ -50,16 +50,16 @@ RELEASED: Final[MessageFilter] = _Released()
 
 
 KEPT_FOR_OWNER_S: Final = 5.0
-"""How long a compiled expression waits for the pull that wants it, before others are compiled."""
+"""How long a compiled expression waits for its pull before others are compiled."""
 
 
 class NotCompiled(Exception):
-    """The expression takes long to compile: the pull has to come again."""
+    """The expression takes long to compile: the pull must be repeated."""
 
 
 @attrs.define(eq=False)
 class _Compilation:
-    """An expression that is compiled in steps, for a pull of ``owner``; ``found`` or ``fault`` is what comes of it."""
+    """An expression that is compiled in steps, for a pull of ``owner``; ``found`` or ``fault`` is the result."""
 
     key: tuple[str, str]
     owner: Connection
@@ -70,10 +70,10 @@ class _Compilation:
 
 
 class Subscriptions:
-    """The filters of pulls; their compiled expressions are kept.
+    """The filters of pulls, with a cache of compiled expressions.
 
-    One that takes long is compiled in steps, one at a time: so many connections that send such expressions share the
-    time, and half-compiled ones do not fill the memory. Its pull comes again until that is done.
+    A long expression is compiled in steps, one expression at a time: connections that send such expressions share the
+    time, and half-compiled expressions do not fill the memory. Its pull is repeated until it is compiled.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -128,7 +128,7 @@ class Subscriptions:
         return self._compile(group, topic, kind, expression, owner)
 
     def work(self, until: float) -> None:
-        """Go on with the expression that is compiled, until then on the broker's clock or until it is done."""
+        """Continue compiling the current expression, up to a time on the broker's clock or until it is compiled."""
         current = self._current
         if current is None or current.done_at is not None:
             return
@@ -165,9 +165,10 @@ class Subscriptions:
         return found
 
     def _compile_now(self, key: tuple[str, str], owner: Connection | None) -> MessageFilter:
-        """The filter, if it takes no time or was compiled already; else its compilation begins when it is its turn.
+        """The filter, if it compiles quickly or is compiled already; otherwise its compilation begins when it is its
+        turn.
 
-        Without an ``owner`` none begins, and none is taken.
+        Without an ``owner`` no compilation begins, and no result is taken.
         """
         current = self._current
         if current is not None and current.key == key:
@@ -188,7 +189,7 @@ class Subscriptions:
         raise NotCompiled
 
     def _is_forsaken(self, current: _Compilation) -> bool:
-        """Whether nobody comes to take what is compiled."""
+        """Whether the compiled expression has no pull that takes it."""
         if current.owner.closed or current.owner.peer_left:
             return True
         return current.done_at is not None and self._clock() - current.done_at > KEPT_FOR_OWNER_S
@@ -202,11 +203,11 @@ class Subscriptions:
         return compiler
 
     def _forget(self, characters: int) -> None:
-        """A compiled expression is neither kept nor used by a held pull any more."""
+        """A compiled expression is no longer cached or used by a held pull."""
         self._in_use -= characters
 
     def _log_refusal(self, group: str, topic: str, kind: str, expression: str, fault: RemoteFault) -> None:
-        """Tell the operator, once an hour for a group: its clients ask again and again, and get no message."""
+        """Log it once an hour for each group: its clients pull repeatedly and get no messages."""
         if not self._warnings.is_due(group):
             return
         log.warning(

@@ -1,4 +1,4 @@
-"""Which broker a reader is told to turn to next.
+"""The broker that a consumer is redirected to.
 
 Source: RocketMQ 4.9.7 ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage`` (``suggestPullingFromSlave``).
 """
@@ -18,10 +18,10 @@ MASTER_ID: Final = 0
 
 
 class Suggestions:
-    """What the groups' configurations say, where replicas may be read; else everybody is sent to the master.
+    """The broker from the group's configuration if slaves may be read; otherwise the master.
 
-    A reader is far behind when more lies between it and the log's end than ``memory_percent`` of the machine's memory:
-    what it reads is then no longer in memory, and another broker may have less to do.
+    A consumer counts as slow if it lags by more than ``memory_percent`` of the machine's memory: its messages are no
+    longer in memory, and another broker may have less load.
     """
 
     def __init__(self, broker: Broker, enabled: bool, memory_percent: int) -> None:
@@ -33,20 +33,20 @@ class Suggestions:
         """Go by other settings from now on."""
         self.enabled = enabled
         self.memory_bytes = self._memory * memory_percent // 100
-        """So many bytes before the log's end count as in memory."""
+        """This many bytes before the log's end count as in memory."""
 
     def disk_end(self) -> int:
-        """The log offset where memory begins: what lies before it is taken to be on the disk only."""
+        """The log offset where memory begins: the log before it counts as being only on the disk."""
         return self._broker.log.end - self.memory_bytes
 
     def of(self, group: SubscriptionGroupConfig) -> Suggest | None:
-        """The broker for a reader of this group, by the offset that it has come to; None: always the master."""
+        """The broker for a consumer of this group, by the log offset of its progress; None: always the master."""
         if not self.enabled:
             return None
         return partial(self._choose, group.broker_id, group.which_broker_when_consume_slowly)
 
     def nothing_read(self, group: SubscriptionGroupConfig | None) -> int:
-        """The broker for a reader whose pull looked at nothing."""
+        """The broker for a consumer whose pull examined no entry."""
         return group.broker_id if self.enabled and group is not None else MASTER_ID
 
     def _choose(self, near: int, far: int, offset: int) -> int:

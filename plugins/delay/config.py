@@ -22,7 +22,7 @@ def _check_delivery(_instance: object, _attribute: attrs.Attribute[str], value: 
 
 @attrs.frozen(kw_only=True)
 class DelayConfig:
-    """The delays, and how they are brought back."""
+    """The delays and the delivery mode."""
 
     levels: str = plain(
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
@@ -31,6 +31,6 @@ class DelayConfig:
     )
     """The delay of level 1, of level 2 and so on, in s, m, h or d."""
     delivery: str = attrs.field(default="pipelined", validator=_check_delivery)
-    """``synchronous`` waits for the disk after each batch of a level, ``pipelined`` sends more meanwhile."""
+    """``synchronous`` waits for the disk after each batch of a level, ``pipelined`` continues meanwhile."""
     max_delay: float = duration("3d", minimum="1s", maximum="365d", rocketmq=in_seconds("timerMaxDelaySec"))
-    """How long a message with a time of its own may wait; a longer one is refused."""
+    """The longest delay of a timed message; a longer one is refused."""

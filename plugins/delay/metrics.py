@@ -1,7 +1,7 @@
-"""What waits to be delivered, as metrics.
+"""Metrics of waiting messages.
 
-``rocketmq_timer_*`` have the names and labels of RocketMQ 5.3.3's ``DefaultStoreMetricsManager``; like there they are
-told once a message has named a time.
+``rocketmq_timer_*`` have the names and labels of RocketMQ 5.3.3's ``DefaultStoreMetricsManager``; as there, they appear
+after the first timed message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def report_levels(metrics: Metrics, broker: Broker, delivered: Mapping[int, int]
 
 
 def report_timer(metrics: Metrics, broker: Broker, files: TimerFiles) -> None:
-    """How far the timing wheel is behind what came, and behind the clock."""
+    """The lag of the timing wheel behind arrived messages and behind the clock."""
     queue = broker.queues.get(TIMER_TOPIC, 0)
     behind = 0 if queue is None else max(queue.max_offset - files.queue_offset, 0)
     metrics.gauge("rocketmq_timer_enqueue_lag", "Messages with a time that are not in the wheel yet", behind, **_STORE)

@@ -1,4 +1,4 @@
-"""Move messages that are to come later to where they wait: the queue of a delay level, or the timer topic.
+"""Divert delayed messages to the queue of a delay level or to the timer topic.
 
 Source: RocketMQ 5.3.3 ``HookUtils.handleScheduleMessage``, and 4.9.7 ``CommitLog.asyncPutMessage``: the level clamped
 to the last one, the real topic and queue kept in the properties REAL_TOPIC and REAL_QID.
@@ -35,16 +35,16 @@ from gantrymq.remoting.recall_handles import encode_handle
 
 _NO_TIMES: dict[bytes, bytes | None] = {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: None}
 _ORDINARY: dict[bytes, bytes | None] = {WAIT: None}
-"""What goes straight to its topic is stored without WAIT, what waits with it, as in RocketMQ."""
+"""A message that goes straight to its topic is stored without WAIT, a waiting one with it, as in RocketMQ."""
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
 
 @attrs.frozen
 class TimerTerms:
-    """What holds for messages with a time of their own.
+    """The settings for timed messages.
 
-    ``now`` is the store's clock, and ``at_wall`` converts a time of the machine's clock to it. ``moved`` is told
-    of each: its slot, and whom it recalls (``topic+unique key``) if it does.
+    ``now`` is the store's clock, and ``at_wall`` converts a time of the machine's clock to it. ``moved`` is called for
+    each with its slot, and with the message that it recalls (``topic+unique key``), if any.
     """
 
     now: Callable[[], int]
@@ -55,9 +55,10 @@ class TimerTerms:
 
 
 def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
-    """Give every live row with a level above 0, or with a time to come, the topic and queue where it waits.
+    """Give every live row with a level above 0, or with a future time, the topic and queue where it waits.
 
-    Prepared and rolled back messages stay: they enter no queue. What is no number, or too late, is refused.
+    Prepared and rolled back messages are not changed, because they enter no queue. Invalid numbers and times that are
+    too late are refused.
     """
     for row in batch.live:
         properties = batch.properties[row]
@@ -95,11 +96,11 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return
     if find_property(properties, TIMER_OUT_MS) is not None:
         batch.properties[row] = replace_properties(properties, _ORDINARY)
-        return  # RocketMQ, too, takes a message that waited once for an ordinary one
+        return  # as in RocketMQ, a message that has waited once is an ordinary one
     now = timer.now()
     recalls = find_property(properties, TIMER_DEL_UNIQKEY)
     try:
-        # a recall names a slot of the store's clock, by the handle that the sender was given
+        # a recall names a slot on the store's clock, from the sender's handle
         due = wanted(partial(find_property, properties), now, None if recalls is not None else timer.at_wall)
     except ValueError as error:
         batch.refuse(row, _ILLEGAL, f"timer message illegal: {error}")

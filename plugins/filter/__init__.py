@@ -1,4 +1,4 @@
-"""Which messages a subscription wants: by tag, or by an SQL92 expression on the properties.
+"""Filter messages for a subscription by tag, or by an SQL92 expression on the properties.
 
 A tag is compared by the hash in the consume queue entry; for SQL92 each record is read.
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.processors import Processor
 
 LOOK_EVERY_S: Final = 60.0
-"""How often entries are looked at although no subscription changed: those of groups that left long ago go."""
+"""How often entries are checked without a changed subscription, to delete those of groups that left long ago."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class FilterConfig:
 
 
 class FilterPlugin:
-    """Compiles tag and SQL92 expressions."""
+    """Register the compilers of tag and SQL92 expressions."""
 
     name = "filter"
 
@@ -87,17 +87,17 @@ class FilterPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One follows who subscribes by more than tags."""
+        """One task tracks subscriptions other than by tag."""
         return [BackgroundTask("filter.consumers", partial(self._follow, broker))]
 
     @hookimpl
     def stopping(self) -> None:
-        """Nobody waits any more for what takes long."""
+        """Stop the work on long expressions."""
         self._is_stopping = True
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes | bytearray] | None:
-        """The file, if anybody who filters by more than tags came, changed or left."""
+        """The file, if a subscription other than by tag was added, changed or removed."""
         if self._is_stopping:
             run_steps(self._update(broker))
         ready, self._ready = self._ready, None
@@ -114,7 +114,7 @@ class FilterPlugin:
                 await pace.rest()
 
     def _is_due(self, groups: ConsumerGroups, now: float) -> bool:
-        """Whether subscriptions changed, or expressions are left to be read, or entries may be old enough to go."""
+        """Whether subscriptions changed, expressions remain to be read, or entries may be old enough to delete."""
         return groups.changes != self._seen or self._consumers.is_behind or now >= self._look_at
 
     def _update(self, broker: Broker) -> Generator[None, None, None]:
@@ -129,7 +129,7 @@ class FilterPlugin:
 
 
 def _compile_sql92(expression: str) -> MessageFilter | FilterSteps:
-    # Whoever never uses the parser does not load it.
+    # The parser is loaded only when it is used.
     from gantrymq.plugins.filter.sql92 import compile_in_steps
 
     return compile_in_steps(expression)

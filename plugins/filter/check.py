@@ -1,4 +1,4 @@
-"""CHECK_CLIENT_CONFIG (46): a consumer asks at its start whether the broker can read its expression."""
+"""CHECK_CLIENT_CONFIG (46): a consumer checks at its start whether its expression is valid."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import RemoteFault
 
 BYTES_MAX = 1_048_576
-"""Bytes of a request: the longest expression, with its tags and their codes, takes half of it."""
+"""The most bytes of a request: the longest expression with its tags and codes takes half of it."""
 
 
 class _Subscription(Body):
-    """What is looked at of a subscription. Its tags are passed over: reading hundreds of thousands takes long."""
+    """The checked fields of a subscription, without its tags: reading hundreds of thousands would take long."""
 
     sub_string: str = ""
     expression_type: str = "TAG"
 
 
 class _Checked(Body):
-    """What is looked at of :class:`CheckClientConfig`."""
+    """The checked fields of :class:`CheckClientConfig`."""
 
     any_spelling = CheckClientConfig.any_spelling
 
@@ -33,9 +33,9 @@ class _Checked(Body):
 
 
 def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pace]) -> Heavy:
-    """The handler: success, or why the subscription's expression will not do (code 1: unknown type, 23: not read).
+    """The handler: success, or the error of the subscription's expression (code 1: unknown type, 23: invalid).
 
-    It rests by ``pace()`` while it reads a long expression.
+    It pauses with ``pace()`` while it reads a long expression.
     """
 
     async def check(request: Request) -> Command:
@@ -43,7 +43,7 @@ def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pac
         if len(data) > BYTES_MAX:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"a request of {len(data)} bytes, {BYTES_MAX} are the limit")
         subscription = _Checked.from_request(data).subscription_data
-        # RocketMQ does not look at tags here: a pull does.
+        # Like RocketMQ, it does not check tags; a pull does.
         if subscription is not None and subscription.expression_type not in ("", "TAG"):
             compiler = compilers.get(subscription.expression_type)
             if compiler is None:

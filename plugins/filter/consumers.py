@@ -1,7 +1,8 @@
-"""Who filters by more than tags: ``config/consumerFilter.json``, kept for the RocketMQ broker that may take over.
+"""Subscriptions other than by tag: ``config/consumerFilter.json``, maintained for a RocketMQ broker that uses the store
+later.
 
 Such a broker compiles its bit maps from it (``enableConsumeQueueExt``, ``enableCalcFilterBitMap``). Source: RocketMQ
-4.9.7 ``ConsumerFilterManager``, ``ConsumerFilterData``, ``BloomFilterData``, ``BloomFilter``. Fields stand in the order
+4.9.7 ``ConsumerFilterManager``, ``ConsumerFilterData``, ``BloomFilterData``, ``BloomFilter``. Fields are in the order
 in which fastjson writes them, by name.
 """
 
@@ -32,40 +33,43 @@ BLOOM_BITS: Final = 112
 """What ``BloomFilter`` computes from ``maxErrorRateOfBloomFilter`` 20 (%) and ``expectConsumerNumUseFilter`` 32:
 log(0.2) / log(0.5) hashes, rounded up, and 32 * log2(5) * log2(e) bits, rounded up to whole bytes."""
 KEPT_MS: Final = 24 * 3600 * 1000
-"""How long an entry stays behind its death (``filterDataCleanTimeSpan``)."""
+"""How long an entry of a dead group is kept (``filterDataCleanTimeSpan``)."""
 DIED_BEFORE_MS: Final = 30_000
-"""Whoever was alive in the file is taken to have died so long before it was read."""
+"""A group that is alive in the file counts as dead since this long before the file was read."""
 ENTRIES_MAX: Final = 10_000
-"""Groups with names of chance must not fill the memory: beyond, the dead ones go, the longest dead first."""
+"""The most entries, because groups with random names must not fill the memory; beyond it the longest dead are
+deleted."""
 CHECKED_AT_ONCE: Final = 16_384
-"""Characters of new expressions that one update reads, and the rest of the last one: it takes processor time."""
+"""Characters of new expressions that one update reads, plus the rest of the last one, because this takes processor
+time."""
 STEP_ENTRIES: Final = 16
 """Entries of one step: some hundred microseconds."""
 
 
 def bloom_positions(text: str) -> list[int]:
     """The bits of ``text`` in a filter of :data:`BLOOM_BITS`."""
-    import mmh3  # a library of its own: whoever never uses SQL92 does not load it
+    import mmh3  # a separate library, which is loaded only when SQL92 is used
 
     hashed = mmh3.hash64(text.encode())[0] & 0xFFFF_FFFF_FFFF_FFFF
     low, high = hashed & 0xFFFF_FFFF, hashed >> 32
     positions = []
     for number in range(1, BLOOM_HASHES + 1):
         combined = (low + number * high) & 0xFFFF_FFFF
-        # as Java does with an int that is negative: all its bits are flipped
+        # as Java does with a negative int: flip all its bits
         positions.append((combined ^ 0xFFFF_FFFF if combined >> 31 else combined) % BLOOM_BITS)
     return positions
 
 
 class BloomFilterData(Body):
-    """Which bits of a filter are a group's."""
+    """The bits of a group in a filter."""
 
     bit_num: Int32 = 0
     bit_pos: list[Int32] = []
 
 
 class ConsumerFilterData(Body):
-    """What a group wants, or wanted, of a topic. Times are ms since 1970; ``dead_time`` 0: it lives."""
+    """The present or last subscription of a group to a topic. Times are ms since 1970; ``dead_time`` 0: the group is
+    alive."""
 
     bloom_filter_data: BloomFilterData = msgspec.field(default_factory=BloomFilterData)
     born_time: Int64 = 0

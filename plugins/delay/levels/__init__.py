@@ -1,1 +1,1 @@
-"""Delay levels: queues by the time that their messages wait."""
+"""Delay levels: one queue for each delay."""

@@ -1,4 +1,5 @@
-"""How far one level is: what is read, on its way, to be tried again, and certainly delivered. Queue offsets all."""
+"""The progress of one level: messages that are read, in flight, to be retried, and durably delivered, as queue
+offsets."""
 
 from __future__ import annotations
 
@@ -7,20 +8,20 @@ from collections import deque
 import attrs
 
 SETTLED_MAX = 256
-"""Positions that wait for the disk; further ones take the last one's place."""
+"""The most positions that wait for the disk; further ones replace the last one."""
 
 
 @attrs.define(eq=False)
 class Level:
-    """The level of the queue ``queue_id``. ``cursor`` is the next message that was never tried."""
+    """The level of the queue ``queue_id``. ``cursor`` is the next message that was not tried yet."""
 
     queue_id: int
     cursor: int
     retry: list[int] = attrs.field(factory=list)
-    """What could not be put, in order: tried again from ``retry_at`` (ms) on, before anything else."""
+    """Messages that could not be stored, in order; they are retried from ``retry_at`` (ms) on, before any other."""
     retry_at: int = 0
     flights: deque[tuple[int, int]] = attrs.field(factory=deque)
-    """Batches that are written and not yet committed: first queue offset, and the end in the log."""
+    """Batches that are written and not yet committed: first queue offset, and end in the log."""
     _settled: deque[tuple[int, int]] = attrs.field(factory=deque)
     _safe: int = attrs.field(init=False)
 
@@ -34,23 +35,24 @@ class Level:
         return min([self.cursor, *self.retry[:1], *waiting])
 
     def correct(self, low: int, high: int) -> bool:
-        """Go on within the queue, which reaches from ``low`` to ``high``. Returns whether it was outside."""
+        """Move the cursor into the queue's range from ``low`` to ``high``. Returns whether it was outside."""
         outside = not low <= self.cursor <= high
         self.retry = [unit for unit in self.retry if low <= unit < high]
         self.cursor = min(max(self.cursor, low), high)
         return outside
 
     def taken(self, unit: int) -> None:
-        """``unit`` is dealt with, but for what :meth:`failed` says."""
+        """``unit`` is processed, except for units passed to :meth:`failed`."""
         if self.retry and self.retry[0] == unit:
             del self.retry[0]
         else:
             self.cursor = unit + 1
 
     def failed(self, units: list[int], until: int) -> None:
-        """Try ``units`` again, at ``until`` at the earliest.
+        """Retry ``units``, not before ``until``.
 
-        A level's stored position is one number: after a restart in between, what was put behind them comes twice.
+        The stored position of a level is one number: after a restart meanwhile, messages that were delivered behind
+        them are delivered again.
         """
         self.retry = sorted({*self.retry, *units})
         self.retry_at = until
@@ -60,7 +62,7 @@ class Level:
         self.flights.append((first, end))
 
     def settle(self, dispatched: int) -> None:
-        """The log is dispatched so far: what ends there has arrived."""
+        """The log is dispatched up to this offset: batches that end before it have arrived."""
         while self.flights and self.flights[0][1] <= dispatched:
             _, end = self.flights.popleft()
             if len(self._settled) >= SETTLED_MAX:
@@ -68,7 +70,7 @@ class Level:
             self._settled.append((end, self.position))
 
     def safe(self, durable: int) -> int:
-        """Everything before this is delivered, and the disk has it; ``durable`` is how far it has the log."""
+        """Everything before this is delivered and flushed; ``durable`` is the flushed end of the log."""
         while self._settled and self._settled[0][0] <= durable:
             self._safe = self._settled.popleft()[1]
         if not self._settled:

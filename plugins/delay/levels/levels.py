@@ -1,4 +1,4 @@
-"""The delay levels: how long each waits, and when a stored message is due.
+"""The delay levels: their delays, and when a stored message is due.
 
 Source: RocketMQ 4.9.7 ``ScheduleMessageService.parseDelayLevel``, ``computeDeliverTimestamp``,
 ``CommitLog.checkMessageAndReturnSize``.
@@ -25,11 +25,11 @@ class Levels:
     def __init__(self, delays_ms: list[int]) -> None:
         self._delays_ms = delays_ms
         self.longest_ms = max(*delays_ms, _DAY_MS)
-        """No message waits longer; a queue entry that says so is damaged."""
+        """The longest possible delay; a queue entry with a longer one is damaged."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From the form ``1s 5s 1m 2h 1d``; :class:`ValueError` for anything else."""
+        """Parse the form ``1s 5s 1m 2h 1d``; :class:`ValueError` for anything else."""
         delays = []
         for piece in text.split():
             match = _LEVEL.fullmatch(piece)
@@ -44,21 +44,21 @@ class Levels:
         return len(self._delays_ms)
 
     def delay_ms(self, level: int) -> int:
-        """How long a message of ``level`` waits; the last level's delay for one above."""
+        """The delay of ``level``; above the last level, the delay of the last one."""
         return self._delays_ms[min(level, len(self._delays_ms)) - 1]
 
     def due_code(self, _queue_id: int, properties: bytes, stored: int) -> int:
-        """When the message is due that was stored at ``stored`` (ms since 1970): what its queue entry says.
+        """The due time of a message that was stored at ``stored`` (ms since 1970), for its queue entry.
 
-        One without a level is due at once, as in a store where its topic was written to by hand.
+        A message without a level is due at once; this happens if a client writes to the topic directly.
         """
         level = read_level(properties) or 0
         return stored + self.delay_ms(level) if level > 0 else stored
 
     def due(self, code: int, properties: bytes, stored: int) -> int:
-        """When a message is due whose queue entry says ``code``, if that can be; else as :meth:`due_code`.
+        """The due time from the ``code`` of a queue entry if it is plausible, else as :meth:`due_code`.
 
-        It cannot when the entry was damaged, or written while nobody gave it the time (the plugin was disabled).
+        It is implausible if the entry is damaged, or was written while the plugin was disabled.
         """
         return code if stored <= code <= stored + self.longest_ms else self.due_code(0, properties, stored)
 

@@ -1,4 +1,4 @@
-"""How far each level is delivered: ``delayOffset.json``, as RocketMQ 4.9.7 writes and reads it."""
+"""The delivered offset of each level: ``delayOffset.json``, as RocketMQ 4.9.7 writes and reads it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Positions:
         self._adopted = False
 
     def get(self, level: int) -> int:
-        """Where ``level`` goes on; 0 when nothing of it was ever delivered."""
+        """The next offset of ``level``; 0 if it never delivered a message."""
         return self._table.get(level, 0)
 
     def adopt(self, body: bytes) -> None:
-        """Have those of a master, which may have none yet. :class:`RemoteFault` for a body that cannot be read."""
+        """Adopt a master's positions, which may be empty. :class:`RemoteFault` for an invalid body."""
         table = {**self._table, **(DelayOffsetSerializeWrapper.from_bytes(body).offset_table if body else {})}
         self._adopted = self._adopted or table != self._table
         self._table = table
 
     def changes(self, table: Mapping[int, int]) -> dict[str, bytes] | None:
-        """The file by its path if ``table`` differs from what was handed over last, else None."""
+        """The file's path and content if ``table`` has changed since the last call, else None."""
         table = {**self._table, **table}
         if table == self._table and not self._adopted:
             return None
@@ -43,5 +43,5 @@ class Positions:
 
 
 def encode_positions(table: Mapping[int, int]) -> bytes:
-    """The file's text, which is the answer to a slave as well."""
+    """The file's text, which is also the response to a slave."""
     return DelayOffsetSerializeWrapper(offset_table=dict(sorted(table.items()))).to_bytes()

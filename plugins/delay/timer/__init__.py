@@ -1,1 +1,1 @@
-"""Messages with a time of their own: timer log, wheel, and what moves messages in and out."""
+"""Timed messages: timer log, wheel, enqueue and dequeue."""

@@ -1,7 +1,7 @@
-"""How far the timer is: ``config/timercheck``, as RocketMQ 5.3.3 (``TimerCheckpoint``) reads and writes it.
+"""The timer's checkpoint, ``config/timercheck``, as RocketMQ 5.3.3 (``TimerCheckpoint``) reads and writes it.
 
-Big endian i64 each: time of the first slot that is not wholly delivered (ms), end of what the disk has of the timer
-log, next queue offset of the timer topic, the same again as the master says, and the parts of a data version: state
+Big endian i64 each: time of the first slot that is not completely delivered (ms), flushed end of the timer log, next
+queue offset of the timer topic, the same offset as the master reports it, and the parts of a data version: state
 version, time, counter. The file has 4,096 bytes, the rest zeros.
 """
 
@@ -18,7 +18,8 @@ FILE_BYTES: Final = 4096
 
 @attrs.frozen
 class TimerCheck:
-    """Everything before these is certain: slots by time, the timer log by position, the timer topic by offset."""
+    """Everything before these values is durable: slots by time, the timer log by position, the timer topic by
+    offset."""
 
     read_ms: int
     log_end: int
@@ -37,11 +38,11 @@ class TimerCheck:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """:class:`ValueError` for what cannot be a checkpoint."""
+        """:class:`ValueError` for invalid data."""
         if len(data) < _FIELDS.size:
             raise ValueError(f"{len(data)} bytes, a timer checkpoint has at least {_FIELDS.size}")
         read_ms, log_end, queue_offset, master, version, timestamp, counter = _FIELDS.unpack_from(data)
-        # RocketMQ keeps both, and goes on at the lower one.
+        # RocketMQ keeps both and continues at the lower one.
         queue_offset = min(queue_offset, master)
         if min(read_ms, log_end, queue_offset) < 0:
             raise ValueError("a timer checkpoint with a negative place")

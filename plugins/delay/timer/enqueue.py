@@ -1,7 +1,7 @@
-"""Take messages that wait for their time from the timer topic's queue into timer log and wheel.
+"""Enqueue timed messages: from the timer topic's queue into timer log and wheel.
 
-Source: RocketMQ 5.3.3 ``TimerMessageStore.enqueue``, ``doEnqueue``. Unlike there, when a message is put back on the way
-follows from the time at which it was stored, so that a log that is built again has the same.
+Source: RocketMQ 5.3.3 ``TimerMessageStore.enqueue``, ``doEnqueue``. Unlike RocketMQ, the time at which a message is
+enqueued again follows from its store time, so that a rebuilt log is the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
 ROWS: Final = 512
-"""Entries taken at once."""
+"""Entries that are enqueued at once."""
 
 log = structlog.get_logger("gantrymq.delay")
 
@@ -39,7 +39,7 @@ def _topic_hash(topic: bytes) -> int:
 
 
 class Enqueue:
-    """The way from the queue to the wheel; ``dequeue`` knows which slots are open already, or over."""
+    """Moves messages from the queue to the wheel; ``dequeue`` knows which slots are open or past."""
 
     def __init__(self, store: Store, files: TimerFiles, dequeue: Dequeue) -> None:
         self._store = store
@@ -47,7 +47,7 @@ class Enqueue:
         self._dequeue = dequeue
 
     def turn(self) -> bool:
-        """Take the next entries; False when there are no more."""
+        """Enqueue the next entries; False if there are no more."""
         files = self._files
         queue = self._store.queues.get(TIMER_TOPIC, 0)
         if queue is None:
@@ -67,7 +67,7 @@ class Enqueue:
         now = self._store.log.clock.now_ms()
         for row, record in zip(rows, records, strict=True):
             if not is_entrys(record, queue, row[0]) and is_misled(self._store.log, queue, *row):
-                files.queue_offset = row[0]  # the entry is wrong, and soon corrected
+                files.queue_offset = row[0]  # the entry is wrong and will be repaired
                 return False
             unit = self._unit(*row, record, now)
             if unit is not None:
@@ -79,10 +79,11 @@ class Enqueue:
         return files.queue_offset < high
 
     def _unit(self, queue_offset: int, offset: int, size: int, record: Record | None, now: int) -> Unit | None:
-        """What waits for the message of an entry; None when it is unreadable, or was delivered before a damage."""
+        """The unit for the message of an entry; None if it is unreadable, or was delivered before the files were
+        damaged."""
         try:
             if record is None or int.from_bytes(self._store.log.view(offset, 4), "big") != size:
-                raise ValueError(NO_RECORD)  # RocketMQ, which goes on with the unit, reads so many bytes
+                raise ValueError(NO_RECORD)  # RocketMQ may continue with the unit and reads this many bytes
             find = record.property_of
             out = read_number(find(TIMER_OUT_MS) or b"")
         except ValueError as error:
@@ -102,12 +103,12 @@ class Enqueue:
         return Unit(NOWHERE, magic, written, place - written, offset, size, topic_hash, due)
 
     def _place(self, out: int, stored: int) -> tuple[int, int]:
-        """The slot for a message of the slot ``out`` that was stored at ``stored``, and its magic."""
+        """The slot, and the magic, for a message of the slot ``out`` that was stored at ``stored``."""
         window = self._files.sizes.roll_ms
         begin = floor(stored)
         if out - begin < window:
             return floor(out), DEFAULT
         if out - begin - window < window // 3:
-            # Leave enough for the rest of the way.
+            # Leave enough time for the last enqueue.
             return begin + floor(window // 2), DEFAULT | ROLL
         return begin + floor(window), DEFAULT | ROLL

@@ -1,8 +1,8 @@
-"""Wheel, timer log and checkpoint as one thing: opened and mended together, written in the order that a crash allows.
+"""Wheel, timer log and checkpoint together: opened, repaired, and written in an order that survives a crash.
 
-The timer log is the truth about what waits, the wheel an index of it, the timer topic's queue the source of both. So a
-wheel that cannot be trusted is built from the log, and when the log is damaged all is built from the queue again.
-Source: RocketMQ 5.3.3 ``TimerMessageStore.recover``, ``recoverAndRevise``, ``prepareTimerCheckPoint``.
+The timer log has the waiting messages, the wheel is an index of it, and the timer topic's queue is the source of both.
+So an unreliable wheel is rebuilt from the log, and if the log is damaged, both are rebuilt from the queue. Source:
+RocketMQ 5.3.3 ``TimerMessageStore.recover``, ``recoverAndRevise``, ``prepareTimerCheckPoint``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TimerSizes:
 
     slots: int = SLOTS
     roll_ms: int = 172_800 * PRECISION_MS
-    """``timerRollWindowSlot``: what is due later than that is put back on the way."""
+    """``timerRollWindowSlot``: a message that is due later is enqueued again on the way."""
     file_bytes: int = FILE_BYTES
 
 
@@ -49,14 +49,14 @@ SIZES: Final = TimerSizes()
 
 @attrs.frozen
 class Rebuild:
-    """Of the queue before ``queue_offset`` everything before the slot ``read_ms`` was delivered already."""
+    """In the queue before ``queue_offset``, every message before the slot ``read_ms`` was delivered already."""
 
     queue_offset: int
     read_ms: int
 
 
 class TimerFiles:
-    """The files in the store's folder ``root``. ``read_ms`` is the first slot that may have something to deliver."""
+    """The files in the store's folder ``root``. ``read_ms`` is the first slot that may have messages to deliver."""
 
     def __init__(self, env: Env, root: str, sizes: TimerSizes = SIZES) -> None:
         self._env = env
@@ -68,27 +68,27 @@ class TimerFiles:
         self.check = TimerCheck(0, 0, 0)
         self.read_ms = 0
         self.queue_offset = 0
-        """The next entry of the timer topic's queue to be taken in."""
+        """The next entry of the timer topic's queue to enqueue."""
         self.newest = NOWHERE
         """The position of the last unit of the log."""
         self.rebuild: Rebuild | None = None
-        """Set while what was there before a damage is taken from the queue again."""
+        """Set while damaged files are rebuilt from the queue."""
         self.low = 0
-        """The timer log's position before which nothing waits."""
+        """The position in the timer log before which no message waits."""
         self.spoilt = False
-        """Whether the open files turned out to be damaged: they are to be opened again."""
+        """Whether the open files are damaged and must be opened again."""
         self._lost = False
 
     def exist(self) -> bool:
-        """Whether a broker has begun to use a timer in this store."""
+        """Whether a broker has used the timer in this store."""
         return any(self._env.exists(path) for path in (self.check_path, self.wheel.path, self.log.folder))
 
     # ------------------------------------------------------------------------------------------------------- open
 
     def open(self, now: int, entry_at: Callable[[int], int | None], *, trusted: bool) -> None:
-        """Open the files and find out where to go on; ``entry_at`` tells the log offset of an entry of the queue.
+        """Open the files and determine where to continue; ``entry_at`` returns the log offset of a queue entry.
 
-        ``trusted``: this kind of broker stopped in order, so that the wheel is as new as the log.
+        ``trusted``: a GantryMQ broker stopped cleanly, so the wheel matches the log.
         """
         if self.spoilt:
             self._begin_again(self.rebuild or Rebuild(self.queue_offset, self.read_ms), now)
@@ -111,8 +111,8 @@ class TimerFiles:
             self._begin_again(damaged, now)
             return
         if not now - self.wheel.span_ms // 2 < self.read_ms <= now:
-            # So long ago that the wheel may have gone round; or the clock was set back, and slots that were delivered
-            # come again.
+            # The wheel may have wrapped around since; or the clock was set back, and delivered slots would be delivered
+            # again.
             log.warning("timer_begins_anew", read_ms=self.read_ms, now=now)
             self._begin_again(damaged, now)
             return
@@ -133,9 +133,9 @@ class TimerFiles:
         return None
 
     def _find_end(self, entry_at: Callable[[int], int | None]) -> None:
-        """Cut off units of entries that will be taken in again, and what is no unit.
+        """Truncate units of entries that will be enqueued again, and invalid units.
 
-        RocketMQ says less of the log than it has when it says how much of the queue, so units may follow.
+        RocketMQ's checkpoint can have a lower log position than its queue offset implies, so more units may follow.
         """
         end = self.check.log_end
         if end > self.log.start:
@@ -149,7 +149,7 @@ class TimerFiles:
         self.log.end_at(end)
 
     def _fits(self) -> bool:
-        """Whether each slot leads to a unit of its own."""
+        """Whether each slot points to a unit of that slot."""
         for time, slot in self.wheel.live(self.read_ms):
             try:
                 if not self.log.start <= slot.last < self.log.end or floor(self.log.unit(slot.last).time) != time:
@@ -191,7 +191,7 @@ class TimerFiles:
         self.wheel.create({})
         self.rebuild = rebuild if rebuild.queue_offset else None
         self.low = 0
-        # Whatever is overdue goes into the first slot.
+        # Overdue messages go into the first slot.
         self.read_ms, self.queue_offset, self.newest = floor(now), 0, NOWHERE
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ class TimerFiles:
     # ------------------------------------------------------------------------------------------------------ write
 
     def add(self, unit: Unit) -> int:
-        """Link ``unit`` behind the others of its slot; returns its position. On the disk after :meth:`checkpoint`."""
+        """Append ``unit`` to its slot; returns its position. Durable after :meth:`checkpoint`."""
         time = floor(unit.time)
         slot = self.wheel.get(time)
         number = -1 if unit.magic & DELETE else 1
@@ -216,10 +216,10 @@ class TimerFiles:
         return position
 
     def relink(self, time: int, positions: list[int]) -> None:
-        """Let the slot of ``time``, which is partly delivered, have nothing but the units at ``positions``.
+        """Reduce the partly delivered slot of ``time`` to the units at ``positions``.
 
-        A unit that recalls nothing follows them: RocketMQ takes the slot's last unit from the log and goes back from
-        there, and by the log's last unit it finds out where in the queue to go on.
+        A unit with a recall that matches nothing follows them: RocketMQ reads the slot's last unit from the log and
+        follows its chain, and determines from the log's last unit where to continue in the queue.
         """
         slot = self.wheel.get(time)
         if slot is None:
@@ -235,11 +235,10 @@ class TimerFiles:
             self.wheel.put(time, slot.first, slot.last, len(units))
 
     def checkpoint(self, read_ms: int, now: int) -> Callable[[], None] | None:
-        """What brings everything that was added onto the disk, for a worker thread; None when there is nothing new.
+        """A function that flushes everything that was added, for a worker thread; None if nothing is new.
 
-        The files may be used beside it, but for another checkpoint and for :meth:`open`. ``read_ms``: what waited
-        before this slot is delivered, for certain. While the files are built again there is no checkpoint, so that a
-        crash begins that anew.
+        Meanwhile the files may be used, except for another checkpoint and :meth:`open`. ``read_ms``: every message
+        before this slot is durably delivered. There is no checkpoint during a rebuild, so that a crash restarts it.
         """
         if self._lost or self.rebuild is not None:
             return None
@@ -258,7 +257,8 @@ class TimerFiles:
             try:
                 self.log.sync()
             except OSError as error:
-                # Linux reports a lost page once: only the next start, from the last checkpoint, can tell what is there.
+                # Linux reports a lost page once: only the next start, from the last checkpoint, can determine what is
+                # on the disk.
                 self._lost = True
                 log.error("timer_log_not_synced", reason=str(error))
                 return
@@ -270,9 +270,9 @@ class TimerFiles:
         return save
 
     def floor(self, steps: int) -> int | None:
-        """The log offset of the first message that waits in the wheel, or of one before it; None when none waits.
+        """The log offset of the first waiting message of the wheel, or a lower one; None if none waits.
 
-        ``low`` moves on by at most ``steps`` units.
+        ``low`` advances by at most ``steps`` units.
         """
         for position, unit in self.log.scan(self.low):
             self.low = position

@@ -1,8 +1,9 @@
-"""The timer log, ``timerlog/``: one unit of 52 bytes a waiting message, those of one second linked backwards.
+"""The timer log, ``timerlog/``: one unit of 52 bytes per waiting message; the units of one second form a backward
+chain.
 
 Byte for byte as RocketMQ 5.3.3 (``TimerLog``, ``TimerMessageStore.doEnqueue``) reads and writes it, in files of one
-size. RocketMQ leaves the last field of a unit 0; here it has the millisecond at which the message is due, so that it
-need not wait for the end of its second. ``docs/format/timer.md``.
+size. RocketMQ leaves the last field of a unit 0. GantryMQ stores the millisecond there at which the message is due, so
+that it does not wait for the end of its second. ``docs/format/timer.md``.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _SIGNED_BLANK_MAGIC: Final = BLANK_MAGIC - (1 << 32)
 NOWHERE: Final = -1
 """The position before a slot's first unit."""
 DEFAULT, ROLL, DELETE = 1, 2, 4
-"""Bits of the magic: a message; to be put back, for the wheel does not reach so far; a message that recalls another."""
+"""Bits of the magic: a message; enqueue again, because it is beyond the wheel's range; a recall of another message."""
 
 
 class Unit(NamedTuple):
-    """One unit. ``written`` and ``delay`` make the time of its slot (ms), ``due`` the message's own, or 0.
+    """One unit. ``written`` plus ``delay`` is the time of its slot (ms); ``due`` is the exact due time, or 0.
 
     ``offset`` and ``size`` are the message's in the commit log, ``topic_hash`` is Java's of its real topic.
     """
@@ -49,16 +50,16 @@ class Unit(NamedTuple):
 
     @property
     def time(self) -> int:
-        """The time that leads to its slot, ms since 1970."""
+        """The time of its slot, ms since 1970."""
         return self.written + self.delay
 
 
 class DamagedUnit(Exception):
-    """What should be a unit is none."""
+    """The bytes are not a valid unit."""
 
 
 class TimerLog:
-    """The log in ``folder``: one thread uses it; :meth:`sync` may run in another."""
+    """The log in ``folder``. One thread uses it; :meth:`sync` may run in another."""
 
     def __init__(self, env: Env, folder: str, staging: str, file_bytes: int = FILE_BYTES) -> None:
         self._env = env
@@ -70,20 +71,20 @@ class TimerLog:
         self._window: tuple[int, bytes] = (0, b"")
 
     def open(self) -> None:
-        """Find the files; ``StoreDamaged`` when they do not make one log."""
+        """Find the files; ``StoreDamaged`` if they do not form one log."""
         self._env.mkdirs(self.folder)
         self._segments.load()
         self._written = self._segments.start
 
     def close(self) -> None:
-        """Close the files; what is not written is forgotten."""
+        """Close the files; unwritten units are lost."""
         self._window = (0, b"")
         self._waiting.clear()
         self._segments.close()
 
     @property
     def start(self) -> int:
-        """The position of the first unit there is."""
+        """The position of the first unit."""
         return self._segments.start
 
     @property
@@ -94,7 +95,7 @@ class TimerLog:
     # ------------------------------------------------------------------------------------------------------ write
 
     def append(self, unit: Unit) -> int:
-        """Put ``unit`` behind the others and return its position; :meth:`write` brings it into the file."""
+        """Append ``unit`` and return its position; :meth:`write` writes it to the file."""
         room = self.file_bytes - self.end % self.file_bytes
         if room < UNIT_BYTES + _BLANK.size:
             self._waiting += _BLANK.pack(room, 0, BLANK_MAGIC) + bytes(room - _BLANK.size)
@@ -103,7 +104,7 @@ class TimerLog:
         return position
 
     def write(self) -> None:
-        """Write what was appended. :class:`NoRoom` keeps it in memory, where it is read, and for the next try."""
+        """Write appended units. After :class:`NoRoom` they stay readable in memory until the next attempt."""
         data = memoryview(bytes(self._waiting))
         done = 0
         try:
@@ -123,11 +124,11 @@ class TimerLog:
             self._window = (0, b"")
 
     def sync(self) -> None:
-        """Return when all that was written before is on the disk."""
+        """Flush everything that was written before."""
         self._segments.sync()
 
     def end_at(self, position: int) -> None:
-        """Let the log end at ``position``; what lies behind becomes zeros."""
+        """Truncate the log at ``position``; the bytes behind become zeros."""
         self._waiting.clear()
         self._window = (0, b"")
         if position < self._segments.end:
@@ -135,7 +136,8 @@ class TimerLog:
         self._written = position
 
     def detach_before(self, position: int) -> list[Segment]:
-        """Forget the files that end at or before ``position``, never the last one; :meth:`discard` them."""
+        """Remove the files that end at or before ``position`` from the list, but never the last one; :meth:`discard`
+        deletes them."""
         self._window = (0, b"")
         return self._segments.detach_before(min(position, self._written))
 
@@ -153,7 +155,7 @@ class TimerLog:
             else:
                 base, window = self._window
                 if not base <= position <= base + len(window) - UNIT_BYTES:
-                    # Units of a second lead backwards.
+                    # The units of a second form a backward chain.
                     file_base = position - position % self.file_bytes
                     base = max(file_base, position + UNIT_BYTES - _WINDOW_BYTES)
                     window = self._segments.pread(base, position + UNIT_BYTES - base)
@@ -166,11 +168,11 @@ class TimerLog:
         return Unit._make(fields)
 
     def forget_window(self) -> None:
-        """Read anew what is looked at next."""
+        """Drop the read buffer."""
         self._window = (0, b"")
 
     def scan(self, start: int) -> Iterator[tuple[int, Unit]]:
-        """Position and unit, one after the other from ``start`` (where one begins) to the first that is none."""
+        """Positions and units from ``start`` (where one begins) up to the first invalid one."""
         position = max(start, self.start)
         while (file_end := position - position % self.file_bytes + self.file_bytes) <= self._segments.end:
             base, data = position, b""
@@ -195,7 +197,7 @@ class TimerLog:
             self.unit(position - UNIT_BYTES)
 
     def next_position(self, position: int) -> int:
-        """Where the unit behind the one at ``position`` is, or will be."""
+        """The position of the unit that follows the one at ``position``."""
         position += UNIT_BYTES
         room = self.file_bytes - position % self.file_bytes
         return position + room if room < UNIT_BYTES + _BLANK.size else position

@@ -1,4 +1,4 @@
-"""A slot of the wheel whose time has come: what of it is still to be delivered, in the order in which it is due."""
+"""An open slot of the wheel: its undelivered messages in the order of their due times."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _POSITION: Final = (1 << _POSITION_BITS) - 1
 class OpenSlot:
     """The slot of ``time``. A key is one number: ms after ``time``, then position in the timer log; sorted downwards.
 
-    ``reading`` is the position of the unit to be read next, None when all are; ``unsettled`` counts what is delivered
-    and not yet on the disk.
+    ``reading`` is the position of the next unit to read, None if all are read; ``unsettled`` counts deliveries that are
+    not flushed yet.
     """
 
     time: int
@@ -26,13 +26,13 @@ class OpenSlot:
     unsettled: int = 0
     recalled: set[bytes] = attrs.field(factory=set)
     delivered: bool = False
-    """Whether something has left it."""
+    """Whether any message has been delivered from it."""
     _keys: list[int] = attrs.field(factory=list)
     _is_sorted: bool = True
     _not_before: int = 0
 
     def add(self, due: int, position: int) -> None:
-        """A message is due at ``due``; when that is not within the slot, at its end."""
+        """Add a message that is due at ``due``, or at the end of the slot if that is outside it."""
         after = due - self.time
         if not 0 <= after <= PRECISION_MS:
             after = PRECISION_MS
@@ -40,26 +40,26 @@ class OpenSlot:
         self._is_sorted = False
 
     def read_to(self, position: int) -> None:
-        """The next unit to be read is at ``position``."""
+        """Set the position of the next unit to read."""
         self.reading = None if position == NOWHERE else position
 
     @property
     def has_more(self) -> bool:
-        """Whether something is still to be delivered."""
+        """Whether messages remain to be delivered."""
         return bool(self._keys)
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it is delivered, for certain."""
+        """Whether all messages are durably delivered."""
         return not self._keys and self.reading is None and not self.unsettled
 
     def next_due(self) -> int:
-        """When the next is due, ms since 1970; only if it :attr:`has_more`."""
+        """The due time of the next message, ms since 1970; only if it :attr:`has_more`."""
         self._sort()
         return max(self.time + (self._keys[-1] >> _POSITION_BITS), self._not_before)
 
     def take(self, now: int, count: int) -> list[int]:
-        """At most ``count`` keys of what is due at ``now``, the earliest first."""
+        """At most ``count`` keys of messages that are due at ``now``, the earliest first."""
         if not self._keys or now < self._not_before:
             return []
         self._sort()
@@ -77,22 +77,22 @@ class OpenSlot:
         return taken
 
     def give_back(self, keys: list[int]) -> None:
-        """Put back ``keys`` that were taken, the last that were."""
+        """Put back ``keys``, the last ones that were taken."""
         self._keys.extend(reversed(keys))
 
     def try_again(self, keys: list[int], not_before: int) -> None:
-        """``keys`` could not be delivered: nothing of the slot is until ``not_before`` (ms)."""
+        """``keys`` could not be delivered: the slot delivers nothing until ``not_before`` (ms)."""
         self._keys.extend(keys)
         self._is_sorted = False
         self._not_before = not_before
 
     @staticmethod
     def position(key: int) -> int:
-        """Where in the timer log the unit of ``key`` is."""
+        """The position of the unit of ``key`` in the timer log."""
         return key & _POSITION
 
     def positions(self) -> list[int]:
-        """The units of all that is still to be delivered."""
+        """The units of all undelivered messages."""
         return [key & _POSITION for key in self._keys]
 
     def _sort(self) -> None:

@@ -1,6 +1,6 @@
-"""Messages with a time of their own: the task that takes them in, delivers them, and keeps its files.
+"""Timed messages: the task that enqueues and delivers them, and maintains its files.
 
-Nothing is opened before the first such message comes. Source: RocketMQ 5.3.3 ``TimerMessageStore``.
+The files are opened when the first timed message arrives. Source: RocketMQ 5.3.3 ``TimerMessageStore``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.store.store import Store
 
 SAVE_MS: Final = 1000
-"""How often the files are written (``timerFlushIntervalMs``): what was delivered since, a crash may repeat."""
+"""How often the files are written (``timerFlushIntervalMs``): a crash may repeat the deliveries since then."""
 LOOK_MS: Final = 5
-"""How often the queue is looked at while messages with a time come in."""
+"""How often the queue is checked while timed messages arrive."""
 SLOW_LOOK_MS: Final = 200
 """How often otherwise."""
 FLOOR_STEPS: Final = 200_000
@@ -52,16 +52,16 @@ class Timer:
         self._stopping = False
         self.ended = False
         self._is_saving = False
-        """Whether a worker thread writes the files: they are not opened anew meanwhile."""
+        """Whether a worker thread writes the files, which must not be opened again meanwhile."""
         self._lively_until = 0
         self._save_at = 0
         self._is_failing = False
-        """Whether the files could not be written the last time: that is logged once, and not each second."""
+        """Whether the last write of the files failed, so that it is logged once and not every second."""
 
     # ------------------------------------------------------------------------------------------------- told
 
     def moved(self, slot: int, recalls: bytes | None) -> None:
-        """A message that is on its way into the log will wait in ``slot``, or recalls one that does."""
+        """A message that is being appended will wait in ``slot``, or recalls one that waits there."""
         if recalls is not None and self._dequeue is not None:
             self._dequeue.recalled(slot, recalls)
         self._lively_until = self._store.log.clock.now_ms() + IDLE_MS
@@ -69,17 +69,18 @@ class Timer:
 
     @property
     def is_open(self) -> bool:
-        """Whether the files are open: not before the first message with a time came."""
+        """Whether the files are open; they are closed until the first timed message arrives."""
         return self._dequeue is not None
 
     def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering."""
         self._stopping = True
 
     # -------------------------------------------------------------------------------------------------- work
 
     async def run(self) -> None:
-        """Take in and deliver, and save each second beside it, until cancelled: a slow disk makes nothing late."""
+        """Enqueue and deliver until cancelled, and save every second in parallel, so that a slow disk delays no
+        message."""
         try:
             async with trio.open_nursery() as nursery:
                 while True:
@@ -104,7 +105,7 @@ class Timer:
             self._is_saving = False
 
     def turn(self) -> int:
-        """Take in some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
+        """Enqueue some messages, deliver one batch. Returns the ms until the next turn, 0 for now."""
         now = self._store.log.clock.now_ms()
         try:
             if not self._open(now):
@@ -130,7 +131,7 @@ class Timer:
         return min(wait, LOOK_MS if now < self._lively_until else SLOW_LOOK_MS)
 
     def _open(self, now: int) -> bool:
-        """Open the files if that is needed; whether they are open."""
+        """Open the files if needed; returns whether they are open."""
         if self._dequeue is not None:
             return True
         if self._is_saving:
@@ -159,7 +160,7 @@ class Timer:
     # -------------------------------------------------------------------------------------------------- keep
 
     def save(self, *, at_once: bool = False) -> Callable[[], None] | None:
-        """What brings the files onto the disk, for a worker thread, if it is time for it."""
+        """A function that flushes the files, for a worker thread, if it is time."""
         now = self._store.log.clock.now_ms()
         if self._dequeue is None or not (at_once or now >= self._save_at):
             return None
@@ -200,7 +201,7 @@ class Timer:
         self.files.close()
 
     def floor(self) -> int:
-        """The log offset of the first message that waits, or of one before it; the log's end if there is none."""
+        """The log offset of the first waiting message, or a lower one; the log's end if none waits."""
         if self._dequeue is None and self._enqueue is None:
             queue = self._store.queues.get(TIMER_TOPIC, 0)
             if queue is None or not self.files.exist():

@@ -1,4 +1,4 @@
-"""The timing wheel, ``timerwheel``: of each second, where in the timer log its first and last unit are.
+"""The timing wheel, ``timerwheel``: the positions of the first and last unit of each second in the timer log.
 
 Byte for byte as RocketMQ 5.3.3 (``TimerWheel``, ``Slot``) reads and writes it: 2 x 7 x 86,400 slots of 32 bytes, big
 endian: i64 time in seconds, i64 first and i64 last position in the timer log, i32 number of messages, i32 magic (0).
@@ -23,11 +23,11 @@ _SLOT: Final = struct.Struct(">qqqii")
 SLOT_BYTES: Final = _SLOT.size
 _CHUNK_BYTES: Final = SLOT_BYTES * 32_768
 _KEPT_MAX: Final = 65_536
-"""Slots kept in memory that the file has as well."""
+"""The most slots in memory that are also in the file."""
 
 
 class Slot(NamedTuple):
-    """First and last position in the timer log, and how many messages wait (recalls count as less)."""
+    """First and last position in the timer log, and the number of waiting messages minus recalls."""
 
     first: int
     last: int
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
 
 
 class Wheel:
-    """The file at ``path``. One thread puts and gets; :meth:`write` may run in another beside it."""
+    """The file at ``path``. One thread puts and gets; :meth:`write` may run in another thread at the same time."""
 
     def __init__(self, env: Env, path: str, slots: int = SLOTS) -> None:
         self._env = env
@@ -49,11 +49,11 @@ class Wheel:
 
     @property
     def span_ms(self) -> int:
-        """How much time there is from one slot to the next use of it."""
+        """The time until a slot is used again."""
         return self._slots * PRECISION_MS
 
     def open(self) -> bool:
-        """Open the file. False, and nothing is open, when it is missing or has another size."""
+        """Open the file. Returns False, without opening it, if it is missing or has the wrong size."""
         if not self._env.exists(self.path):
             return False
         file = self._env.open(self.path)
@@ -64,9 +64,9 @@ class Wheel:
         return True
 
     def create(self, slots: Mapping[int, Slot]) -> None:
-        """Begin with a wheel that has these ``slots`` by time, in place of what there was, and bring it onto the disk.
+        """Replace the wheel by one with these ``slots`` by time, and flush it.
 
-        Whatever ends the broker meanwhile leaves the old file or the new one.
+        If the broker ends meanwhile, the old or the new file remains.
         """
         self.close()
         path = f"{self.path}.new"
@@ -82,7 +82,7 @@ class Wheel:
         self._env.sync_dir(self.path.rpartition("/")[0])
 
     def close(self) -> None:
-        """Close the file; what was not written is forgotten."""
+        """Close the file; unwritten slots are lost."""
         file, self._file = self._file, None
         self._kept.clear()
         self._changed.clear()
@@ -91,7 +91,7 @@ class Wheel:
             file.close()
 
     def get(self, time: int) -> Slot | None:
-        """The slot of ``time`` (ms, a multiple of 1000); None when nothing is there."""
+        """The slot of ``time`` (ms, a multiple of 1000); None if it is empty."""
         second = time // PRECISION_MS
         index = second % self._slots
         raw = self._kept.get(index)
@@ -106,7 +106,7 @@ class Wheel:
     def next_set(self, time: int, until: int) -> int:
         """The first time from ``time`` on (ms, multiples of 1000) whose slot is set; ``until`` if there is none before.
 
-        It reads some 30,000 slots at once: where none of them is set, it returns the time that follows them.
+        It reads about 30,000 slots at once; if none of them is set, it returns the time that follows them.
         """
         first = time // PRECISION_MS
         index = first % self._slots
@@ -137,7 +137,7 @@ class Wheel:
             self._kept = {**self._writing, **self._changed}
 
     def live(self, since: int) -> Iterator[tuple[int, Slot]]:
-        """Time and slot of what the file has from the time ``since`` (ms) on; not in order."""
+        """Time and slot of each set slot from ``since`` (ms) on; not in order."""
         for start, end in self._open_file.data_ranges(0):
             start -= start % SLOT_BYTES
             for at in range(start, end, _CHUNK_BYTES):
@@ -149,18 +149,18 @@ class Wheel:
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is something to write."""
+        """Whether slots must be written."""
         return bool(self._changed)
 
     def take_changes(self) -> dict[int, bytes]:
-        """What :meth:`write` is to write: everything that was put up to now."""
+        """The changes for :meth:`write`: everything that was put so far."""
         with self._guard:
             changes = self._writing = self._changed
             self._changed = {}
         return changes
 
     def write(self, changes: dict[int, bytes]) -> None:
-        """Bring ``changes`` onto the disk. After an :class:`OSError` they are to be written the next time."""
+        """Write and flush ``changes``. After an :class:`OSError` they must be written again."""
         try:
             start, run = -1, bytearray()
             for index in sorted(changes):
