@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what runs once; takes a slice of what ``-m`` left; lets several workers begin with the files that take
     minutes."""
     for item in items:
-        folder = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if folder not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
+        if folder_of(item.path) not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
             item.add_marker("once")
         if SECOND_ATTEMPT and any(item.get_closest_marker(name) for name in RERUN_MARKERS):
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=5))
@@ -116,6 +116,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         foreign = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}
         ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
         items.sort(key=lambda item: ranks.get(item.path, len(ranks) + (item.path not in foreign)))
+
+
+@cache
+def folder_of(path: Path) -> str:
+    """The folder of ``tests/`` in which a file lies; empty for files elsewhere."""
+    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
 
 
 @pytest.hookimpl(optionalhook=True)
