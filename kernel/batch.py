@@ -37,6 +37,33 @@ BATCH_STORED_FACTOR: Final = 4
 """All messages of one request together are stored in at most so many times ``store.max_message_bytes``."""
 
 
+class Source:
+    """Where the rows of an :class:`AppendBatch` come from: one source a batch.
+
+    A plugin whose ``before_append`` is to see others than :data:`CLIENT` says so: ``sources = (Source.CLIENT, ...)``.
+    """
+
+    CLIENT: Final = "client"
+    """Messages that clients send, replies included."""
+    RESEND: Final = "resend"
+    """Messages that a consumer's client sends to the retry topic of its group, because it could not give them back by
+    CONSUMER_SEND_MSG_BACK. The body is what the client holds, as in ``client``."""
+    RETRY: Final = "retry"
+    """Stored messages that a consumer gave back: they go to the group's retry topic, or are dead letters."""
+    DELAY: Final = "delay"
+    """Stored messages whose delay level is over."""
+    TIMER: Final = "timer"
+    """Stored messages whose time has come, or that wait on; and orders to recall one."""
+    TRANSACTION: Final = "transaction"
+    """Half messages that are committed, checked, put aside or resumed, and the notes about their end."""
+    PLUGIN: Final = "plugin"
+    """What a plugin appends by itself: the default of a new :class:`AppendBatch`."""
+
+    ALL: Final = (CLIENT, RESEND, RETRY, DELAY, TIMER, TRANSACTION, PLUGIN)
+    FROM_SENDERS: Final = (CLIENT, RESEND)
+    """Whose rows the broker does not keep yet: the sender still has a message that is refused."""
+
+
 class Trait:
     """Bits for what at least one row of a batch carries, so that a plugin leaves at once when nothing concerns it.
 
@@ -66,6 +93,8 @@ class AppendBatch:
     """Called exactly once, in the sweep, when every row has its final status."""
     traits: int = 0
     """Bits of :class:`Trait`."""
+    source: str = Source.PLUGIN
+    """One of :class:`Source`."""
 
     topics: list[str] = attrs.field(factory=list)
     queue_ids: list[int] = attrs.field(factory=list)

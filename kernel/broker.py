@@ -24,6 +24,7 @@ from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
 from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.housekeeping import mend_queues, tend_disk, watch_deadlines
+from gantrymq.kernel.kept_rows import KeptRows
 from gantrymq.kernel.manager import Observers, PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
@@ -75,7 +76,9 @@ class Broker:
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
         section = config.section(PluginsSection)
         self._faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
-        self._before_append = self._faults.on_batches("before_append")
+        self.kept_rows = KeptRows(env.monotonic)
+        """What plugins refused of messages that the broker keeps already."""
+        self._before_append = self._faults.before_append(self.kept_rows)
         self._on_dispatch = self._faults.on_batches("dispatch")
         self.restarting = False
         """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
@@ -108,10 +111,13 @@ class Broker:
 
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
-        if self._before_append is not None:
-            self._before_append(batch)
+        before_append = self._before_append[batch.source]
+        if before_append is not None:
+            before_append(batch)
         if batch.refused < len(batch):
             self.store.append(batch)
+            if batch.refused:
+                self.kept_rows.appended(batch)
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())

@@ -213,7 +213,8 @@ def before_append(batch: AppendBatch) -> None:
     """Messages on their way into the log.
 
     When: sweep, after the processors parsed, before offsets exist. Batch: columns by row; look at ``batch.traits``
-    first and return when nothing concerns you.
+    first and return when nothing concerns you. Only batches whose ``source`` is ``client``, unless the plugin's
+    attribute ``sources`` names others (:class:`gantrymq.kernel.batch.Source`).
     May: rewrite topic, queue, properties, body; ``batch.refuse(row, code, remark)``. Rows keep their numbers; others
     skip refused rows by ``batch.live``. Order: tryfirst checks, the middle rewrites, trylast finishes.
     Errors: stop the broker. First user: produce.

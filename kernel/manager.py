@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from importlib import metadata
 from traceback import walk_tb
@@ -20,6 +20,7 @@ import attrs
 import pluggy
 import structlog
 
+from gantrymq.kernel.batch import Source
 from gantrymq.kernel.errors import StartError
 
 log = structlog.get_logger("gantrymq.plugins")
@@ -39,6 +40,13 @@ class PluginInfo:
     essential: bool
     hooks: tuple[str, ...]
     plugin: Any
+    sources: tuple[str, ...] = (Source.CLIENT,)
+    """Of which rows ``before_append`` is called: names of :class:`Source`."""
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it comes with GantryMQ."""
+        return type(self.plugin).__module__.startswith(SHIPPED)
 
 
 Guard = Callable[[PluginInfo, str, Callable[[Any], object]], Callable[[Any], object]]
@@ -99,23 +107,27 @@ class PluginManager:
             for info, implementation in self.implementations(hook_name)
         ]
 
-    def on_batches(self, hook_name: str, guard: Guard | None = None) -> Callable[[Any], object] | None:
+    def on_batches(
+        self, hook_name: str, guard: Guard | None = None, leave_out: Collection[str] = ()
+    ) -> Callable[[Any], object] | None:
         """A hook of the argument ``batch``, which nobody answers, as a plain function; None when nobody implements it.
 
         For the hot path: pluggy's own way there costs more than what most plugins do with an ordinary batch. ``guard``
-        puts a function in the place of each plugin's; :class:`StartError` where a plugin wraps the hook as well.
+        puts a function in the place of each plugin's; :class:`StartError` where a plugin wraps the hook as well. The
+        plugins that ``leave_out`` names are not called.
         """
-        hook = getattr(self.hook, hook_name)
-        found = self.implementations(hook_name)
+        left_out = [info.plugin for info in self.plugins if info.name in leave_out]
+        hook = self._manager.subset_hook_caller(hook_name, left_out)
+        found = [(info, each) for info, each in self.implementations(hook_name) if info.name not in leave_out]
         if not found:
             return None
-        odd = [info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",)]
-        if odd and guard is not None:
+        odd = self.wrapping(hook_name)
+        if odd is not None and guard is not None:
             raise StartError(
-                f"plugin {odd[0].name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
-                f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd[0].name}"
+                f"plugin {odd.name!r} wraps {hook_name}, or does not take its batch: errors of plugins cannot be"
+                f" skipped there; empty plugins.skip_errors and plugins.disable_on_error, or --disable {odd.name}"
             )
-        if odd:
+        if odd is not None:
             return lambda batch: hook(batch=batch)
         functions: list[Callable[[Any], object]] = [each.function for _, each in found]
         if guard is not None:
@@ -126,6 +138,12 @@ class PluginManager:
                 function(batch)
 
         return call
+
+    def wrapping(self, hook_name: str) -> PluginInfo | None:
+        """A plugin for which pluggy has to call the hook of batches: it wraps the others, or takes no batch."""
+        found = self.implementations(hook_name)
+        odd = (info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",))
+        return next(odd, None)
 
     def implementations(self, hook_name: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
         """Who implements the hook, in call order."""
@@ -151,7 +169,7 @@ class PluginManager:
         text = f"plugin {name!r}: {what} failed: {error!r}{self._place(name, error)}"
         if info is None or info.essential:
             return text
-        if type(info.plugin).__module__.startswith(SHIPPED):
+        if info.is_shipped:
             text += "; this plugin is part of GantryMQ, please report it"
         return f"{text}; --disable {name} starts the broker without it"
 
@@ -197,6 +215,7 @@ class PluginManager:
             bool(getattr(plugin, "essential", False)),
             tuple(sorted(hooks)),
             plugin,
+            _sources_of(name, plugin),
         )
 
     def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:
@@ -248,6 +267,18 @@ class _NamedHooks(pluggy.PluginManager):
 @cache
 def _arguments_of(hookspec: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(hookspec).parameters)
+
+
+def _sources_of(name: str, plugin: Any) -> tuple[str, ...]:
+    sources = getattr(plugin, "sources", (Source.CLIENT,))
+    if isinstance(sources, str) or not isinstance(sources, Iterable):
+        raise StartError(f"plugin {name!r}: sources = {sources!r} must be a tuple of names of Source")
+    sources = tuple(sources)
+    unknown = [each for each in sources if each not in Source.ALL]
+    if unknown:
+        hint = did_you_mean(str(unknown[0]), Source.ALL)
+        raise StartError(f"plugin {name!r}: no source {unknown[0]!r}{hint}; there are: {', '.join(Source.ALL)}")
+    return sources
 
 
 @cache

@@ -6,13 +6,15 @@ The policy of a plugin is the user's (``plugins.skip_errors``, ``plugins.disable
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
-from gantrymq.kernel.manager import PluginInfo, PluginManager, did_you_mean
+from gantrymq.kernel.kept_rows import KeptRows
+from gantrymq.kernel.manager import Guard, PluginInfo, PluginManager, did_you_mean
 
 log = structlog.get_logger("gantrymq.plugins")
 
@@ -43,14 +45,51 @@ class PluginFaults:
             raise StartError(f"plugins.{key}: {name!r} is essential, so its errors always stop the broker")
         self._policies[name] = policy
 
-    def on_batches(self, hook_name: str) -> Callable[[Any], object] | None:
+    def before_append(self, kept_rows: KeptRows) -> Mapping[str, Callable[[AppendBatch], object] | None]:
+        """By source of a batch, what calls the plugins that asked for it; errors as in :meth:`on_batches`.
+
+        ``kept_rows`` learns what plugins that do not come with GantryMQ refuse of rows that the broker keeps.
+        """
+        return _BySource({source: self._before_append(source, kept_rows) for source in Source.ALL})
+
+    def _before_append(self, source: str, kept_rows: KeptRows) -> Callable[[AppendBatch], object] | None:
+        hook_name = "before_append"
+        others = [info.name for info in self._manager.plugins if source not in info.sources]
+        takers = [info for info, _ in self._manager.implementations(hook_name) if source in info.sources]
+        guests = [info.name for info in takers if not info.is_shipped]
+        if source in Source.FROM_SENDERS or not guests:
+            return self.on_batches(hook_name, others)
+        kept_rows.guests[source] = " or ".join(guests)
+        if self._manager.wrapping(hook_name) is not None:
+            function = self.on_batches(hook_name, others)
+            return None if function is None else kept_rows.watch(kept_rows.guests[source], function)
+
+        def watch(info: PluginInfo, function: Callable[[Any], object]) -> Callable[[Any], object]:
+            return function if info.is_shipped else kept_rows.watch(info.name, function)
+
+        return self.on_batches(hook_name, others, watch)
+
+    def on_batches(
+        self,
+        hook_name: str,
+        leave_out: Collection[str] = (),
+        watch: Callable[[PluginInfo, Callable[[Any], object]], Callable[[Any], object]] | None = None,
+    ) -> Callable[[Any], object] | None:
         """As :meth:`PluginManager.on_batches`; an error is followed by what the policy of its plugin says.
 
-        Raises :class:`PluginError` where that is ``stop``.
+        ``watch``: puts another function around each plugin's. Raises :class:`PluginError` where the policy is ``stop``.
         """
-        guarded = {info.name for info, _ in self._manager.implementations(hook_name)}
-        guarded = {name for name in guarded if self._policies[name] != STOP}
-        function = self._manager.on_batches(hook_name, self._guard if guarded else None)
+        called = {info.name for info, _ in self._manager.implementations(hook_name)}.difference(leave_out)
+        guard: Guard | None = None
+        if watch is not None:
+            watched = watch
+
+            def guard(info: PluginInfo, name: str, function: Callable[[Any], object]) -> Callable[[Any], object]:
+                return watched(info, self._guard(info, name, function))
+
+        elif any(self._policies[name] != STOP for name in called):
+            guard = self._guard
+        function = self._manager.on_batches(hook_name, guard, leave_out)
         if function is None:
             return None
         call = function
@@ -105,6 +144,16 @@ class PluginFaults:
         if disabled:
             self._disabled.add(info.name)
         log.error("plugin_failed", plugin=info.name, disabled=disabled, exc_info=error, **where)
+
+
+class _BySource(dict[str, Callable[[AppendBatch], object] | None]):
+    """A value for each source."""
+
+    def __missing__(self, source: str) -> Callable[[AppendBatch], object] | None:
+        raise ValueError(
+            f"a batch to be appended has no source {source!r}{did_you_mean(str(source), self)}; see Source in"
+            " gantrymq.kernel.batch"
+        )
 
 
 def _own_policy(info: PluginInfo) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.env import Env
 from gantrymq.kernel.fast import new_batch, read_requests
 from gantrymq.kernel.layouts import ENTRY
@@ -281,7 +281,7 @@ class TransactedStore:
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
         """Half messages in one batch, as one sweep may bring them."""
-        batch = new_batch(_nobody_waits)
+        batch = new_batch(_nobody_waits, Source.CLIENT)
         batch.traits = Trait.PREPARED
         for body in bodies:
             properties = b"TRAN_MSG\x01true\x02PGROUP\x01%s\x02UNIQ_KEY\x01%s\x02TAGS\x01a" % (

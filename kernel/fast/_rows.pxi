@@ -81,10 +81,11 @@ cdef class AppendRows(Columns):
     sizes = Column(SIZES)
     queue_offsets = Column(QUEUE_OFFSETS)
 
-    def __cinit__(self, done=None, int traits=0):
+    def __cinit__(self, done=None, int traits=0, str source not None="plugin"):
         # Not __init__, which can be left out and called again, with rows that point to what it would replace.
         self.done = done
         self.traits = traits
+        self.source = source
         self.remarks = {}
         self.answers = {}
         self.attempts_max = {}
@@ -531,6 +532,6 @@ cdef bytes two_texts(const uint8_t* first, Py_ssize_t first_size, const uint8_t*
     return result
 
 
-def new_batch(done):
+def new_batch(done, str source not None):
     """See :func:`gantrymq.kernel.fast.plain_requests.new_batch`."""
-    return AppendRows(done)
+    return AppendRows(done, 0, source)

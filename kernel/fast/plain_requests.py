@@ -97,9 +97,9 @@ def read_requests(
     return requests, position
 
 
-def new_batch(done: Callable[[AppendBatch], None]) -> AppendBatch:
-    """An empty batch; the compiled twin has a kind of its own, which looks the same."""
-    return AppendBatch(done=done)
+def new_batch(done: Callable[[AppendBatch], None], source: str) -> AppendBatch:
+    """An empty batch of this source; the compiled twin has a kind of its own, which looks the same."""
+    return AppendBatch(done=done, source=source)
 
 
 def answer_rows(batch: AppendBatch) -> None:

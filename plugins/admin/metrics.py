@@ -39,6 +39,12 @@ def report(metrics: Metrics, broker: Broker) -> None:
         "gantrymq_unacknowledged_seconds", "How long the oldest message has waited to be acknowledged",
         broker.unacknowledged_for(),
     )  # fmt: skip
+    for (plugin, source), count in broker.kept_rows.refused.items():
+        metrics.counter(
+            "gantrymq_plugin_refused_kept_messages_total",
+            "How often a plugin refused a message that the broker keeps and tries again", count,
+            plugin=plugin, source=source,
+        )  # fmt: skip
     metrics.later(partial(_tell_disk, metrics, broker))
 
 

@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.delay.config import DelayConfig
 from gantrymq.plugins.delay.levels.delivery import Delivery
@@ -54,6 +54,7 @@ class DelayPlugin:
     """Takes charge of the trait DELAY."""
 
     name = "delay"
+    sources = Source.ALL
 
     def __init__(self) -> None:
         self._delivery: Delivery | None = None

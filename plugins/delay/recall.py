@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import ResponseCode
@@ -43,7 +43,7 @@ class Recalls:
 
     def handle(self, requests: list[Request]) -> None:
         """One batch for all requests."""
-        batch = AppendBatch(done=self._answer, traits=Trait.DELAY)
+        batch = AppendBatch(done=self._answer, traits=Trait.DELAY, source=Source.TIMER)
         take_each(requests, partial(self._add, batch))
         if len(batch):
             self.broker.append(batch)

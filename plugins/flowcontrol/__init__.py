@@ -17,7 +17,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.config.fields import duration
 from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.codes import ResponseCode
@@ -40,6 +40,7 @@ class FlowControlPlugin:
     """Compares the age of the oldest unacknowledged message with the limit, once a batch."""
 
     name = "flowcontrol"
+    sources = Source.ALL
 
     def __init__(self) -> None:
         self._busy = False

@@ -27,7 +27,7 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Heavy
 from gantrymq.kernel.tasks import BackgroundTask
@@ -67,6 +67,7 @@ class HaPlugin:
     """A master's or a slave's half, by ``broker.id``."""
 
     name = "ha"
+    sources = Source.ALL
     _tables: Tables  # of a slave, from register_tasks on
     _epochs: Epochs  # both from configure on
     _roles: RoleChanges

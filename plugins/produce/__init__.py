@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.plugins.interfaces import GroupTable, SendRules, TopicTable
 from gantrymq.plugins.produce.config import ProduceConfig
 from gantrymq.plugins.produce.rules import Rules
@@ -34,6 +34,7 @@ class ProducePlugin:
 
     name = "produce"
     essential = True
+    sources = Source.ALL
 
     @hookimpl
     def config_section(self) -> tuple[str, type[ProduceConfig]]:

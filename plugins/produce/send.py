@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.kernel.batch import STORED, AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
 from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
@@ -57,14 +57,18 @@ class SendProcessor:
         self._cluster = _CLUSTER + broker.cluster.encode()
         self._max_bytes = broker.config.store.max_message_bytes
         self._id_prefix = id_prefix(broker.store.config.store_host)
+        self._resent: AppendBatch | None = None
         self._form = reply_form(reply_fields, self._id_prefix)
 
     def handle(self, requests: list[Request]) -> None:
-        """One batch for all requests; a bad one is answered at once and harms no other."""
-        batch = new_batch(self._reply)
+        """One batch for all requests, another for those to retry topics; a bad one is answered at once, alone."""
+        batch = new_batch(self._reply, Source.CLIENT)
         add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
+        resent, self._resent = self._resent, None
         if len(batch):
             self._broker.append(batch)
+        if resent is not None:
+            self._broker.append(resent)
 
     def _terms(self, topic: str) -> tuple[int, int] | None:
         """The number of queues and the sys flag bits of a topic that any producer may send to as it is now."""
@@ -93,6 +97,10 @@ class SendProcessor:
         queue_id = header.queue_id
         if queue_id < 0:
             queue_id = self._broker.env.random_int(max(1, config.write_queue_nums))
+        if header.topic.startswith(RETRY_PREFIX):
+            if self._resent is None:
+                self._resent = new_batch(self._reply, Source.RESEND)
+            batch = self._resent
         if header.batch or command.code == RequestCode.SEND_BATCH_MESSAGE:
             self._add_many(batch, request, header, config, queue_id)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import structlog
 
-from gantrymq.kernel.batch import STORED, AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.interfaces import ProducerGroups, SendRules
 from gantrymq.plugins.reply.config import ReplyConfig
@@ -72,7 +72,7 @@ class ReplyProcessor:
 
     def handle(self, requests: list[Request]) -> None:
         """Take all replies of the sweep; a bad one is answered at once and harms no other."""
-        batch = AppendBatch(done=self._stored)
+        batch = AppendBatch(done=self._stored, source=Source.CLIENT)
         for request in requests:
             try:
                 self._take(batch, request)

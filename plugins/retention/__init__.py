@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.config.fields import duration, number, plain, size
 from gantrymq.kernel.config.rocketmq_keys import in_hours
 from gantrymq.kernel.tasks import BackgroundTask
@@ -99,6 +99,7 @@ class RetentionPlugin:
     """Looks at the log's age and the disk, and refuses messages while that is full."""
 
     name = "retention"
+    sources = Source.ALL
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:

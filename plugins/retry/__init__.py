@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
 from gantrymq.plugins.retry.deadletter import DeadLetters
 from gantrymq.plugins.retry.sendback import SendBackProcessor
@@ -30,6 +30,7 @@ class RetryPlugin:
     """Answers 36, and looks after what is sent to a retry topic."""
 
     name = "retry"
+    sources = (Source.RESEND,)
     _dead_letters: DeadLetters  # from register_processors on
 
     @hookimpl

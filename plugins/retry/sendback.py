@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gantrymq.kernel.batch import AppendBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import Request, take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record
@@ -58,7 +58,7 @@ class SendBackProcessor:
         A request of some bytes stands for a message of megabytes: what is beyond :data:`TURN_BYTES` comes again.
         """
         # Without the trait RETRY: whether these attempts were the last is judged here.
-        batch = AppendBatch(done=self._reply)
+        batch = AppendBatch(done=self._reply, source=Source.RETRY)
         taken = size = 0
         while taken < len(requests) and size < TURN_BYTES:
             before = len(batch)

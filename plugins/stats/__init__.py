@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import Statistics
@@ -47,6 +47,7 @@ class StatsPlugin:
     """Counts, samples, and tells."""
 
     name = "stats"
+    sources = Source.ALL
     _table: Table  # from configure on
     _measuring: Measuring
 

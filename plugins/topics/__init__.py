@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.processors import Processor
 from gantrymq.plugins.interfaces import GroupTable, LiveSettings, RouteChanges, TopicTable
 from gantrymq.plugins.topics.admin import TopicAdmin
@@ -48,6 +48,7 @@ class TopicsPlugin:
 
     name = "topics"
     essential = True
+    sources = Source.ALL
 
     def __init__(self) -> None:
         self._topics: Topics | None = None

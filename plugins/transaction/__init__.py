@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.kernel import hookimpl
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Trait
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source, Trait
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.tasks import BackgroundTask
@@ -46,6 +46,7 @@ class TransactionPlugin:
 
     name = "transaction"
     slot = "transaction"
+    sources = Source.ALL
     _config: TransactionConfig  # these three are set by configure
     _context: StrategyContext
     strategy: Strategy

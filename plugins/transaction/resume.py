@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from gantrymq.kernel.batch import STORED, AppendBatch, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.processors import take_each
 from gantrymq.kernel.store.log.record import BadRecord, Record
@@ -61,7 +61,7 @@ class ResumeHalves:
 
         What is beyond :data:`TURN_BYTES` comes again.
         """
-        batch = AppendBatch(done=_answer, traits=Trait.PREPARED)
+        batch = AppendBatch(done=_answer, traits=Trait.PREPARED, source=Source.TRANSACTION)
         taken = size = 0
         while taken < len(requests) and size < TURN_BYTES:
             before = len(batch)

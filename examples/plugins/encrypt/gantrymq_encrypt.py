@@ -25,6 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import Source
 from gantrymq.kernel.config.fields import filled
 from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import ResponseCode
@@ -64,6 +65,8 @@ class EncryptPlugin:
 
     name = "encrypt"
     version = "1.0.0"
+    sources = Source.ALL
+    """What was stored before the plugin was there is encrypted when the broker appends it again."""
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:

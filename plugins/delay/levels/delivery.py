@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 import trio
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import FILLER_SIZE
@@ -132,7 +132,7 @@ class Delivery:
             return min(state.retry_at - now, IDLE_MS)
         if len(state.flights) >= self._flights_max or self._backlog > BACKLOG_BYTES:
             return POLL_MS
-        batch = AppendBatch(done=self._wake)
+        batch = AppendBatch(done=self._wake, source=Source.DELAY)
         units, due = self._collect(state, queue, batch, now)
         if len(batch):
             self._put(state, batch, units, now)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.reading import read_many
 from gantrymq.plugins.delay.levels.delivery import (
@@ -113,7 +113,7 @@ class Dequeue:
         busy = self._open_slots(now)
         self._read_units()
         self._files.log.forget_window()
-        batch = AppendBatch()
+        batch = AppendBatch(source=Source.TIMER)
         taken: list[tuple[OpenSlot, list[int]]] = []
         backlog = self._store.log.end - self._store.dispatched
         if backlog <= BACKLOG_BYTES:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import attrs
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.store.log.record import Record
@@ -175,7 +175,7 @@ class HalfWalk:
     # ------------------------------------------------------------------------------------------------------- to write
 
     def _new_slice(self) -> _Slice:
-        return _Slice(AppendBatch())
+        return _Slice(AppendBatch(source=Source.TRANSACTION))
 
     def _write(self, part: _Slice) -> None:
         """Write the slice, and take in what of it is written; the questions follow when that is safe."""
@@ -202,7 +202,7 @@ class HalfWalk:
     def _note_rest(self) -> None:
         """Write the notes that are missing."""
         offsets, self.unnoted = self.unnoted, []
-        batch = AppendBatch()
+        batch = AppendBatch(source=Source.TRANSACTION)
         for offset in offsets:
             add_end(batch, offset, self._store.log.clock.now_ms(), self._host)
         if offsets:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.fast import answer_rows, new_batch
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
@@ -147,7 +147,7 @@ class HalfStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
-        batch, ended = new_batch(answer_rows), dict[int, Ending]()
+        batch, ended = new_batch(answer_rows, Source.TRANSACTION), dict[int, Ending]()
         table, now = self._table, self._store.log.clock.now_ms()
 
         def end_one(ending: Ending) -> None:

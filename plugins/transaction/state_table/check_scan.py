@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.plugins.interfaces import ProducerGroups
@@ -119,7 +119,7 @@ class StateWalk:
 
     def _put_aside(self, record: Record, reason: str) -> bool:
         log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
-        batch = AppendBatch()
+        batch = AppendBatch(source=Source.TRANSACTION)
         add_aside(batch, record)
         batch.tie_next_to(0)
         add_end(batch, record, is_commit=False, wait=False)

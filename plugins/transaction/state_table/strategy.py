@@ -13,7 +13,7 @@ import attrs
 import structlog
 import trio
 
-from gantrymq.kernel.batch import STORED, AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import STORED, AppendBatch, DispatchBatch, Source
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.tasks import BackgroundTask
@@ -160,7 +160,7 @@ class StateTableStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. Commits and rollbacks of a sweep are written as one batch."""
-        batch = AppendBatch(done=_reply)
+        batch = AppendBatch(done=_reply, source=Source.TRANSACTION)
         begun: dict[int, int] = {}
         for ending in endings:
             record = ending.record

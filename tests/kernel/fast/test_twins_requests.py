@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
+from gantrymq.kernel.batch import Source
 from gantrymq.kernel.fast import Layout, plain_requests
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
@@ -235,7 +236,7 @@ def test_anything_is_read_alike(data: bytes) -> None:
 
 @pytest.mark.parametrize("twin", [plain, compiled])
 def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
-    batch = twin.new_batch(None)
+    batch = twin.new_batch(None, Source.CLIENT)
     for number in range(4):
         batch.add("orders", number, b"", b"")
         if number < 2:
@@ -244,6 +245,14 @@ def test_a_row_that_follows_falls_with_the_one_before(twin: Any) -> None:
     batch.refuse(3, 14, "other")
     assert (batch.statuses, batch.live) == ([13, 13, 13, 14], [])
     assert batch.remarks == {0: "odd", 1: "odd", 2: "odd", 3: "other"}
+
+
+@pytest.mark.parametrize("twin", [plain, compiled])
+def test_a_batch_says_where_its_rows_come_from(twin: Any) -> None:
+    batch = twin.new_batch(None, Source.TIMER)
+    assert batch.source == Source.TIMER
+    batch.source = Source.DELAY
+    assert batch.source == Source.DELAY
 
 
 RECORD_PARTS = [name.name for name in attrs.fields(Record)] + ["message_id", "body_size", "properties_size"]
@@ -296,7 +305,7 @@ def test_a_stored_message_becomes_a_row_again(host: bytes, large: int, others: b
     twins: list[Any] = [plain, compiled]
     for twin in twins:
         (record,) = twin.read_records(stored, 500, [500])
-        batch = twin.new_batch(None)
+        batch = twin.new_batch(None, Source.CLIENT)
         for topic, flag in (("elsewhere", 8), ("orders", large), ("elsewhere", 0)):
             batch.add_stored(record, topic, 3, sys_flag=flag, prepared_offset=500, wait=flag == 8, origin=flag)
         batch.add_stored(record, "orders", 4)
@@ -346,7 +355,7 @@ def test_rows_are_answered_alike(
     twins: list[Any] = [plain, compiled]
     for reader, writer in itertools.product(twins, twins):
         peers: list[Any] = [Peer(), Peer()]
-        batch = writer.new_batch(None)
+        batch = writer.new_batch(None, Source.CLIENT)
         for number, (flag, kind, whose) in enumerate(rows):
             data = encode(Command(37, END, opaque=number, kind=kind, flag=flag & ONEWAY_FLAG))
             (request,), _ = reader.read_requests(peers[whose], data, LIMIT)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gantrymq.kernel import fast, hookimpl
+from gantrymq.kernel.batch import Source
 from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
@@ -74,7 +75,7 @@ def sends(count: int = 3, body: bytes = b"b" * 100, *, batched: bool = False) ->
 
 
 def batch_of(twin: Any, requests: list[Any]) -> Any:
-    batch = twin.new_batch(lambda batch: None)
+    batch = twin.new_batch(lambda batch: None, Source.CLIENT)
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"CLUSTER\x01c", 1000, Origin, lambda batch, request: None)
     return batch
 
@@ -129,7 +130,7 @@ def test_a_forgotten_request_is_not_stored_with_what_lies_there_now(batched: boo
         def other(batch: Any, request: Any, others: list[Any] = others) -> None:
             others.append(request)
 
-        batch = twin.new_batch(lambda batch: None)
+        batch = twin.new_batch(lambda batch: None, Source.CLIENT)
         twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 1000, Origin, other)
         assert (len(batch), others) == (0, requests)
         assert kept

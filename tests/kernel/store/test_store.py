@@ -11,7 +11,7 @@ import attrs
 import pytest
 import structlog
 
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import LogPoisoned, NoRoom, StartError, StoreInUse, StoreNotWritable
 from gantrymq.kernel.fast import new_batch
@@ -389,7 +389,7 @@ def test_the_index_timestamp_is_kept_and_travels_with_the_checkpoint() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_row_that_enters_no_queue_says_the_queue_offset_that_it_was_given(compiled: bool) -> None:
     store, _, _ = open_store(MemoryEnv())
-    batch = new_batch(lambda batch: None) if compiled else AppendBatch()
+    batch = new_batch(lambda batch: None, Source.CLIENT) if compiled else AppendBatch()
     for body, sys_flag in [(b"kept", 4), (b"given back", 12), (b"ordinary", 0), (b"not given", 4)]:
         batch.add("T", 0, body, b"", sys_flag=sys_flag)
     batch.own_queue_offsets.update({0: 41, 1: 42, 2: 43})

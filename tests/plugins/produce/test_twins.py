@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gantrymq.kernel.batch import Trait
+from gantrymq.kernel.batch import Source, Trait
 from gantrymq.kernel.fast import Layout, plain_requests
 from gantrymq.plugins.produce import plain as plain_sends
 from gantrymq.plugins.produce.plain import reply_form
@@ -83,7 +83,7 @@ class Produce(SendProcessor):
         A ``room`` that is too small lets the batch go on in a second file. Returns all that can be seen of it.
         """
         peers: list[Any] = [Peer(host), Peer()]
-        batch = self.twin.new_batch(None)
+        batch = self.twin.new_batch(None, Source.CLIENT)
         for peer in peers:
             requests, _ = self.twin.read_requests(peer, data, LIMIT)
             self.twin.add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
@@ -251,7 +251,7 @@ def test_who_sent_what_is_prepared_is_told_the_queue_that_was_asked_for(more: di
         send = {**SEND, "i": "TRAN_MSG\x01true\x02PGROUP\x01g"}
         requests, _ = twin.read_requests(peer, encode(Command(310, send, opaque=4)) * 2, LIMIT)
         made = Produce(twin)
-        batch = twin.new_batch(None)
+        batch = twin.new_batch(None, Source.CLIENT)
         twin.add_sends(batch, requests, made._terms, made._cluster, 100, Origin, made._take)
         assert batch.traits == Trait.PREPARED
         for row in range(2):
@@ -290,7 +290,7 @@ def test_a_send_of_either_name_becomes_fields(code: int) -> None:
     ext = {names.get(name, name): value for name, value in {**SEND, "i": "K\x01v"}.items()}
     peer: Any = Peer(HOSTS[1])
     requests, _ = compiled.read_requests(peer, encode(Command(code, ext, b"x")), LIMIT)
-    batch, others = compiled.new_batch(None), []
+    batch, others = compiled.new_batch(None, Source.CLIENT), []
     compiled.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
     assert (batch.born_hosts, batch.sys_flags, others) == ([HOSTS[1]], [0x10], [])
 
@@ -300,7 +300,7 @@ def test_a_send_that_waits_keeps_no_more_alive_than_its_frame() -> None:
     small = encode(Command(310, {**SEND, "i": "K\x01v"}, b"body"))
     data = encode(Command(999, {}, bytes(30_000))) + small
     requests, _ = compiled.read_requests(peer, data, LIMIT)
-    batch = compiled.new_batch(None)
+    batch = compiled.new_batch(None, Source.CLIENT)
     compiled.add_sends(batch, requests[1:], lambda topic: (4, 0), b"C\x01c", 100, Origin, None)
     del requests
     assert sys.getrefcount(data) == 2
@@ -314,7 +314,7 @@ def test_a_usual_send_never_becomes_a_command(twin: Any, more: str, traits: int)
     peer: Any = Peer()
     send = {**SEND, "i": f"K\x01v\x02WAIT\x01true{more}"}
     requests, _ = twin.read_requests(peer, encode(Command(310, send, b"x")), LIMIT)
-    batch = twin.new_batch(None)
+    batch = twin.new_batch(None, Source.CLIENT)
     others: list[Any] = []
     twin.add_sends(batch, requests, lambda topic: (4, 0), b"C\x01c", 100, Origin, lambda *row: others.append(row))
     stored = f"{send['i']}\x02C\x01c" if traits else "K\x01v\x02C\x01c"

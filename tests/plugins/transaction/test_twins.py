@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from gantrymq.kernel import fast as kernel_fast
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.fast import plain_requests
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Request
@@ -189,7 +189,7 @@ def test_half_messages_are_found_and_diverted_alike(
     results = []
     for twin in TWINS:
         for kernel in KERNELS:
-            batch = kernel.new_batch(None)
+            batch = kernel.new_batch(None, Source.CLIENT)
             for topic, queue_id, properties, body, times in rows:
                 batch.add(topic, queue_id, body, properties, sys_flag=5, reconsume_times=times)
             for name in looked_at:
