@@ -1,14 +1,12 @@
-"""When appended bytes become durable: group commit (the default), by interval, or by interval from a buffer.
+"""Flush strategies: group commit (the default), by interval, or by interval from a buffer.
 
-Slot: flush.
-Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
-Config ``[plugin.flush]``: ``mode`` ("sync": a reply waits for fdatasync, all that arrives while one runs shares the
-next; "async": replies do not wait, a power cut may lose the last ``interval`` plus what ``least_bytes`` holds back;
-"buffered": as async, but a thread writes, in large steps, and a reply waits until the operating system has the message;
-``limits.unacknowledged_bytes`` bounds the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout``
-(sync and buffered: after it the sender gets FLUSH_DISK_TIMEOUT).
-Files: none. Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
-``CommitRealTimeService``, whose messages, unlike these, are lost with the process after they were acknowledged.
+Slot: flush. Hooks: config_section, configure, make_flush_strategy, register_ack_gates. Config ``[plugin.flush]``:
+``mode`` ("sync": a response waits for fdatasync, and everything that arrives during one shares the next; "async":
+responses do not wait, a power cut may lose the last ``interval`` plus ``least_bytes``; "buffered": as async, but a
+thread writes in large steps, and a response waits until the message is written; ``limits.unacknowledged_bytes`` bounds
+the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync and buffered: after it the sender
+gets FLUSH_DISK_TIMEOUT). Files: none. Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and
+``TransientStorePool`` with ``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def _write_mode(mode: str) -> str:
 
 
 def _read_pool(properties: Mapping[str, str]) -> dict[Place, str]:
-    # as in RocketMQ the pool counts where the disk is flushed later, which is its default
+    # as in RocketMQ the pool is only used with asynchronous flush, its default
     is_late = _read_mode(properties.get("flushDiskType", "ASYNC_FLUSH")) == "async"
     is_pooled = properties["transientStorePoolEnable"] == "true"
     return {("plugin.flush", "mode"): "buffered"} if is_pooled and is_late else {}

@@ -1,4 +1,4 @@
-"""Collect in memory, write by a thread, flush by interval: the sweep never waits for a write."""
+"""Collect in memory, write in a thread, flush by interval: the sweep never waits for a write."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gantrymq.remoting.codes import ResponseCode
 
 
 class BufferedFlush(IntervalFlush):
-    """As :class:`IntervalFlush`, and the log's records are written by a thread; ``waker`` tells the sweep."""
+    """As :class:`IntervalFlush`, but a thread writes the log's records and wakes the sweep with ``waker``."""
 
     def __init__(self, log: CommitLog, waker: Waker, interval_s: float, least_bytes: int, thorough_s: float) -> None:
         super().__init__(log, interval_s, least_bytes, thorough_s)
         self._writer = log.write_behind(waker)
 
     async def run(self) -> None:
-        """Write and flush until cancelled, and once more then."""
+        """Write and flush until cancelled, and a last time after that."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, self._writer.run)
             try:
@@ -28,7 +28,7 @@ class BufferedFlush(IntervalFlush):
 
 
 class WrittenGate:
-    """What is with the operating system may be acknowledged and read: the end of the process cannot take it back."""
+    """Written records may be acknowledged and read, because the end of the process cannot lose them."""
 
     late_code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
     late_remark = "the disk did not take it in time; the message waits in memory and is not promised"

@@ -1,4 +1,4 @@
-"""Flush by interval: replies do not wait, the disk works in larger steps."""
+"""Flush by interval: responses do not wait, and the disk works in larger steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gantrymq.kernel.store.log.commitlog import CommitLog
 
 
 class IntervalFlush:
-    """Each ``interval_s`` seconds flush if ``least_bytes`` wait, after ``thorough_s`` seconds whatever waits."""
+    """Flush every ``interval_s`` seconds if ``least_bytes`` wait, and every ``thorough_s`` seconds in any case."""
 
     def __init__(self, log: CommitLog, interval_s: float, least_bytes: int, thorough_s: float) -> None:
         self._log = log
@@ -20,7 +20,7 @@ class IntervalFlush:
         """Nothing: the interval decides."""
 
     async def run(self) -> None:
-        """Flush until cancelled, and once more then."""
+        """Flush until cancelled, and a last time after that."""
         log = self._log
         last = trio.current_time()
         try:

@@ -1,4 +1,4 @@
-"""Group commit: one thread flushes, everything that arrived while one flush ran is covered by the next."""
+"""Group commit: one thread flushes, and the next flush covers everything that arrived during one."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gantrymq.remoting.codes import ResponseCode
 
 
 class GroupCommit:
-    """Flushes as soon as there is something to flush; ``waker`` tells the sweep that the watermark moved."""
+    """Flushes as soon as there is data; ``waker`` wakes the sweep when the watermark has moved."""
 
     def __init__(self, log: CommitLog, waker: Waker) -> None:
         self._log = log
         self._waker = waker
 
     def appended(self, end: int) -> None:
-        """Wake the flusher; it looks at the log's end itself."""
+        """Wake the flusher, which reads the log's end itself."""
         self._log.ask_flush()
 
     async def run(self) -> None:
-        """Flush until cancelled; the thread's last round covers all that was appended."""
+        """Flush until cancelled; the thread's last flush covers everything that was appended."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, self._log.flush_when_asked, self._waker)
             try:
@@ -31,7 +31,7 @@ class GroupCommit:
 
 
 class DurableGate:
-    """What is durable may be acknowledged and read."""
+    """Durable records may be acknowledged and read."""
 
     late_code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
     late_remark = "the disk did not flush in time; the message is stored but not promised"

@@ -1,9 +1,9 @@
-"""Whether a slave's log is a beginning of its master's: the master's records are asked for and compared with its own.
+"""Check that a slave's log is a prefix of its master's, by comparing records.
 
-The wire of replication tells offsets only, and RocketMQ's slave goes on behind whatever it has. Here the master must be
-one of this name and cluster, and the last record the same on both sides. Where it is not, the last one that is the same
-is looked for; what lies behind it was never the master's and goes to ``lost+found/`` with the next start, for which the
-broker asks at once. Asked with GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); a RocketMQ master, which does not know
+The replication protocol has only offsets, and RocketMQ's slave continues behind any log. Here the master must have the
+same name and cluster, and the last record must be equal on both sides. If it is not, the slave searches the last common
+record; the records behind it were never the master's and go to ``lost+found/`` at the next start, which the broker
+requests at once. Asked with GET_BROKER_CONFIG (26) and COMPARE_LOG (47001); a RocketMQ master, which does not know
 that, with GET_BROKER_RUNTIME_INFO (28) and VIEW_MESSAGE_BY_ID (33).
 """
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 ABSENT_S: Final = 30.0
-"""How long a RocketMQ master must not have a record of the slave's before that counts: it may be about to show it."""
+"""How long a RocketMQ master must lack a record of the slave before this counts, because it may return it later."""
 
 
 class Unlike(Exception):
-    """The logs cannot be brought together now; the text says why."""
+    """The logs cannot be compared now; the text says why."""
 
 
 class UnrelatedStore(Exception):
-    """This is not a slave of that master, and will not be by waiting; the text names both."""
+    """This is not a slave of that master, and waiting does not change that; the text names both."""
 
 
 class Diverged(Exception):
-    """Both logs are the same up to the offset ``end``, and not behind it."""
+    """Both logs are equal up to the offset ``end``, but not behind it."""
 
     def __init__(self, end: int) -> None:
         super().__init__(f"this log is its master's up to offset {end}, and not behind it")
@@ -67,10 +67,10 @@ class Comparison:
         self._epochs = epochs
         self._absent_since: float | None = None
         self._master_compares = True
-        """Whether it knows COMPARE_LOG; a RocketMQ master is asked for its records."""
+        """Whether the master supports COMPARE_LOG; a RocketMQ master is asked for records instead."""
 
     async def check(self, address: str) -> None:
-        """Returns when the log's last record is the master's as well, or when there is none.
+        """Returns if the log's last record is equal to the master's, or if the log is empty.
 
         :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, or what a call may raise.
         """
@@ -96,7 +96,7 @@ class Comparison:
             raise Diverged(await self._common_end(channel))
 
     async def _wait_for_record(self, channel: Channel, offset: int) -> None:
-        """:class:`Unlike` while a RocketMQ master may be about to show the record at ``offset``."""
+        """:class:`Unlike` while a RocketMQ master may still return the record at ``offset`` later."""
         now = self._broker.env.monotonic()
         if self._absent_since is None:
             self._absent_since = now
@@ -104,7 +104,7 @@ class Comparison:
             raise Unlike(f"the master does not show the record at {offset}, which is the last one here")
 
     async def _identify(self, channel: Channel) -> None:
-        """Who the master says it is; one that does not tell is believed."""
+        """Check the master's name and cluster; a master that does not report them is accepted."""
         answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
         try:
             says = read_properties(bytes(answer.body or b"")) if answer.code == ResponseCode.SUCCESS else {}
@@ -122,9 +122,9 @@ class Comparison:
         self._epochs.note_master_role(says.get("brokerRole", ""))
 
     async def _compare_epochs(self, channel: Channel) -> None:
-        """Tell a master of a lower epoch that its epoch is over, and do not follow it; learn a higher epoch.
+        """Notify a master of a lower epoch and do not follow it; adopt a higher epoch.
 
-        RocketMQ's masters have none: who was told of a promotion does not follow one.
+        RocketMQ's masters have no epochs: a slave that knows of a promotion does not follow one.
         """
         answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
         says = KVTable.from_bytes(answer.body or b"{}").table if answer.code == ResponseCode.SUCCESS else {}
@@ -143,7 +143,7 @@ class Comparison:
             self._epochs.learn(epoch, channel.address, is_master=False)
 
     async def _master_end(self, channel: Channel) -> int:
-        """Where the master's log ends: it may have a record before that which it does not show yet."""
+        """The end of the master's log, before which it may have records that it does not return yet."""
         answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
         try:
             return int(KVTable.from_bytes(answer.body or b"{}").table["commitLogMaxOffset"])
@@ -151,7 +151,7 @@ class Comparison:
             raise Unlike(f"{channel.address} does not tell where its log ends") from None
 
     async def _common_end(self, channel: Channel) -> int:
-        """The offset behind the last record that both have. :class:`UnrelatedStore` when there is none."""
+        """The offset behind the last common record. :class:`UnrelatedStore` if there is none."""
         end = self._broker.log.end
         while places := await self._places(end):
             if await self._ask(channel, places[0]) is LogMatch.SAME:
@@ -183,7 +183,7 @@ class Comparison:
         return []
 
     def _scan(self, start: int, stop: int) -> list[int]:
-        """The offsets of the records from ``start`` to ``stop``; what cannot be read is stepped over."""
+        """The offsets of the records from ``start`` to ``stop``, without unreadable ones."""
         commit_log = self._broker.log
         found: list[int] = []
         rows = SCAN_ROWS
@@ -207,7 +207,7 @@ class Comparison:
         return bytes(commit_log.view(offset, int.from_bytes(commit_log.view(offset, 4), "big")))
 
     async def _ask(self, channel: Channel, offset: int) -> LogMatch:
-        """What the master has there. :class:`Unlike` when that cannot be known now."""
+        """The master's record there. :class:`Unlike` if that is unknown now."""
         record = await trio.to_thread.run_sync(self._record, offset)
         if self._master_compares:
             header = CompareLogHeader(offset=offset, size=len(record), digest=hashlib.sha256(record).hexdigest())
@@ -230,7 +230,7 @@ class Comparison:
 
 
 def plan_cut(broker: Broker, end: int) -> None:
-    """Start again, and cut the log at ``end`` before anything else."""
+    """Restart, and truncate the log at ``end`` first."""
     broker.env.replace(_path(broker), json.dumps({"end": end}).encode())
     log.error(
         "diverged_tail_found",
@@ -240,7 +240,7 @@ def plan_cut(broker: Broker, end: int) -> None:
 
 
 def cut_as_planned(broker: Broker) -> None:
-    """Before the recovery: cut the log where the run before has found that it must be."""
+    """Before recovery: truncate the log at the offset that the previous run determined."""
     path = _path(broker)
     if not broker.env.exists(path):
         return

@@ -18,9 +18,9 @@ def _check_peers(_instance: object, _attribute: attrs.Attribute[list[str]], valu
 
 
 def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
-    """As in RocketMQ a master's number is 0 whatever is written, and a slave's must be another.
+    """As in RocketMQ, a master's id is 0 regardless of the file, and a slave's must be above 0.
 
-    RocketMQ's brokers copy without being told to: whatever the role is, the section is there.
+    RocketMQ's brokers always replicate: the section exists for every role.
     """
     role = properties["brokerRole"]
     if role in ("ASYNC_MASTER", "SYNC_MASTER"):
@@ -42,7 +42,7 @@ def _write_listen(section: HaConfig) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class HaConfig:
-    """How copies are kept. ``broker.id`` says who is who: 0 is the master, any other a slave."""
+    """Replication settings. The broker with ``broker.id`` 0 is the master, any other a slave."""
 
     broker_conf_groups: ClassVar = (
         KeyGroup(("brokerRole",), _read_role, write_nothing),
@@ -52,34 +52,34 @@ class HaConfig:
     role: Literal["async_master", "sync_master"] = plain(
         "async_master", rocketmq=RocketmqKey("brokerRole", write=str.upper)
     )
-    """A master's: whether a sender's answer waits for a slave."""
+    """Master: whether acknowledgments wait for slaves."""
     listen: str = address("", optional=True, any_port=True)
-    """Where a master waits for its slaves; empty: the broker's address, its port plus one, as RocketMQ does."""
+    """Master: the address for slaves; empty: the broker's address with its port plus one, as in RocketMQ."""
     master: str = address("", optional=True, rocketmq="haMasterAddress")
-    """A slave's: where its master waits for it; empty: where the nameserver says."""
+    """Slave: the master's address for slaves; empty: from the nameserver."""
     master_broker: str = address("", optional=True)
-    """A slave's: where its master serves clients; empty: where the nameserver says."""
+    """Slave: the master's address for clients; empty: from the nameserver."""
     sync_slaves: int = number(1, 1, 16)
-    """How many slaves must have a message before a ``sync_master`` answers."""
+    """How many slaves must have a message before a ``sync_master`` acknowledges it."""
     sync_timeout: float = duration("3s", minimum="10ms", maximum="5m", rocketmq="slaveTimeout")
     """After this time the sender gets FLUSH_SLAVE_TIMEOUT."""
     fall_behind_max: int = size("256 MiB", minimum="64 KiB", maximum="1024 GiB", rocketmq="haSlaveFallbehindMax")
     """The master does not wait for a slave that lags by more: SLAVE_NOT_AVAILABLE."""
     transfer_batch: int = size("32 KiB", minimum="1 KiB", maximum=f"{CHUNK_MAX_BYTES}", rocketmq="haTransferBatchSize")
-    """The most that is sent behind one header."""
+    """The most bytes behind one header."""
     heartbeat: float = duration("5s", minimum="10ms", maximum="1m", rocketmq="haSendHeartbeatInterval")
-    """How long either side is silent at most."""
+    """The longest silence of either side."""
     housekeeping: float = duration("20s", minimum="20ms", maximum="10m", rocketmq="haHousekeepingInterval")
-    """A peer that is silent for longer gets disconnected."""
+    """A peer that is silent for longer is disconnected."""
     lease: float = duration("10s", minimum="1s", maximum="10m")
-    """A master that hears from no nameserver and no slave for so long confirms nothing (``sync_master``)."""
+    """A master without contact to a nameserver or slave for this time acknowledges nothing (``sync_master``)."""
     refuse_without_lease: bool = True
-    """A master's: without the lease, take no messages at all."""
+    """Master: without the lease, refuse all messages."""
     full_copy: bool = False
-    """A master's: send all of the log to a slave that has nothing; RocketMQ begins with the last file."""
+    """Master: send the whole log to an empty slave; RocketMQ begins with the last file."""
     peers: list[str] = attrs.field(factory=list, validator=_check_peers)
-    """A master's: from where slaves may come, addresses or networks; empty: from this machine only."""
+    """Master: addresses or networks of allowed slaves; empty: only this machine."""
     slaves_max: int = number(16, 1, 1024)
-    """A master's: so many connections of slaves at a time."""
+    """Master: the most connections of slaves at the same time."""
     sync_tables: float = duration("10s", minimum="100ms", maximum="1h")
-    """How often a slave fetches topics, groups and offsets of its master (``SlaveSynchronize``)."""
+    """How often a slave fetches topics, groups and offsets from its master (``SlaveSynchronize``)."""

@@ -1,4 +1,4 @@
-"""How far each slave's copy of the log has come, and the guarantee that is made of it.
+"""The replication progress of each slave, and the guarantee for senders that depends on it.
 
 Source: RocketMQ 4.9.7 ``HAService`` (``isSlaveOK``, ``GroupTransferService``) and ``CommitLog.submitReplicaRequest``.
 """
@@ -17,8 +17,9 @@ from gantrymq.remoting.codes import ResponseCode
 class Copy:
     """One slave's connection. Offsets are bytes of the log, times seconds of the environment's clock.
 
-    ``start``: from where it is sent the log. ``sent``: up to where. ``acknowledged``: what it says to have; what it
-    said first is a claim, only what lies behind ``start`` answers to what it was sent here.
+    ``start``: the log offset at which sending began. ``sent``: the end of what was sent. ``acknowledged``: the offset
+    that the slave reports. Its first report is only a claim; reports above ``start`` acknowledge data that was sent on
+    this connection.
     """
 
     address: str
@@ -29,14 +30,14 @@ class Copy:
     acknowledged: int = 0
     heard_at: float = 0.0
     level_at: float = 0.0
-    """Of what time all is there: it had then, or has now, what there was."""
+    """The time up to which the copy was complete."""
     stopped_at: int = -1
-    """What the master cannot read and give to the slave begins here; -1 while it is given everything."""
+    """The offset of the first data that the master cannot read and send; -1 while there is none."""
     _mark: tuple[int, float] = (0, 0.0)
-    """Where the log ended at some moment since, and that moment."""
+    """The end of the log at some later moment, and that moment."""
 
     def look(self, end: int, now: float) -> None:
-        """Bring :attr:`level_at` up to date; the log ends at ``end``. To be called whenever the slave was heard."""
+        """Update :attr:`level_at`; the log ends at ``end``. Call it after each message of the slave."""
         if self.acknowledged >= self._mark[0]:
             self.level_at = max(self.level_at, self._mark[1])
             self._mark = (end, now)
@@ -45,18 +46,18 @@ class Copy:
 
     @property
     def proven(self) -> int:
-        """Up to where it has certainly taken what was sent to it; 0 before it has taken anything."""
+        """The offset up to which it has acknowledged data that was sent to it; 0 before its first acknowledgment."""
         return self.acknowledged if self.acknowledged > self.start >= 0 else 0
 
 
 class Copies:
-    """The connected slaves. ``moved`` is called when the guarantee may reach further."""
+    """The connected slaves. ``moved`` is called when the watermark may have advanced."""
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self._copies: dict[Copy, None] = {}
         self._moved = moved
         self.waited_for = False
-        """Whether a guarantee is made of the copies: else nothing has moved for anybody."""
+        """Whether acknowledgments depend on slaves; otherwise progress wakes nothing."""
 
     def __iter__(self) -> Iterator[Copy]:
         return iter(list(self._copies))
@@ -65,30 +66,30 @@ class Copies:
         return len(self._copies)
 
     def moved(self) -> None:
-        """The guarantee may reach further."""
+        """The watermark may have advanced."""
         if self.waited_for:
             self._moved()
 
     def add(self, copy: Copy) -> None:
-        """A slave is there."""
+        """A slave has connected."""
         self._copies[copy] = None
 
     def remove(self, copy: Copy) -> None:
-        """It has gone."""
+        """The slave has disconnected."""
         self._copies.pop(copy, None)
         self.moved()
 
     def acknowledge(self, copy: Copy, offset: int, now: float) -> None:
-        """The slave says that it has everything up to ``offset``."""
+        """The slave reports that it has everything up to ``offset``."""
         copy.acknowledged = max(copy.acknowledged, offset)
         copy.heard_at = now
         self.moved()
 
     def proven(self, count: int) -> int:
-        """The offset that ``count`` slaves have proven to have; 0 when there are not so many.
+        """The offset that ``count`` slaves have acknowledged; 0 if there are fewer slaves.
 
-        Those of one machine count once: two connections of one slave are no two copies, nor are two slaves that are
-        lost together.
+        Slaves on one machine count once, because two connections of one slave, or two slaves that are lost together,
+        are not two copies.
         """
         hosts: dict[str, int] = {}
         for copy in self._copies:
@@ -96,13 +97,14 @@ class Copies:
         return sorted(hosts.values(), reverse=True)[count - 1] if len(hosts) >= count else 0
 
     def near(self, end: int, distance: int) -> int:
-        """How many machines have a slave that is less than ``distance`` bytes behind ``end``, and can come nearer."""
+        """How many machines have a slave that lags less than ``distance`` bytes behind ``end`` and can catch up."""
         going = (copy for copy in self._copies if copy.start >= 0 > copy.stopped_at)
         return len({copy.host for copy in going if end - copy.acknowledged < distance})
 
 
 class CopiedGate:
-    """What ``count`` slaves have may be acknowledged. Without slaves nobody waits: SLAVE_NOT_AVAILABLE."""
+    """Gate: records that ``count`` slaves have may be acknowledged. Without slaves there is no wait:
+    SLAVE_NOT_AVAILABLE."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class CopiedGate:
         fall_behind_max: int,
         has_lease: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``has_lease``: whether this broker may believe that it is the master; else nothing is confirmed."""
+        """``has_lease``: whether this broker may act as the master; otherwise nothing is acknowledged."""
         self._has_lease = has_lease
         self._log = log
         self._copies = copies
@@ -122,7 +124,7 @@ class CopiedGate:
         self._fall_behind_max = fall_behind_max
         copies.waited_for = True
         self._watermark = log.end
-        """What lies before was answered in another life of the broker."""
+        """Records before this offset were answered before the broker's start."""
 
     @property
     def _available(self) -> bool:
@@ -130,7 +132,7 @@ class CopiedGate:
 
     @property
     def watermark(self) -> int:
-        """The offset that enough slaves have, or that was given up."""
+        """The offset that enough slaves have, or for which the wait was given up."""
         proven = self._copies.proven(self._count)
         if proven > self._watermark and self._has_lease():
             self._watermark = proven
@@ -138,7 +140,7 @@ class CopiedGate:
 
     @property
     def timeout_s(self) -> float:
-        """How long a slave is waited for; not at all where there are not enough."""
+        """How long to wait for slaves; 0 if there are too few."""
         return self._timeout_s if self._available else 0.0
 
     @property
@@ -148,12 +150,12 @@ class CopiedGate:
 
     @property
     def late_remark(self) -> str:
-        """The same in words."""
+        """The text for the late code."""
         if self._available:
             return "no slave has confirmed the message in time; the master has stored it"
         return "too few slaves are there, or they are too far behind; the master has stored the message"
 
     def on_timeout(self, end: int) -> None:
-        """What was answered so is readable."""
+        """Records whose wait timed out become readable."""
         self._watermark = max(self._watermark, end)
         self._copies.moved()

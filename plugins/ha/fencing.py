@@ -1,8 +1,8 @@
-"""What keeps a deposed master from taking and confirming messages, and what tells it that it is one.
+"""Keep a deposed master from accepting and acknowledging messages, and notify it that it is deposed.
 
-``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` tells a broker of an epoch; with its own address as
-``masterAddress`` it makes that broker the master of it. With another one's, and ``haServerAddr``, a slave follows that
-one. The answer has the epoch that is known, and where its log ends.
+``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` notifies a broker of an epoch. With the broker's
+own address as ``masterAddress`` it makes the broker the master of that epoch; with another address, and
+``haServerAddr``, a slave follows that broker. The response has the known epoch and the end of the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PENDING_MAX: Final = 64
 
 
 class FenceGate:
-    """What a master that is fenced has not confirmed yet, it does not confirm: not even what is on its disk."""
+    """Gate: a fenced master acknowledges nothing more, not even records on its disk."""
 
     late_code = int(ResponseCode.SERVICE_NOT_AVAILABLE)
 
@@ -47,12 +47,12 @@ class FenceGate:
 
     @property
     def watermark(self) -> int:
-        """The log's end; while there is a refusal, where it was before."""
+        """The log's end; while the master refuses, its last value before that."""
         return self._broker.store.dispatched if self._refusal() else self._broker.log.end
 
     @property
     def timeout_s(self) -> float:
-        """Nobody waits: what is refused is refused at once."""
+        """No wait: refusals are immediate."""
         return 0.0
 
     @property
@@ -62,13 +62,13 @@ class FenceGate:
 
 
 def refuse_all(batch: AppendBatch, reason: str) -> None:
-    """Take no row of ``batch``."""
+    """Refuse all rows of ``batch``."""
     for row in batch.live:
         batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)
 
 
 class RoleChanges:
-    """Answers code 1008, and tells others by it while :meth:`run` runs."""
+    """Answers code 1008, and notifies other brokers with it while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, epochs: Epochs, master_address: MasterAddress) -> None:
         self._broker = broker
@@ -119,7 +119,7 @@ class RoleChanges:
             self.promoted = None
 
     def send(self, address: str, ha_address: str) -> None:
-        """Tell the broker there, soon, of this master's epoch, and that its log is at ``ha_address``."""
+        """Notify the broker there soon of this master's epoch, and of its replication address ``ha_address``."""
         if self._epochs.own is not None and self._epochs.own.number:
             self._ha_address = ha_address
             try:
@@ -141,9 +141,9 @@ class RoleChanges:
 
 
 async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: str = "") -> None:
-    """Tell the broker at ``address`` that ``epoch`` has begun, and where its master is if that is known.
+    """Notify the broker at ``address`` of ``epoch``, and of the master's address if it is known.
 
-    What a call may raise, and ``trio.TooSlowError``.
+    Raises what a call may raise, and ``trio.TooSlowError``.
     """
     ext = {EPOCH_FIELD: str(epoch)}
     if master and ha_address:

@@ -1,8 +1,8 @@
-"""What a master and its slaves say to each other, as bytes and back; no input or output of its own.
+"""Encode and decode the messages between a master and its slaves; no input or output.
 
-A slave says 8 bytes: the offset that its log has come to. A master says 12 bytes, an offset of the log and a size, and
-then so many bytes of the log from there; size 0 is a heartbeat. All numbers are big-endian.
-Source: RocketMQ 4.9.7 ``HAConnection`` and ``HAService.HAClient``; 5.3.3's ``DefaultHAConnection`` says the same.
+A slave sends 8 bytes: the end of its log. A master sends 12 bytes, a log offset and a size, followed by this many bytes
+of the log; size 0 is a heartbeat. All numbers are big-endian. Source: RocketMQ 4.9.7 ``HAConnection`` and
+``HAService.HAClient``; 5.3.3's ``DefaultHAConnection`` is the same.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Final, NamedTuple
 REPORT: Final = struct.Struct(">q")
 HEADER: Final = struct.Struct(">qi")
 CHUNK_MAX_BYTES: Final = 4 * 1024 * 1024 - HEADER.size
-"""The most that a RocketMQ slave takes at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""
+"""The most that a RocketMQ slave accepts at once: with its header it must fit into ``READ_MAX_BUFFER_SIZE``."""
 RECORD_EXTRA_BYTES: Final = 256 * 1024
-"""What a record may have beside its body, or a blank at the end of a file behind the largest record."""
+"""The most bytes of a record besides its body."""
 
 
 class BadFrame(Exception):
-    """The peer speaks something else, or of what cannot be; the connection must be closed."""
+    """The peer sent invalid data; the connection must be closed."""
 
 
 class Piece(NamedTuple):
-    """Bytes of the master's log, and where they lie; none: a heartbeat. They are views of what was fed."""
+    """Bytes of the master's log with their offset; empty: a heartbeat. They are views of the received data."""
 
     offset: int
     data: memoryview
 
 
 class Reports:
-    """A slave's reports, out of bytes that come in pieces of any size."""
+    """Decodes a slave's reports from pieces of any size."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """The offsets that are whole now. :class:`BadFrame` for one below 0."""
+        """The offsets that are complete now. :class:`BadFrame` for a negative one."""
         data = self._rest + data if self._rest else data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -47,10 +47,10 @@ class Reports:
 
 
 class Pieces:
-    """A master's pieces of its log, out of bytes that come in pieces of any size.
+    """Decodes a master's log data from pieces of any size.
 
-    A size is checked before a byte behind it is kept: there is never more than one chunk in memory, and what is given
-    out does not wait for a chunk to be whole.
+    A size is checked before the data behind it is kept, so at most one chunk is in memory. Data is returned before its
+    chunk is complete.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Pieces:
         self._left = 0
 
     def feed(self, data: bytes | memoryview) -> list[Piece]:
-        """What has come of the log, in order. :class:`BadFrame` for numbers that cannot be."""
+        """The received log data, in order. :class:`BadFrame` for invalid numbers."""
         data = memoryview(data)
         found: list[Piece] = []
         at = 0

@@ -1,4 +1,4 @@
-"""The log tells when a slave falls behind and when it is level again, once each; runtime info has the numbers."""
+"""Log when a slave falls behind and when it has caught up, once each; runtime info has the numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ log = structlog.get_logger("gantrymq.ha")
 
 LOOK_S: Final = 5.0
 BEHIND_S: Final = 10.0
-"""Since when a slave must not have had everything to be told of."""
+"""How long a slave must lag before it is logged."""
 
 
 def lag_seconds(copy: Copy, end: int, now: float) -> float:
-    """Since when the slave has not had everything."""
+    """The time since which the slave lags."""
     return 0.0 if copy.acknowledged >= end else now - max(copy.level_at, copy.since)
 
 
 class LagWatch:
-    """Looks at a master's slaves every :data:`LOOK_S` seconds while :meth:`run` runs."""
+    """Checks a master's slaves every :data:`LOOK_S` seconds while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, copies: Copies) -> None:
         self._broker = broker
@@ -39,7 +39,7 @@ class LagWatch:
             self.look()
 
     def look(self) -> None:
-        """Tell of those that have fallen behind, or have come back, since the last look."""
+        """Log slaves that have fallen behind or caught up since the last check."""
         now, end = self._broker.env.monotonic(), self._broker.log.end
         self._behind.intersection_update(self._copies)
         for copy in self._copies:

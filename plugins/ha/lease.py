@@ -1,9 +1,9 @@
-"""How long a master that hears from nobody goes on believing that it is the master.
+"""The master's lease: how long it acts as the master without contact to other processes.
 
-A nameserver's answer counts from when it was asked for, a slave's report from when it came. After a pause of the
-process, or of the machine, the lease has run out before anything that waits in the sockets is read: it is a comparison
-of clocks, not a timer. Once it has run out only a nameserver can renew it, where there is one: a slave may not have
-heard of a promotion yet.
+A nameserver's response counts from the time of the request, a slave's report from its arrival. The lease is a
+comparison of clocks and not a timer: after a pause of the process or the machine it is expired before anything in the
+sockets is read. If there are nameservers, only a nameserver can renew an expired lease, because a slave may not know of
+a promotion yet.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 _BEATS: int = 3
-"""How often the nameservers are asked in the length of a lease."""
+"""How often the nameservers are asked during one lease."""
 
 
 class Lease:
-    """Lasts ``seconds`` from the last sign. Without ``has_nameservers`` it begins with a slave's first report."""
+    """Lasts ``seconds`` from the last contact. Without ``has_nameservers`` it begins with a slave's first report."""
 
     def __init__(self, env: Env, seconds: float, *, has_nameservers: bool) -> None:
         self._env = env
         self._seconds = seconds
         self._has_nameservers = has_nameservers
         self._heard: tuple[float, float] | None = None
-        """When the last sign was given, by the monotonic clock and by the wall clock, in seconds. The monotonic clock
-        stands still while a machine is suspended."""
+        """The last contact by the monotonic clock and by the wall clock, in seconds. The monotonic clock stops while a
+        machine is suspended."""
         self.expired_at: float | None = env.monotonic() if has_nameservers else None
-        """Since when there is no lease; None while there is one, or while nobody was heard that could renew it."""
+        """When the lease expired; None while it is valid, or before the first contact that could renew it."""
 
     @property
     def beat(self) -> float:
@@ -51,15 +51,15 @@ class Lease:
         )
 
     def nameserver_answered(self, asked_at: float) -> None:
-        """A nameserver has answered what was asked at this time (monotonic), and knows of no other master."""
+        """A nameserver has responded to a request of this time (monotonic) and knows of no other master."""
         self._look()
         if self._env.monotonic() - asked_at < self._seconds:
             self._renew(asked_at)
 
     def slave_reported(self, connected_at: float) -> bool:
-        """A slave that has been connected since then has said something now.
+        """A slave that has been connected since then has sent a report now.
 
-        False when that may have been said long ago, before the lease ran out: the slave must connect again.
+        False if the report may be older than the expiry of the lease: the slave must connect again.
         """
         self._look()
         if self.expired_at is not None and (connected_at <= self.expired_at or self._has_nameservers):

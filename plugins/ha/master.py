@@ -1,6 +1,6 @@
-"""The master's side: waits for slaves and sends each the log from where it is, out of the log's files.
+"""The master's side of replication: accepts slaves and sends each the log from its position on.
 
-Each slave has a task of its own that reads the log by the page, so memory is bounded by one chunk a slave however slow
+Each slave has its own task, which reads the log page by page, so memory is limited to one chunk per slave, however slow
 it is. Source: RocketMQ 4.9.7 ``HAConnection``; 5.3.3's ``DefaultHAConnection``.
 """
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 UNWRITTEN_S: Final = 0.001
-"""How soon to look again for what is appended and not yet with the operating system."""
+"""How soon to check again for appended data that is not written yet."""
 PARTING_S: Final = 2.0
-"""How long a master that ends goes on sending to slaves that have not got everything."""
+"""How long a stopping master continues sending to slaves that lag."""
 PARTING_PAUSE_S: Final = 0.01
 AT_ONCE_BYTES: Final = 512 * 1024
-"""What one call of the system is given to send, in as many batches as that are."""
+"""Bytes that one system call sends, in several batches."""
 UNREADABLE_RETRY_S: Final = 5.0
-"""How soon to ask again for a part of the log that cannot be given to a slave."""
+"""How soon to retry a part of the log that cannot be read."""
 PARTS_MAX: Final = 512
-"""Linux takes 1,024 pieces of memory at once."""
+"""Linux accepts 1,024 buffers in one call."""
 STOPPED_REMEDY: Final = (
     "the slave stops here, and gets what follows as soon as it can be read. If another slave has it, promote that one; "
     "else empty the folder of this slave and start it again: it begins with the last file of the log"
@@ -49,7 +49,7 @@ _RECEIVE_BYTES: Final = 4096
 
 
 class Master:
-    """Listens on ``address`` from the beginning, and serves slaves while :meth:`run` runs."""
+    """Listens on ``address`` from its creation on, and serves slaves while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, config: HaConfig, copies: Copies, lease: Lease, epochs: Epochs) -> None:
         self._broker = broker
@@ -67,7 +67,7 @@ class Master:
         self._grown.unpark_all()
 
     async def run(self) -> None:
-        """Until cancelled; then slaves are sent what they have not got yet, and the address is free again."""
+        """Serve until cancelled; then send slaves the rest of the log and release the address."""
         log.info("waiting_for_slaves", address=self.address)
         with contextlib.closing(self._listener):
             self._listener.listen(64)
@@ -101,7 +101,7 @@ class Master:
 
     def _admits(self, host: str) -> bool:
         if not self._peers.admits(host):
-            # A slave gets every message, and its confirmations count.
+            # A slave receives every message, and its acknowledgments count.
             log.warning("slave_refused", peer=host, reason=f"plugin.ha.peers does not name it; add {host!r} to it")
             return False
         if len(self._copies) >= self._config.slaves_max:
@@ -152,7 +152,7 @@ class Master:
             nursery.cancel_scope.cancel()
 
     def _start_for(self, offset: int) -> int:
-        """From where a slave that reports ``offset`` first is sent the log."""
+        """The offset at which to begin for a slave that first reports ``offset``."""
         commit_log = self._broker.log
         if offset == 0:
             if self._config.full_copy:
@@ -194,10 +194,10 @@ class Master:
                     await stream.send_all(HEADER.pack(copy.sent, 0))
 
     async def _stop_for_damage(self, stream: trio.SocketStream, copy: Copy, damage: CorruptRange) -> None:
-        """The slave has all before a part of the log that cannot be read: let it know that the master is there."""
+        """The slave has everything before an unreadable part of the log: send it heartbeats."""
         if copy.stopped_at != copy.sent:
             copy.stopped_at = copy.sent
-            self._copies.moved()  # nobody needs to wait for it
+            self._copies.moved()  # senders do not wait for it
             log.error("slave_stopped", peer=copy.address, offset=copy.sent, reason=f"{damage}; {STOPPED_REMEDY}")
         again_at = trio.current_time() + UNREADABLE_RETRY_S
         while trio.current_time() < again_at:
@@ -205,7 +205,7 @@ class Master:
             await trio.sleep_until(min(trio.current_time() + self._config.heartbeat, again_at))
 
     def _read_before_damage(self, offset: int, size: int) -> bytes:
-        """What the log gives of this up to the first byte that it cannot give; for a worker thread."""
+        """The readable bytes of this range up to the first unreadable one; for a worker thread."""
         commit_log = self._broker.log
         size = min([size, *(max(start - offset, 0) for start, end in commit_log.quarantine if end > offset)])
         data = b""
@@ -229,7 +229,7 @@ class Master:
 
 
 def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | bytes]:
-    """Headers and what follows each, ``size`` bytes at most, without a copy of the data."""
+    """Headers with their data, at most ``size`` bytes, without copying the data."""
     parts: list[memoryview | bytes] = []
     for at in range(0, len(data), size):
         part = data[at : at + size]
@@ -238,7 +238,7 @@ def _in_batches(offset: int, data: memoryview, size: int) -> list[memoryview | b
 
 
 async def _send_all(stream: trio.SocketStream, parts: list[memoryview | bytes]) -> None:
-    """All of them with as few calls of the system as it takes."""
+    """Send all buffers with as few system calls as possible."""
     first = 0
     while first < len(parts):
         sent = await stream.socket.sendmsg(parts[first : first + PARTS_MAX])
@@ -250,7 +250,7 @@ async def _send_all(stream: trio.SocketStream, parts: list[memoryview | bytes]) 
 
 
 def _listen(broker: Broker, wanted: str) -> tuple[Listener, str]:
-    """Where slaves connect, and the address to be told to them."""
+    """The address to bind for slaves, and the address to advertise to them."""
     host, port = parse_address(wanted or broker.listening, any_port=True)
     port = port if wanted else port + 1
     try:

@@ -1,4 +1,4 @@
-"""Where a slave's master is: as configured, else as the nameservers say."""
+"""The address of a slave's master, from the configuration or from the nameservers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = structlog.get_logger("gantrymq.ha")
 
 
 class MasterAddress:
-    """The master's two addresses, ``host:port``: where it waits for slaves, and where it serves clients."""
+    """The master's two addresses, ``host:port``: for slaves and for clients."""
 
     def __init__(self, own_address: str, ha: str, broker: str) -> None:
         self._own = own_address
@@ -21,17 +21,17 @@ class MasterAddress:
         self._broker = broker
         self._known = trio.Event()
         self.changed: Callable[[], None] = lambda: None
-        """Is called when the master waits for slaves somewhere else than before."""
+        """Called when the master's address for slaves has changed."""
         if ha:
             self._known.set()
 
     @property
     def broker(self) -> str:
-        """Where the master serves clients; empty when nobody has said it."""
+        """The master's address for clients; empty if unknown."""
         return self._broker
 
     def master_is(self, broker: str, ha: str) -> None:
-        """A nameserver says where the master is; empty texts where it does not know."""
+        """A nameserver has reported the master's addresses; empty if it does not know them."""
         if broker == self._own:
             log.error("slave_is_its_own_master", address=broker)
             return
@@ -45,6 +45,6 @@ class MasterAddress:
             self.changed()
 
     async def ha_address(self) -> str:
-        """Where the master waits for slaves, as soon as that is known."""
+        """Wait until the master's address for slaves is known; returns it."""
         await self._known.wait()
         return self._ha

@@ -1,7 +1,7 @@
-"""The master's answer to a slave that asks whether both logs have the same bytes at an offset: COMPARE_LOG (47001).
+"""The master's response to COMPARE_LOG (47001): whether both logs have the same record at an offset.
 
-By VIEW_MESSAGE_BY_ID a slave would not learn of what the master has and does not show: records that are not confirmed
-yet, half messages, those of deleted topics, and what its disk cannot read.
+VIEW_MESSAGE_BY_ID does not return all records that the master has: unacknowledged records, half messages, records of
+deleted topics, and unreadable ones are missing.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class LogMatch(Enum):
-    """What the master's log has where a slave's log has a record."""
+    """What the master's log has at the offset of a slave's record."""
 
     SAME = "same"
     OTHER = "other"
     ABSENT = "absent"
-    """It ends before, begins behind, or has the end of a file in between."""
+    """The log ends before it, begins behind it, or has the end of a file within it."""
     UNKNOWN = "unknown"
-    """It has something that cannot be read, now at least."""
+    """The log cannot be read there now."""
 
 
 class MatchRequests:
@@ -44,7 +44,7 @@ class MatchRequests:
         self._peers = peers
 
     async def answer(self, request: Request) -> Command:
-        """47001. Code 16 to who may not be a slave, code 1 for sizes that no record has."""
+        """47001. Code 16 for a peer that may not be a slave, code 1 for an invalid record size."""
         host = request.connection.peer[0]
         if not self._peers.admits(host):
             raise RemoteFault(ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is no slave")

@@ -1,8 +1,8 @@
-"""Who is who changes while the broker runs: its number is changed, and it starts again as what it is then.
+"""Change the broker's role at run time: change its id and restart it in the new role.
 
-A restart in the same process, through the same stop and start as ever: what was acknowledged is on the disk, and the
-log goes on behind it. RocketMQ's name of the number is ``brokerId`` (UPDATE_BROKER_CONFIG, 25); its own brokers change
-roles only where DLedger or a controller says so.
+The restart happens in the same process, with the ordinary stop and start: acknowledged messages are on the disk, and
+the log continues behind them. RocketMQ's name of the id is ``brokerId`` (UPDATE_BROKER_CONFIG, 25); RocketMQ's own
+brokers change roles only by DLedger or a controller.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = structlog.get_logger("gantrymq.ha")
 
 
 def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
-    """Start again with the number ``wanted``; False when it is that already.
+    """Restart with the id ``wanted``; False if the broker has it already.
 
-    ``master_at``: the master that is followed now, empty for none.
-    :class:`RemoteFault` names what stands against it.
+    :class:`RemoteFault` gives the reason if the id cannot be changed. ``master_at``: the current master, empty for
+    none.
     """
     if wanted == broker.broker_id:
         return False
@@ -39,7 +39,7 @@ def change_number(broker: Broker, wanted: int, master_at: str) -> bool:
 
 
 def fixed_number(broker: Broker) -> str:
-    """Why the broker's number cannot be changed while it runs; empty where it can."""
+    """Why the broker's id cannot be changed at run time; empty if it can."""
     origin, source = origin_of(broker, "broker", "id")
     if origin not in ("environment", "flag"):
         return ""
@@ -50,7 +50,7 @@ def fixed_number(broker: Broker) -> str:
 
 
 def origin_of(broker: Broker, section: str, key: str) -> tuple[str, str]:
-    """Where a setting's value comes from: its origin, and the file, flag or variable by name."""
+    """The origin of a setting's value, and the name of the file, flag or variable."""
     row = next(row for row in broker.config.explain() if (row.section, row.key) == (section, key))
     return row.origin, row.source
 

@@ -1,7 +1,7 @@
-"""The slave's side: takes the master's log, record by record, and says how far it has come.
+"""The slave's side of replication: appends the master's log, record by record, and reports its progress.
 
-What it reports is what has passed this broker's own gates: with ``plugin.flush.mode = "sync"`` that is on its disk.
-Source: RocketMQ 4.9.7 ``HAService.HAClient``, which appends what comes without looking at it.
+It reports records that have passed this broker's own gates: with ``plugin.flush.mode = "sync"`` these are flushed.
+Source: RocketMQ 4.9.7 ``HAService.HAClient``, which appends the data without checking it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ LAST_RETRY_S: Final = 5.0
 CONNECT_S: Final = 5.0
 ROOM_PAUSE_S: Final = 1.0
 SETTLE_S: Final = 5.0
-"""How long a start waits for a master that answers and cannot be compared with, or does not answer."""
+"""How long a start waits for a master that does not respond, or that cannot be compared with."""
 _RECEIVE_BYTES: Final = 512 * 1024
-"""The most that is taken at once: as much as stays in a processor's cache while it is checked and written."""
+"""The most bytes received at once: they fit into a processor's cache while they are checked and written."""
 _UNCOMMITTED_BYTES: Final = 4 * 1024 * 1024
 _MORE_S: Final = 0.001
-"""Where a receive was filled more is there: so much is flushed, dispatched and reported together, unless it is late."""
+"""If a receive fills the buffer, more data is waiting: up to this many bytes are flushed, dispatched and reported
+together, unless they are late."""
 
 
 class Slave:
-    """Follows the master for as long as :meth:`run` runs."""
+    """Follows the master while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, config: HaConfig, master_address: MasterAddress, epochs: Epochs) -> None:
         self._broker = broker
@@ -51,12 +52,12 @@ class Slave:
         self._master_address = master_address
         self._moved = trio.lowlevel.ParkingLot()
         self.connected_to = ""
-        """The master's address while there is a connection."""
+        """The master's address while connected."""
         self.master_end = -1
-        """How far the master was known to have come, in bytes of the log; -1 when nothing was heard yet."""
+        """The last known end of the master's log in bytes; -1 before the first message."""
         self.heard_at = 0.0
         self.level_at = broker.env.monotonic()
-        """When this log last had all that the master was known to have."""
+        """When this log last reached the known end of the master's log."""
         self._reported = 0
         self._following = epochs.known
         self._comparison = Comparison(broker, epochs)
@@ -65,7 +66,7 @@ class Slave:
         master_address.changed = self._master_changed
 
     def _master_changed(self) -> None:
-        """Do not wait for an old master that hangs."""
+        """Do not wait for a hung old master."""
         self._attempt.cancel()
 
     def moved(self) -> None:
@@ -73,7 +74,7 @@ class Slave:
         self._moved.unpark_all()
 
     def lag_s(self) -> float:
-        """Since when this log has not had all of the master's, or the master has said nothing; 0 if it has."""
+        """The time since which this log lags, or the master is silent; 0 if neither."""
         now = self._broker.env.monotonic()
         if self.connected_to and self._broker.store.dispatched >= self.master_end:
             self.level_at = max(self.level_at, self.heard_at)
@@ -82,10 +83,10 @@ class Slave:
         return now - self.level_at
 
     async def settle(self) -> None:
-        """Returns when the log was compared with the master's, before anybody reads it here.
+        """Compare the log with the master's before clients can read it.
 
-        What is not the master's is cut off by another start. Without a master that answers, the readers of a lost
-        master need this broker: then nothing is compared. :class:`StartError` for a store of somebody else.
+        Records that are not the master's are cut off by a restart. If no master responds, there is no comparison,
+        because the consumers of a lost master need this broker. :class:`StartError` for an unrelated store.
         """
         try:
             if self._broker.log.end:
@@ -117,7 +118,7 @@ class Slave:
         log.warning("serving_without_comparison", reason=reason, offset=broker.log.end)
 
     async def run(self) -> None:
-        """Until cancelled; comes back to the master whenever it is lost."""
+        """Follow the master until cancelled; reconnects after a lost connection."""
         await self._settled.wait()
         delay = FIRST_RETRY_S
         told = ""
@@ -135,10 +136,10 @@ class Slave:
                 delay = FIRST_RETRY_S
 
     async def _compare(self) -> str:
-        """Why this log must not go on behind the master's; empty when it may.
+        """Why this log must not continue from the master's; empty if it may.
 
-        :class:`StartError` when it is no slave of this master. With a tail that was never the master's the broker
-        starts again: only a start can cut that off.
+        :class:`StartError` if this is not a slave of that master. If the log ends with records that were never the
+        master's, the broker restarts, because only a start can cut them off.
         """
         try:
             with trio.CancelScope() as self._attempt:
@@ -155,7 +156,7 @@ class Slave:
         return ""
 
     async def _follow(self, address: str) -> str:
-        """One connection, from its beginning to its end; returns why it ended."""
+        """Handle one connection; returns why it ended."""
         try:
             host, port = parse_address(address)
             with trio.fail_after(CONNECT_S):
@@ -193,7 +194,7 @@ class Slave:
             nursery.cancel_scope.cancel()
 
     async def _leave_deposed(self, epoch: Epoch) -> None:
-        """Another master was promoted: nothing more is taken from this one, and nothing is confirmed to it."""
+        """Another master was promoted: accept nothing more from this one, and acknowledge nothing to it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
 
@@ -203,9 +204,9 @@ class Slave:
             raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {self._following}")
 
     async def _receive(self, stream: trio.SocketStream, tail: Tail) -> None:
-        """Until the master has closed the connection."""
+        """Receive until the master closes the connection."""
         pieces = Pieces()
-        room = memoryview(bytearray(_RECEIVE_BYTES))  # one for all: fresh memory costs as much as what is received
+        room = memoryview(bytearray(_RECEIVE_BYTES))  # one buffer for all: new memory is as slow as receiving
         while True:
             with trio.move_on_after(_MORE_S if tail.uncommitted else self._config.housekeeping) as patience:
                 size = await stream.socket.recv_into(room)
@@ -227,7 +228,7 @@ class Slave:
                 tail.commit()
 
     async def _report(self, stream: trio.SocketStream) -> None:
-        """Say at once how far this log has come when it has moved, else as often as a heartbeat is due."""
+        """Report the log's progress at once when it advances, otherwise as often as a heartbeat is due."""
         while True:
             self._check_epoch()
             self._reported = self._broker.store.dispatched
@@ -239,7 +240,7 @@ class Slave:
 
 
 class Tail:
-    """What has come of the log and is not in it yet: at most one record that is not whole, and one receive."""
+    """Received data that is not in the log yet: at most one incomplete record and one receive."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -257,15 +258,15 @@ class Tail:
         return self._at - self._committed
 
     def commit(self) -> None:
-        """Let what was appended be flushed and dispatched."""
+        """Flush and dispatch what was appended."""
         if self._at > self._committed:
             self._broker.commit_encoded()
             self._committed = self._at
 
     def add(self, offset: int, data: memoryview) -> None:
-        """``data`` lies at ``offset`` of the master's log. :class:`BadFrame` when that is not what comes next.
+        """Add ``data`` at ``offset`` of the master's log. :class:`BadFrame` if that is not the next offset.
 
-        No more may be added between two calls of :meth:`settle` than is received at once.
+        Between two calls of :meth:`settle`, at most one receive may be added.
         """
         expected = self._at + self._size
         if offset != expected:
@@ -277,9 +278,9 @@ class Tail:
         self._size = end
 
     def settle(self) -> bool:
-        """Append what is whole; False when the disk is full: then nothing is lost, and it can be tried again.
+        """Append complete records; False if the disk is full: then nothing is lost, and the call can be repeated.
 
-        :class:`BadRecord` for what is none, ``OutOfLog`` when files are of another size here.
+        :class:`BadRecord` for invalid data, ``OutOfLog`` if this log has files of another size.
         """
         done = 0
         try:

@@ -1,6 +1,6 @@
-"""What is told of the copies, as texts by name.
+"""Runtime information about replication, as texts by name.
 
-``haMasterAddress`` and its like are ours: RocketMQ 4.9.7 tells of a slave only in its logs.
+``haMasterAddress`` and similar names are GantryMQ's: RocketMQ 4.9.7 reports slaves only in its logs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict[str, str]:
-    """Of a master: its role, and of each slave what it has confirmed and how far it is behind, bytes and seconds."""
+    """For a master: its role, and for each slave the acknowledged offset and the lag in bytes and seconds."""
     info = {"brokerRole": role.upper(), "haServerAddr": address, "haSlaves": str(len(copies))}
     now, end = broker.env.monotonic(), broker.log.end
     for number, copy in enumerate(copies):
@@ -29,7 +29,7 @@ def master_info(broker: Broker, copies: Copies, address: str, role: str) -> dict
 
 
 def slave_info(broker: Broker, slave: Slave) -> dict[str, str]:
-    """Of a slave: its master and how far it is behind what that is known to have."""
+    """For a slave: its master, and its lag behind the known end of the master's log."""
     silent = broker.env.monotonic() - slave.heard_at if slave.heard_at else -1.0
     return {
         "brokerRole": "SLAVE",

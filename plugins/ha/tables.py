@@ -1,8 +1,8 @@
-"""A slave's tables: topics, groups, consumers' offsets and delay levels, as its master has them.
+"""A slave's tables, fetched from its master: topics, groups, consumer offsets and delay levels.
 
-They are asked for with the requests that administrators use too (21, 201, 43, 45), over one connection that stays.
-Source: RocketMQ 4.9.7 ``SlaveSynchronize``. Unlike there, a master that comes back with older offsets sets nobody back,
-and a record of a topic that is not known here lets them be fetched at once: its master may be gone the next moment.
+They are fetched with the requests that administrators also use (21, 201, 43, 45), over one connection. Source: RocketMQ
+4.9.7 ``SlaveSynchronize``. Unlike RocketMQ, a master that returns with older offsets does not set consumers back, and a
+record of an unknown topic makes the slave fetch the tables at once, because the master may fail soon.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 FIRST_S: Final = 0.2
-"""How soon after the start, or after the master became known, it is asked for the first time."""
+"""Time from the start, or from when the master became known, to the first fetch."""
 AGAIN_S: Final = 1.0
-"""How soon after they were fetched they are fetched again for a topic that is not known."""
+"""The least time between two fetches for unknown topics."""
 _SEPARATOR: Final = "@"
 
 
 class Tables:
-    """Fetches them every ``interval`` seconds for as long as :meth:`run` runs."""
+    """Fetches them every ``interval`` seconds while :meth:`run` runs."""
 
     def __init__(self, broker: Broker, master_address: MasterAddress, interval: float) -> None:
         registry = broker.registry
@@ -47,13 +47,13 @@ class Tables:
         self._interval = interval
         self._failure = ""
         self._asked_for: set[str] = set()
-        """Topics that are known, or that the master was asked for in vain."""
+        """Topics that are known, or that the master does not have."""
         self._unknown = trio.Event()
         self.fetched = 0
-        """How often everything was fetched."""
+        """Number of completed fetches."""
 
     def dispatched(self, topics: list[str]) -> None:
-        """Records of these topics are here. Costs next to nothing while all of them were here before."""
+        """Records of these topics have arrived. Costs almost nothing while all of them are known."""
         if self._topics is None or self._asked_for.issuperset(topics):
             return
         new = set(topics) - self._asked_for
@@ -79,7 +79,7 @@ class Tables:
             pause = min(self._interval, max(pause, FIRST_S) * 2)
 
     async def _stay(self, channel: Channel, address: str) -> None:
-        """Fetch again and again, as long as this is the master and the connection holds."""
+        """Fetch repeatedly while this is the master and the connection is open."""
         said = MasterOffsets()
         while not channel.closed and address == self._master_address.broker:
             self._unknown = trio.Event()
@@ -107,18 +107,18 @@ class Tables:
 
 
 class MasterOffsets:
-    """Consumers' offsets as the master has said them over one connection, that is, in one life of its process.
+    """Consumer offsets that the master has reported over one connection, that is, within one run of its process.
 
-    Higher ones are taken: consumers may have gone on at this slave meanwhile. A lower one is taken only when the master
-    has said a higher one before, in this life: then somebody has set the group back. A master that comes back after a
-    crash with what it had last written sets nobody back.
+    Higher offsets are adopted. A lower one is adopted only if the master has reported a higher one before over this
+    connection: then an administrator has reset the group. Otherwise consumers may have progressed at this slave, and a
+    master that returns after a crash with its last written offsets must not set them back.
     """
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, int], int] = {}
 
     def merge(self, offsets: ConsumerOffsets, body: bytes) -> None:
-        """Take over what the body of an answer to code 43 says. :class:`RemoteFault` if it cannot be read."""
+        """Adopt the offsets in the body of a response to code 43. :class:`RemoteFault` if it is invalid."""
         for name, queues in ConsumerOffsetSerializeWrapper.from_bytes(body).offset_table.items():
             topic, _, group = name.partition(_SEPARATOR)
             for queue_id, offset in queues.items():

@@ -1,7 +1,7 @@
-"""The second port of a master, two below the first: RocketMQ's slaves ask for its topics there and nowhere else.
+"""The second port of a master, two below the first: RocketMQ's slaves fetch its topics only there.
 
-RocketMQ keeps such a port for requests that a busy first one must not hold up (``fastRemotingServer``). Here it leads
-to the first one: what is asked there is rare and small. Source: RocketMQ 4.9.7 ``SlaveSynchronize``,
+RocketMQ has this port for requests that a busy first port must not delay (``fastRemotingServer``). GantryMQ forwards it
+to the first port, because its requests are rare and small. Source: RocketMQ 4.9.7 ``SlaveSynchronize``,
 ``MixAll.brokerVIPChannel``.
 """
 
@@ -26,14 +26,14 @@ _ENDED = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class VipPort:
-    """Leads from the port below to the broker's own while :meth:`run` runs."""
+    """Forwards connections of this port to the broker's own while :meth:`run` runs."""
 
     def __init__(self, broker: Broker) -> None:
         self._host, self._port = parse_address(broker.listening)
         self._room = trio.CapacityLimiter(CONNECTIONS_MAX)
 
     async def run(self) -> None:
-        """Until cancelled; without the port, which another may have, only RocketMQ's slaves miss something."""
+        """Forward until cancelled. If another process uses the port, only RocketMQ's slaves are affected."""
         port = self._port - BELOW
         try:
             listeners = await trio.open_tcp_listeners(port, host=self._host)

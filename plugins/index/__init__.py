@@ -1,11 +1,10 @@
 """Finds messages by key: RocketMQ's index files, built while messages are dispatched.
 
-Slot: index.
-Hooks: config_section, configure, dispatch, persist, register_tasks, stopping.
-Config ``[plugin.index]``: ``slots``, ``entries`` (the shape of a file; an index of another shape is built again),
-``flush_interval``, ``sync_interval``, ``catch_up_bytes``.
-Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse; ``gantrymq.index``, how far they can be trusted.
-Provides: MessageIndex. Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
+Slot: index. Hooks: config_section, configure, dispatch, persist, register_tasks, stopping. Config ``[plugin.index]``:
+``slots``, ``entries`` (the shape of a file; an index of another shape is rebuilt), ``flush_interval``,
+``sync_interval``, ``catch_up_bytes``. Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse;
+``gantrymq.index``, the flushed part of the index. Provides: MessageIndex. Answers for RocketMQ's ``IndexService`` and
+``CommitLogDispatcherBuildIndex``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class IndexPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Nothing is read yet: the log's bounds are known after the recovery only."""
+        """Nothing is read yet, because the log's start and end are known only after recovery."""
         section = config.section(IndexConfig)
         self._index = IndexFiles(broker.env, broker.root, Shape(section.slots, section.entries))
         self._follower = Follower(broker, self._index, section)
@@ -53,24 +52,24 @@ class IndexPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One task that follows the log, one that brings the files to the disk."""
+        """One task follows the log, one writes the files."""
         assert self._follower is not None  # configure has run
         return [BackgroundTask("index", self._follower.follow), BackgroundTask("index files", self._follower.keep)]
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Put the keys of the batch; one that does not follow is left for the catching up."""
+        """Add the keys of the batch; if it does not follow the last one, the catch-up adds them later."""
         if self._follower is not None:
             self._follower.take(batch)
 
     @hookimpl
     def stopping(self) -> None:
-        """From now on the files are left so that a start can use them as they are."""
+        """From now on, keep the files in a state that a start can use directly."""
         self._stopping = True
 
     @hookimpl
     def persist(self) -> None:
-        """Once the broker stops: all of the index, slots included. Before that the own task writes it."""
+        """When the broker stops: write the whole index, including slots. Before that, the plugin's task writes it."""
         if self._stopping and self._follower is not None:
             self._follower.settle()
 

@@ -1,7 +1,7 @@
-"""The index: its files in order, what is put into them, and how they reach the disk.
+"""The index: its files in order, adding keys, and writing the files.
 
-It is derived from the log, so nothing here is fatal: without room entries wait, or are left for later; after any other
-failure of the disk the index stops growing and the next start builds what is missing.
+It is derived from the log, so no failure is fatal. Without disk space, entries wait or are added later; after any other
+disk failure the index stops growing, and the next start builds the missing part.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.index")
 
 STEPS_MAX: Final = 200_000
-"""Entries that one search looks at. RocketMQ walks on; a chain may have millions."""
+"""The most entries that one search examines. RocketMQ has no limit; a chain may have millions."""
 WAITING_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Entries in memory past which nothing more is taken until the disk has them."""
+"""The most bytes of entries in memory; beyond it no keys are added until they are written."""
 
 UNREADABLE_REMEDY: Final = (
     "searches by key miss messages that this file names; messages themselves are not affected. Stop the broker, delete "
@@ -37,9 +37,10 @@ UNREADABLE_REMEDY: Final = (
 
 
 class IndexFiles:
-    """The index in ``root``. One thread puts, one writes; :meth:`find` is for any.
+    """The index in ``root``. One thread puts, one writes; any thread may call :meth:`find`.
 
-    ``position``: all keys of the log below this offset are in. ``failed``: the disk failed, nothing more is taken.
+    ``position``: all keys of the log below this offset are in the index. ``failed``: the disk failed, and no keys are
+    added.
     """
 
     def __init__(self, env: Env, root: str, shape: Shape) -> None:
@@ -50,10 +51,10 @@ class IndexFiles:
         self.files: list[IndexFile] = []
         self.position = 0
         self.keys_done = 0
-        """How many keys of the message at ``position`` are in already: a file may end between two."""
+        """How many keys of the message at ``position`` are in the index already: a file may end between two."""
         self.failed = False
         self.settled_timestamp = 0
-        """End timestamp of the newest full file that is on the disk with all its slots (``indexMsgTimestamp``)."""
+        """End timestamp of the newest full file that is flushed with all its slots (``indexMsgTimestamp``)."""
         self._unreadable: set[str] = set()
         self._lock = Lock()
         self._saving = Lock()
@@ -74,7 +75,7 @@ class IndexFiles:
     # -------------------------------------------------------------------------------------------------------- put
 
     def put(self, batch: DispatchBatch) -> None:
-        """Put all keys of ``batch``, which begins at ``position``."""
+        """Add all keys of ``batch``, which begins at ``position``."""
         if batch.start != self.position:
             raise ValueError(f"the index goes on at {self.position}, not at {batch.start}")
         with self._lock:
@@ -90,7 +91,7 @@ class IndexFiles:
             self.position = batch.end
 
     def skip_to(self, offset: int) -> None:
-        """There is nothing to put before ``offset``."""
+        """There are no keys to add before ``offset``."""
         with self._lock:
             if offset > self.position:
                 self.position, self.keys_done = offset, 0
@@ -102,7 +103,7 @@ class IndexFiles:
             end_timestamp, end_offset = last.header.end_timestamp, last.header.end_offset
             header = Header(end_timestamp, end_timestamp, end_offset, end_offset)
         name = file_name(self._env.wall_ms(), last.name if last is not None else "")
-        # It is made on the disk with its first entries, by a worker.
+        # A worker creates it on the disk with its first entries.
         file = IndexFile(self._env, f"{self.folder}/{name}", self.shape, header, (bytes(HEADER_BYTES),))
         file.begin()
         self.files.append(file)
@@ -112,7 +113,7 @@ class IndexFiles:
     # ----------------------------------------------------------------------------------------- for a worker thread
 
     def write(self) -> bool:
-        """Hand what waits in memory to the operating system; False when there is no room for it."""
+        """Write the entries in memory; False without disk space."""
         with self._saving:
             try:
                 self._write_tails()
@@ -121,9 +122,10 @@ class IndexFiles:
             return True
 
     def save(self, commit_log: CommitLog, *, settle: bool = False) -> bool:
-        """Bring all that was put onto the disk, so that a start goes on from here; False when there is no room.
+        """Flush everything that was added, so that a start continues from here; False without disk space.
 
-        Full files get their slots and header, with ``settle`` the last one too: then nothing may be put meanwhile.
+        Full files get their slots and header; with ``settle`` the last file too, and then no keys may be added
+        meanwhile.
         """
         with self._saving:
             if self.failed:
@@ -162,7 +164,7 @@ class IndexFiles:
             self._names_unsynced = False
             self._env.sync_dir(self.folder)
         if commit_log.durable < offset:
-            # What the marks vouch for must not be taken back from under them.
+            # Data that the marks declare as flushed must be flushed before them.
             commit_log.flush()
         for file, state in due:
             file.found = (*file.found, state)
@@ -197,7 +199,7 @@ class IndexFiles:
         return count
 
     def close(self) -> None:
-        """Close all files; they open again when they are used."""
+        """Close all files; they are opened again on use."""
         for file in self.files:
             if not file.unsynced:
                 file.close()
@@ -207,8 +209,8 @@ class IndexFiles:
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
         """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end``, each once.
 
-        Another key may have the same hash, and times are exact to a second only: the caller looks at the messages. It
-        ends after :data:`STEPS_MAX` entries.
+        Another key may have the same hash, and times are in seconds, so the caller must check the messages. It ends
+        after :data:`STEPS_MAX` entries.
         """
         hashed = key_hash(f"{topic}#{key}".encode("utf-8", "replace"))
         steps, before = 0, -1
@@ -226,7 +228,7 @@ class IndexFiles:
                 return
 
     def _readable(self, file: IndexFile, hashed: int, begin: int, end: int) -> Iterator[int]:
-        """The chain of the file as far as the disk gives it; a failure is logged once for each file."""
+        """The readable part of the file's chain; a failure is logged once for each file."""
         try:
             yield from file.chain(hashed, begin, end)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Keep the index in step with the log: take dispatched batches, and build from the log what was not taken.
+"""Keep the index up to date: add dispatched batches, and build the missing part from the log.
 
-The index follows the dispatch as long as each batch begins where the one before ended. When it does not, after a start
-or because the disk had no room, the batches go by, and a worker thread reads the log until the index is level again.
-So a start never waits for the index, however much of it must be built.
+The index follows the dispatch while each batch begins at the end of the previous one. If a batch does not, after a
+start or because the disk was full, the index ignores batches, and a worker thread reads the log until the index has
+caught up. So a start never waits for the index.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.index")
 
 STEPS_A_SECOND = 8
-"""Catching up goes in steps, so that a broker that stops need not wait long for one."""
+"""Catching up works in steps, so that a stopping broker does not wait long."""
 _SCAN_ROWS = 1024
 
 
 class Follower:
-    """Runs the index of a broker. ``ready`` is set when the files are loaded, ``level`` while nothing is missing."""
+    """Runs the index of a broker. ``ready`` is set when the files are loaded, ``level`` while the index is complete."""
 
     def __init__(self, broker: Broker, index: IndexFiles, config: IndexConfig) -> None:
         self._broker = broker
@@ -43,7 +43,7 @@ class Follower:
         self.level = trio.Event()
 
     def take(self, batch: DispatchBatch) -> None:
-        """Put a dispatched batch, if the index follows."""
+        """Add a dispatched batch if the index follows the dispatch."""
         index = self._index
         if not self._following:
             return
@@ -76,7 +76,7 @@ class Follower:
         await trio.sleep_forever()
 
     async def keep(self) -> None:
-        """Write what is new, sync it now and then, delete what the log no longer has, until cancelled."""
+        """Write new entries, flush them periodically, delete files without messages in the log, until cancelled."""
         await self.ready.wait()
         next_sync = trio.current_time() + self._config.sync_interval
         while True:
@@ -88,7 +88,7 @@ class Follower:
                 await trio.to_thread.run_sync(self._index.write)
 
     def settle(self) -> None:
-        """The broker is done: leave files that need no repair."""
+        """The broker has stopped: leave files that need no repair."""
         if self.ready.is_set():
             self._index.save(self._broker.log, settle=True)
             self._broker.store.index_timestamp = max(self._broker.store.index_timestamp, self._index.settled_timestamp)
@@ -125,15 +125,15 @@ class Follower:
             await trio.sleep(max(began + 1 / STEPS_A_SECOND - trio.current_time(), 0))
 
     def _build(self, target: int) -> None:
-        """Put what lies between the index's position and ``target``, or as much of it as one step may read."""
+        """Add the keys between the index's position and ``target``, at most as much of the log as one step may read."""
         index, commit_log = self._index, self._broker.log
         index.skip_to(commit_log.min_offset)
         enough = index.position + self._config.catch_up_bytes // STEPS_A_SECOND
         if self._put_until(target, enough, _SCAN_ROWS):
             return
         if index.position < commit_log.min_offset:
-            return  # deleted meanwhile: the next step goes on behind it
-        # Damage: one by one the records before it, then on from the next that is whole.
+            return  # deleted meanwhile: the next step continues behind it
+        # Damage: add the records before it one by one, then continue at the next intact record.
         self._put_until(target, target, 1)
         found = find_record(commit_log.segments, index.position + 1)
         after = target if found is None else min(found[0], target)
@@ -141,12 +141,12 @@ class Follower:
         index.skip_to(after)
 
     def _put_until(self, target: int, enough: int, rows: int) -> bool:
-        """Put records up to ``target``, or ``enough`` of them; False where the log is damaged."""
+        """Add records up to ``target``, or ``enough`` of them; False if the log is damaged."""
         index = self._index
         before = index.position
         try:
             for batch in self._broker.log.scan(before, target, rows=rows):
-                index.skip_to(batch.start)  # the front of the log may have been deleted meanwhile
+                index.skip_to(batch.start)  # the start of the log may have been deleted meanwhile
                 index.put(batch)
                 if batch.end >= enough:
                     break

@@ -1,8 +1,9 @@
-"""How far the index is known to be good: ``gantrymq.index``, beside the watermark file. ``docs/format/index.md``.
+"""The flushed part of the index: ``gantrymq.index``, beside the watermark file. ``docs/format/index.md``.
 
-Entries and header of the file in use change all the time and are synced now and then, hash slots only when a file is
-full or the broker stops. The marks say, for each file, which headers may be found on the disk and what is true: so a
-crash is told from an orderly stop, and a file that another broker wrote to from one that only we did.
+Entries and header of the current file change continuously and are flushed periodically, hash slots only when a file is
+full or the broker stops. For each file, the marks list the headers that may be on the disk, and the valid state. So a
+start can distinguish a crash from a clean stop, and a file that another broker has written from one that only GantryMQ
+wrote.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ VERSION = 1
 
 @attrs.frozen
 class FileMark:
-    """One file. ``found``: the headers that it may have on the disk; ``state``: what it held when the mark was made.
+    """One file. ``found``: the headers that it may have on the disk; ``state``: its header when the mark was made.
 
-    With ``state`` alone in ``found`` the slots on the disk are those of that state; else they are built again.
+    If ``found`` has only ``state``, the slots on the disk match it; otherwise they must be rebuilt.
     """
 
     name: str
@@ -54,7 +55,7 @@ class IndexMarks:
 
 
 def decode_marks(data: bytes) -> IndexMarks:
-    """The marks in ``data``. :class:`ValueError` when it is no such file."""
+    """The marks in ``data``. :class:`ValueError` for invalid data."""
     try:
         tree = json.loads(data)
         if tree["version"] != VERSION:
@@ -76,7 +77,7 @@ def _header(text: str) -> bytes:
 
 
 def read_marks(env: Env, path: str) -> IndexMarks | None:
-    """The marks in ``path``; None when there are none, or none that can be read: then nothing is known of the index."""
+    """The marks in ``path``; None if the file is missing or invalid: then the state of the index is unknown."""
     try:
         return decode_marks(env.read_bytes(path)) if env.exists(path) else None
     except (ValueError, OSError) as error:

@@ -1,8 +1,8 @@
-"""Which index files can be relied upon after a start, and from which log offset on the index must be built.
+"""Verify the index files at a start, and determine the log offset from which to build the index.
 
-What our marks vouch for is taken; what another broker wrote is taken after its clean stop, and after its crash as far
-as the checkpoint vouches for it (``IndexService.load``). All else is deleted, with what comes behind it, and built
-again from the log. RocketMQ deletes it too, and builds only what its log recovery happens to read again (#3868 there).
+Files that match the marks are accepted. Files of another broker are accepted after its clean stop, and after its crash
+if the checkpoint covers them (``IndexService.load``). All others, and the files behind them, are deleted and rebuilt
+from the log. RocketMQ deletes them too, but rebuilds only the part that its log recovery happens to read (#3868 there).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ REBUILT = "the file and those after it are deleted and built again from the log"
 
 @attrs.frozen
 class StopKind:
-    """How the store was left: in order or not, and the checkpoint's index timestamp (ms)."""
+    """How the store was stopped: cleanly or not, and the checkpoint's index timestamp (ms)."""
 
     clean: bool
     index_timestamp: int
 
 
 class Trust:
-    """One look at the files of ``index``, whose log is recovered."""
+    """One verification of the files of ``index``, after the log's recovery."""
 
     def __init__(self, env: Env, index: IndexFiles, commit_log: CommitLog, stop: StopKind) -> None:
         self._env = env
@@ -46,7 +46,7 @@ class Trust:
         self._vouched = True
 
     def load(self) -> None:
-        """Fill ``index.files`` and set ``index.position``; files that cannot be relied upon are deleted."""
+        """Fill ``index.files`` and set ``index.position``; delete unreliable files."""
         index = self._index
         marks = read_marks(self._env, index.marks_path)
         known = {} if marks is None else {mark.name: mark for mark in marks.files}
@@ -76,13 +76,13 @@ class Trust:
         log.info("index_loaded", files=len(kept), position=index.position, log_end=self._log.end)
 
     def _missing(self, known: dict[str, FileMark], names: list[str]) -> str | None:
-        """The first file that should be there and is not."""
+        """The name of the first missing file."""
         start = self._log.min_offset
         gone = [name for name, mark in known.items() if name not in names and mark.header.end_offset >= start]
         return min(gone, default=None)
 
     def _open(self, name: str, mark: FileMark | None, before: IndexFile | None) -> IndexFile | None:
-        """The file, ready for use, or None when it must be built again."""
+        """The file, ready for use, or None if it must be rebuilt."""
         index = self._index
         path = f"{index.folder}/{name}"
         opened = self._env.open(path)
@@ -131,7 +131,7 @@ class Trust:
             return last
         try:
             return last + int.from_bytes(self._log.view(last, 4), "big")
-        except CorruptRange:  # what cannot be read is stepped over when the index is built from there
+        except CorruptRange:  # the unreadable part is skipped when the index is built from there
             self._index.keys_done = _keys_done(kept, last)
             return last
 

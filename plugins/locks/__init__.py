@@ -1,12 +1,10 @@
-"""Locks of queues, so that of a group with orderly consumers only one member at a time takes from a queue.
+"""Locks of queues, so that only one member of an orderly consumer group consumes from a queue at a time.
 
-Slot: none.
-Hooks: config_section, configure, connections_changed, register_processors.
-Config ``[plugin.locks]``: ``expire_after`` (a lock that was not taken again for so long is free),
-``free_after_disconnect`` (so is one whose owner's connection ended so long ago), ``max_locks``,
-``max_bytes`` (what they take in memory).
-Files: none; after a restart everything is free. Provides: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``:
-codes 41 and 42. There a member that leaves with its queues locked keeps them until they expire.
+Slot: none. Hooks: config_section, configure, connections_changed, register_processors. Config ``[plugin.locks]``:
+``expire_after`` (a lock that is not renewed for this time expires), ``free_after_disconnect`` (so does a lock whose
+owner has been disconnected for this time), ``max_locks``, ``max_bytes`` (their memory). Files: none; a restart releases
+all locks. Provides: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``: codes 41 and 42. In RocketMQ, a member
+that leaves keeps its locks until they expire.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocksPlugin:
-    """Keeps the table and answers for it."""
+    """Owns the table and serves its requests."""
 
     name = "locks"
     _table: LockTable  # from configure on
@@ -42,7 +40,7 @@ class LocksPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Offer the table to whoever knows when a member leaves."""
+        """Provide the table to the plugin that knows when a member leaves."""
         self._table = LockTable(broker.env.monotonic, config.section(LocksConfig), self._is_member)
         broker.registry.provide(QueueLocks, self._table)
 
@@ -54,7 +52,7 @@ class LocksPlugin:
 
     @hookimpl
     def connections_changed(self, batch: ConnectionsBatch) -> None:
-        """The queues of clients whose connections ended become free in a while."""
+        """The locks of clients whose connections were closed expire after a while."""
         for connection in batch.closed:
             self._table.connection_lost(connection.id)
 

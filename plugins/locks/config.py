@@ -9,15 +9,15 @@ from gantrymq.kernel.config.fields import duration, number, size
 
 @attrs.frozen(kw_only=True)
 class LocksConfig:
-    """How long a lock lives, and how many there may be."""
+    """Time limits of locks, and limits on their number and memory."""
 
     expire_after: float = duration("60s", minimum="1s", maximum="1h")
-    """``rocketmq.broker.rebalance.lockMaxLiveTime``. Consumers take their locks again every 20 s and believe for 30 s
-    that they have them: no less than that keeps two from one queue."""
+    """``rocketmq.broker.rebalance.lockMaxLiveTime``. Consumers renew their locks every 20 s and rely on them for 30 s:
+    a smaller value could give one queue to two consumers."""
     free_after_disconnect: float = duration("30s", minimum="0s", maximum="1h")
-    """A client that lost its connection has so long to come back. It believes for 30 s after its last request that it
-    has its queues: less than that may give one queue to two."""
+    """Time for a disconnected client to reconnect. It relies on its locks for 30 s after its last request: a smaller
+    value may give one queue to two consumers."""
     max_locks: int = number(100_000, 1, 10_000_000)
-    """Queues that may be locked at once; more are not given to anybody until some are free."""
+    """The most locks; beyond it no queue is locked until others are released."""
     max_bytes: int = size("64 MiB", minimum="1 MiB", maximum="16 GiB")
-    """What locks may take in memory, which depends on the names; as with ``max_locks``."""
+    """The most memory of locks, which depends on the names; otherwise as ``max_locks``."""
