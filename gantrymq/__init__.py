@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
+    from gantrymq.client.reader import Reader
     from gantrymq.client.statistics import ConsumerStatistics, QueueStatistics
     from gantrymq.client.transactions import TransactionalProducer
     from gantrymq.message import (
@@ -55,6 +56,7 @@ _HOMES = {
     "Consumer": "gantrymq.client.consumer",
     "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
+    "Reader": "gantrymq.client.reader",
     "Sql": "gantrymq.client.options",
     "ConsumerStatistics": "gantrymq.client.statistics",
     "QueueStatistics": "gantrymq.client.statistics",
@@ -111,6 +113,7 @@ __all__ = [
     "PendingSend",
     "Producer",
     "QueueStatistics",
+    "Reader",
     "ReceivedMessage",
     "SendResult",
     "SendStatus",

@@ -9,17 +9,17 @@ from __future__ import annotations
 import ssl
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from os import PathLike
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from gantrymq.client import accumulator, admin, client, consumer, producer, transactions
+from gantrymq.client import accumulator, admin, client, consumer, producer, reader, transactions
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES
 from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.consumer import BATCH_MESSAGES
@@ -36,6 +36,7 @@ from gantrymq.client.options import (
     Topics,
 )
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
+from gantrymq.client.reader import POLL_MESSAGES
 from gantrymq.client.sender import QueueChoice
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.transactions import CHECKS_AT_ONCE
@@ -368,6 +369,99 @@ class Consumer:
             delivery.acknowledge(queue_offset)
 
 
+class Reader:
+    """:class:`gantrymq.client.reader.Reader` with blocking calls."""
+
+    def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord]) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._current: deque[DeliveredRecord] = deque()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What is read."""
+        return self._inner.topics
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that are read, in order."""
+        return self._inner.queues
+
+    def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """As :meth:`gantrymq.client.reader.Reader.assign`."""
+        self._loop.call(self._inner.assign, None if queues is None else list(queues))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset`` of ``queue``. ValueError for a negative one or a queue that is not read."""
+        self._current.clear()
+        self._loop.call(self._inner.seek, queue, offset)
+
+    def seek_to_beginning(self, *queues: MessageQueue) -> None:
+        """Go on at the oldest message of these queues, or of all."""
+        self._current.clear()
+        self._loop.call(self._inner.seek_to_beginning, *queues)
+
+    def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Go on at the next message to come of these queues, or of all."""
+        self._current.clear()
+        self._loop.call(self._inner.seek_to_end, *queues)
+
+    def seek_to_time(self, when: Start, *queues: MessageQueue) -> None:
+        """Go on at the first message stored at or after ``when``: a datetime, or milliseconds since 1970."""
+        self._current.clear()
+        self._loop.call(self._inner.seek_to_time, when, *queues)
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Give out nothing of these queues, or of all, until :meth:`resume`."""
+        self._loop.call(_as_coroutine(self._inner.pause), *queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with these queues, or with all."""
+        self._loop.call(_as_coroutine(self._inner.resume), *queues)
+
+    def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord]:
+        """As :meth:`gantrymq.client.reader.Reader.poll`."""
+        return self._loop.call(self._inner.poll, timeout, max)
+
+    def __iter__(self) -> Iterator[DeliveredRecord]:
+        return self
+
+    def __next__(self) -> DeliveredRecord:
+        """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
+        if not self._current:
+            self._current.extend(self.poll())
+            if not self._current:
+                raise StopIteration
+        return self._current.popleft()
+
+    def position(self, queue: MessageQueue) -> int:
+        """The offset of the next message that :meth:`poll` gives of ``queue``."""
+        return self._loop.call(self._inner.position, queue)
+
+    def begin_offsets(self) -> dict[MessageQueue, int]:
+        """The oldest offset of each queue that is read."""
+        return self._loop.call(self._inner.begin_offsets)
+
+    def end_offsets(self) -> dict[MessageQueue, int]:
+        """The offset of the next message to come of each queue that is read."""
+        return self._loop.call(self._inner.end_offsets)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """How far the reader's group has committed ``queue``; None where it has not. ValueError without a group."""
+        return self._loop.call(self._inner.committed, queue)
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """As :meth:`gantrymq.client.reader.Reader.commit`."""
+        self._loop.call(self._inner.commit, offsets)
+
+
+def _as_coroutine(function: Callable[..., None]) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def call(*arguments: object) -> None:
+        function(*arguments)
+
+    return call
+
+
 class Admin:
     """:class:`gantrymq.client.admin.Admin` with blocking calls."""
 
@@ -540,6 +634,27 @@ class Client:
             finally:
                 if not loop.is_foreign:
                     consumer.close()
+
+    @contextmanager
+    def reader(
+        self,
+        topics: Topics,
+        *,
+        group: str | None = None,
+        tags: str | Sql = "*",
+        start: Start = "first",
+        until: Literal["end"] | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+    ) -> Iterator[Reader]:
+        """As :meth:`gantrymq.Client.reader`."""
+        self._loop.ensure_open()
+        opened = self._inner.reader(topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch)
+        loop = Loop(self._loop.portal, "reader")
+        with _opened(loop, opened) as inner:
+            try:
+                yield Reader(loop, inner)
+            finally:
+                loop.close()
 
 
 def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from os import PathLike
-from typing import Final
+from typing import Final, Literal
 
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
@@ -27,6 +27,7 @@ from gantrymq.client.options import (
     Topics,
 )
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
+from gantrymq.client.reader import Reader, open_reader
 from gantrymq.client.sender import Sender
 from gantrymq.client.transactions import (
     CHECKS_AT_ONCE,
@@ -35,7 +36,7 @@ from gantrymq.client.transactions import (
     TransactionalProducer,
     open_transactional_producer,
 )
-from gantrymq.message import ReceivedMessage
+from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
 
 DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
@@ -168,6 +169,29 @@ class Client:
         options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
         async with open_consumer(self._cluster, options) as consumer:
             yield consumer
+
+    @asynccontextmanager
+    async def reader(
+        self,
+        topics: Topics,
+        *,
+        group: str | None = None,
+        tags: str | Sql = "*",
+        start: Start = "first",
+        until: Literal["end"] | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+    ) -> AsyncIterator[Reader[DeliveredRecord]]:
+        """A reader of all queues of ``topics`` for the length of the block, from any place, shared with nobody.
+
+        It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
+        that was there when it first polled. Raises :class:`InvalidName`, ValueError.
+        """
+        opened = open_reader(
+            self._cluster, DeliveredRecord, topics, group=group, tags=tags, start=start, until=until,
+            pull_batch=pull_batch,
+        )  # fmt: skip
+        async with opened as reader:
+            yield reader
 
 
 @asynccontextmanager

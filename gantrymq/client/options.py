@@ -79,9 +79,9 @@ class ConsumerSettings:
         offsets_file: str | PathLike[str] | None = None,
     ) -> ConsumerSettings:
         """The settings from what a user gave; ValueError names the one that cannot be."""
-        _check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
-        _check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
-        _check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
+        check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
+        check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
+        check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
         if isinstance(consume_timeout, timedelta):
             consume_timeout = consume_timeout.total_seconds()
         if consume_timeout is not None and not consume_timeout > 0:
@@ -100,7 +100,8 @@ class ConsumerSettings:
         )  # fmt: skip
 
 
-def _check_number(name: str, value: int | None, least: int, most: int, *, optional: bool = False) -> None:
+def check_number(name: str, value: int | None, least: int, most: int, *, optional: bool = False) -> None:
+    """Raise ValueError unless ``value`` is a whole number from ``least`` to ``most``."""
     if value is None and optional:
         return
     if type(value) is not int or not least <= value <= most:

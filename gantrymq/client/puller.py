@@ -420,7 +420,7 @@ class Puller(Generic[R]):
         )  # fmt: skip
 
     async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
-        if answer.code not in _PULL_CODES:
+        if answer.code not in PULL_CODES:
             sql = self._options.subscription.expression_type == SQL92
             if answer.code in _UNKNOWN_TO_BROKER or (sql and answer.code in _FILTER_UNKNOWN_TO_BROKER):
                 # the broker has restarted, or has not seen this subscription yet
@@ -465,7 +465,7 @@ class Puller(Generic[R]):
         return data.broker_addrs[broker_id], broker_id == MASTER_ID
 
 
-_PULL_CODES: Final = frozenset(
+PULL_CODES: Final = frozenset(
     {
         ResponseCode.SUCCESS,
         ResponseCode.PULL_NOT_FOUND,

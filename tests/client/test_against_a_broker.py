@@ -659,3 +659,30 @@ async def test_every_member_of_a_broadcast_group_gets_everything(cluster: str, t
         with anyio.fail_after(PATIENCE_SECONDS):
             async with two.consumer(topic, f"g-{topic}", broadcast=True, offsets_file=tmp_path / "two.json") as rest:
                 assert len({(await anext(rest)).body for _ in range(5)}) == 5
+
+
+async def test_a_reader_reads_from_any_place_to_the_end(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, 2)
+        queues = await client.admin.queues(topic)
+        for queue in queues:
+            await producer.send_batch(
+                [Message(topic, b"%d" % number, tags="ab"[number % 2]) for number in range(50)],
+                queue=lambda _, queue=queue: queue,
+            )
+        for queue in queues:
+            await wait_dispatched(client, queue, 50)
+        await make_group(client, topic, f"g-{topic}")
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with client.reader(topic, until="end", tags="a") as reader:
+                assert len([message async for message in reader]) == 50
+            wanted = gantrymq.Sql("TAGS = 'b'")
+            async with client.reader(topic, until="end", tags=wanted, group=f"g-{topic}", start="first") as reader:
+                await reader.seek_to_beginning()
+                assert {message.tags async for message in reader} == {"b"}
+                assert [await reader.position(queue) for queue in queues] == [50, 50]
+                await reader.commit({queues[0]: 40, queues[1]: 50})
+            async with client.reader(topic, until="end", group=f"g-{topic}") as reader:
+                assert [message.queue_offset async for message in reader] == list(range(40, 50))
+                assert await reader.committed(queues[1]) == 50
+                assert await reader.end_offsets() == dict.fromkeys(queues, 50)

@@ -1,0 +1,448 @@
+"""Read queues at places of one's own choice: without a group's sharing, locks and retries.
+
+Source: RocketMQ 4.9.7 ``DefaultLitePullConsumerImpl``, ``PullAPIWrapper``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final, Generic, Literal, Self, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from gantrymq.client.admin import Admin
+from gantrymq.client.checks import check_group
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.connections import reading
+from gantrymq.client.errors import (
+    AccessDenied,
+    ClientClosed,
+    ConnectError,
+    GantryError,
+    InvalidName,
+    broker_error,
+)
+from gantrymq.client.lookup import TOOLS_GROUP
+from gantrymq.client.options import (
+    PULL_BATCH_MAX,
+    Sql,
+    Start,
+    Topics,
+    as_timestamp,
+    check_number,
+    check_start,
+    subscriptions,
+)
+from gantrymq.client.puller import (
+    IDLE_INTERVAL_SECONDS,
+    PAUSE_AFTER_ERROR_SECONDS,
+    PULL_BATCH_BYTES,
+    PULL_CODES,
+    PULL_TIMEOUT_SECONDS,
+    SUSPEND_MILLISECONDS,
+)
+from gantrymq.client.routes import queues_to_subscribe
+from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.bodies.clients import SubscriptionData
+from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.pull import PullMessageHeader, PullMessageResponse
+from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.tasks import hosted_tasks
+
+PREFETCH_MESSAGES: Final = 1000
+POLL_MESSAGES: Final = 64
+NEW_QUEUES_INTERVAL_SECONDS: Final = 30.0
+_MAY_SUSPEND: Final = 2
+_INLINE_SUBSCRIPTION: Final = 4
+
+R = TypeVar("R", bound=DeliveredRecord)
+
+
+class _Queue(Generic[R]):
+    """Where the reader is in one queue, and what it has fetched ahead."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.position: int | None = None
+        """The offset of the next message to give out; None where it is not known yet."""
+        self.fetched: deque[R] = deque()
+        self.fetch_at = 0
+        self.turn = 0
+        """Changes with each seek: an answer to an older request does not count."""
+        self.paused = False
+        self.wanted = anyio.Event()
+        self.scope = anyio.CancelScope()
+        self.asking = anyio.CancelScope()
+
+    def seek(self, offset: int) -> None:
+        self.position = self.fetch_at = offset
+        self.fetched.clear()
+        self.turn += 1
+        self.asking.cancel()
+        self.wanted.set()
+
+    def give(self, most: int, end: int | None) -> list[R]:
+        given: list[R] = []
+        while self.fetched and len(given) < most:
+            if end is not None and self.fetched[0].queue_offset >= end:
+                self.position = end
+                break
+            given.append(self.fetched.popleft())
+        if given:
+            self.position = given[-1].queue_offset + 1
+        if not self.fetched and self.position is not None:
+            self.position = max(self.position, self.fetch_at)  # what lies between was not wanted, or is gone
+        self.wanted.set()
+        return given
+
+
+class Reader(Generic[R]):
+    """Reads the queues of some topics from any place. Nobody shares them, and nothing is acknowledged."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Mapping[str, SubscriptionData],
+        make: type[R],
+        *,
+        group: str | None,
+        start: Start,
+        until: Literal["end"] | None,
+        pull_batch: int,
+        tasks: TaskGroup,
+    ) -> None:
+        self._cluster = cluster
+        self._admin = Admin(cluster)
+        self._wanted = wanted
+        self._make = make
+        self._group = group
+        self._start = start
+        self._until = until
+        self._pull_batch = pull_batch
+        self._tasks = tasks
+        self._queues: dict[MessageQueue, _Queue[R]] = {}
+        self._assigned = False
+        self._looked_at = float("-inf")
+        self._ends: dict[MessageQueue, int] | None = None
+        self._arrived = anyio.Event()
+        self._failure: GantryError | None = None
+        self._current: deque[R] = deque()
+        self._closed = False
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What is read."""
+        return tuple(self._wanted)
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that are read, in order."""
+        return sorted(self._queues)
+
+    async def assign(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Read these queues and no others; None for all of the topics, those that are added later as well.
+
+        A queue that was read already goes on where it is. Raises :class:`InvalidName` for a queue of another topic.
+        """
+        self._ensure_open()
+        chosen = None if queues is None else set(queues)
+        for queue in chosen or ():
+            if queue.topic not in self._wanted:
+                raise InvalidName(f"the reader reads {', '.join(self._wanted)}, not {queue.topic}")
+        self._assigned = chosen is not None
+        if chosen is None:
+            chosen = await self._all_queues()
+        for queue in self._queues.keys() - chosen:
+            self._queues.pop(queue).scope.cancel()
+        await self._add(chosen - self._queues.keys())
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on at ``offset`` of ``queue``. ValueError for a negative one or a queue that is not read."""
+        if offset < 0:
+            raise ValueError(f"offset {offset} is negative")
+        (await self._known([queue]))[0].seek(offset)
+        self._forget()
+
+    async def seek_to_beginning(self, *queues: MessageQueue) -> None:
+        """Go on at the oldest message of these queues, or of all."""
+        await self._seek_each(queues, "first")
+
+    async def seek_to_end(self, *queues: MessageQueue) -> None:
+        """Go on at the next message to come of these queues, or of all."""
+        await self._seek_each(queues, "last")
+
+    async def seek_to_time(self, when: Start, *queues: MessageQueue) -> None:
+        """Go on at the first message stored at or after ``when``: a datetime, or milliseconds since 1970."""
+        await self._seek_each(queues, as_timestamp(when))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Give out nothing of these queues, or of all, until :meth:`resume`."""
+        self._pause(queues, True)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Go on with these queues, or with all."""
+        self._pause(queues, False)
+
+    async def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[R]:
+        """1 to ``max`` messages; none after ``timeout`` seconds (None: wait for ever), or at the end of ``until``.
+
+        Raises what went wrong since the last call while nothing came: :class:`GantryError`. The next call tries again.
+        """
+        if max < 1:
+            raise ValueError(f"max {max}: ask for at least one message")
+        self._ensure_open()
+        with anyio.move_on_after(timeout):
+            await self._look()
+            if self._until == "end" and self._ends is None:
+                self._ends = await self.end_offsets()
+            while True:
+                self._ensure_open()
+                if self._arrived.is_set():
+                    self._arrived = anyio.Event()
+                batch = self._take(max)
+                if batch or self._at_end():
+                    return batch
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                await self._arrived.wait()
+        return []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R:
+        """The next message, whenever it comes; with ``until="end"`` the iteration ends there."""
+        if not self._current:
+            self._current.extend(await self.poll())
+            if not self._current:
+                raise StopAsyncIteration
+        return self._current.popleft()
+
+    async def position(self, queue: MessageQueue) -> int:
+        """The offset of the next message that :meth:`poll` gives of ``queue``."""
+        (known,) = await self._known([queue])
+        if known.position is None:
+            known.seek(await self._place(queue, self._start))
+        assert known.position is not None  # just set
+        return known.position
+
+    async def begin_offsets(self) -> dict[MessageQueue, int]:
+        """The oldest offset of each queue that is read."""
+        await self._look()
+        return {queue: await self._admin.min_offset(queue) for queue in self.queues}
+
+    async def end_offsets(self) -> dict[MessageQueue, int]:
+        """The offset of the next message to come of each queue that is read."""
+        await self._look()
+        return {queue: await self._admin.max_offset(queue) for queue in self.queues}
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """How far the reader's group has committed ``queue``; None where it has not. ValueError without a group."""
+        self._ensure_open()
+        return await self._admin.consumer_offset(self._named_group(), queue)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Store the positions, or ``offsets``, as the group's, from which a later reader of the group goes on.
+
+        ValueError without a group; :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`.
+        """
+        self._ensure_open()
+        group = self._named_group()
+        if offsets is None:
+            positions = {queue: each.position for queue, each in self._queues.items()}
+            offsets = {queue: position for queue, position in positions.items() if position is not None}
+        for queue, offset in offsets.items():
+            await self._admin.set_consumer_offset(group, queue, offset)
+
+    def close(self) -> None:
+        """From now on every use raises :class:`ClientClosed`."""
+        self._closed = True
+        self._arrived.set()
+
+    def _ensure_open(self) -> None:
+        self._cluster.ensure_open()
+        if self._closed:
+            raise ClientClosed("the reader is closed: its `async with` block has ended")
+
+    def _named_group(self) -> str:
+        if self._group is None:
+            raise ValueError("a reader without a group has no committed offsets: open it with group=")
+        return self._group
+
+    def _forget(self) -> None:
+        """What was read ahead for the iteration lies behind a seek now, and so does the end that it had."""
+        self._current.clear()
+        self._ends = None
+
+    async def _look(self) -> None:
+        """Take up all queues of the topics, unless some were assigned."""
+        self._ensure_open()
+        if self._assigned or anyio.current_time() - self._looked_at < NEW_QUEUES_INTERVAL_SECONDS:
+            return
+        queues = await self._all_queues()
+        self._looked_at = anyio.current_time()
+        await self._add(queues - self._queues.keys())
+
+    async def _all_queues(self) -> set[MessageQueue]:
+        found: set[MessageQueue] = set()
+        for topic in self._wanted:
+            found.update(queues_to_subscribe(topic, await self._cluster.routes.get(topic)))
+        return found
+
+    async def _add(self, queues: Iterable[MessageQueue]) -> None:
+        for queue in sorted(queues):
+            known = self._queues[queue] = _Queue[R](queue)
+            self._tasks.start_soon(self._fetch, known)
+
+    async def _known(self, queues: Iterable[MessageQueue]) -> list[_Queue[R]]:
+        await self._look()
+        for queue in queues:
+            if queue not in self._queues:
+                raise ValueError(f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name} is not read")
+        return [self._queues[queue] for queue in queues]
+
+    async def _seek_each(self, queues: tuple[MessageQueue, ...], where: Start) -> None:
+        for known in await self._known(queues) if queues else [self._queues[queue] for queue in await self._looked()]:
+            known.seek(await self._place_of(known.queue, where))
+        self._forget()
+
+    async def _looked(self) -> list[MessageQueue]:
+        await self._look()
+        return self.queues
+
+    def _pause(self, queues: tuple[MessageQueue, ...], paused: bool) -> None:
+        self._ensure_open()
+        for queue in queues or self.queues:
+            known = self._queues.get(queue)
+            if known is None:
+                raise ValueError(f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name} is not read")
+            known.paused = paused
+            known.wanted.set()
+        self._arrived.set()
+
+    async def _place(self, queue: MessageQueue, where: Start) -> int:
+        """Where a queue begins that nobody has sought to."""
+        if self._group is not None:
+            committed = await self._admin.consumer_offset(self._group, queue)
+            if committed is not None:
+                return committed
+        return await self._place_of(queue, where)
+
+    async def _place_of(self, queue: MessageQueue, where: Start) -> int:
+        if where == "first":
+            return await self._admin.min_offset(queue)
+        if where == "last":
+            return await self._admin.max_offset(queue)
+        return await self._admin.search_offset(queue, as_timestamp(where))
+
+    def _take(self, most: int) -> list[R]:
+        batch: list[R] = []
+        for queue, known in list(self._queues.items()):
+            if not known.paused and len(batch) < most:
+                end = None if self._ends is None else self._ends.get(queue, 0)
+                given = known.give(most - len(batch), end)
+                batch += given
+                if given:
+                    self._queues[queue] = self._queues.pop(queue)  # the others first, next time
+        return batch
+
+    def _at_end(self) -> bool:
+        if self._ends is None:
+            return False
+        places = [(self._queues[queue].position, end) for queue, end in self._ends.items() if queue in self._queues]
+        return all(position is not None and position >= end for position, end in places)
+
+    async def _fetch(self, known: _Queue[R]) -> None:
+        with known.scope:
+            while True:
+                try:
+                    if known.position is None:
+                        turn = known.turn
+                        place = await self._place(known.queue, self._start)
+                        if known.turn == turn:
+                            known.seek(place)
+                    elif known.paused or len(known.fetched) >= PREFETCH_MESSAGES:
+                        known.wanted = anyio.Event()
+                        await known.wanted.wait()
+                    else:
+                        await self._pull(known)
+                except GantryError as error:
+                    self._failure = error
+                    self._arrived.set()
+                    if isinstance(error, ConnectError):
+                        await self._cluster.routes.renew(known.queue.topic)
+                    await anyio.sleep(60.0 if isinstance(error, AccessDenied) else PAUSE_AFTER_ERROR_SECONDS)
+
+    async def _pull(self, known: _Queue[R]) -> None:
+        queue, turn, begin = known.queue, known.turn, known.fetch_at
+        subscription = self._wanted[queue.topic]
+        header = PullMessageHeader(
+            consumer_group=self._group or TOOLS_GROUP, topic=queue.topic, queue_id=queue.queue_id, queue_offset=begin,
+            max_msg_nums=self._pull_batch, sys_flag=_MAY_SUSPEND | _INLINE_SUBSCRIPTION, commit_offset=0,
+            suspend_timeout_millis=SUSPEND_MILLISECONDS, subscription=subscription.sub_string,
+            sub_version=subscription.sub_version, expression_type=subscription.expression_type,
+            gantrymq_max_bytes=PULL_BATCH_BYTES,
+        )  # fmt: skip
+        address = self._cluster.routes.reader(queue)
+        channel = await self._cluster.broker(address)
+        asked_at = anyio.current_time()
+        answer: Command | None = None
+        with anyio.CancelScope() as known.asking:  # a seek does not wait for something at the old place
+            answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
+        if answer is None or known.turn != turn:
+            return
+        if answer.code not in PULL_CODES:
+            raise broker_error(answer, address)
+        with reading(address):
+            ext = read_header(PullMessageResponse, answer.ext)
+            records = decode_records(answer.body, self._make) if answer.code == ResponseCode.SUCCESS else []
+        wanted = subscription.tags_set
+        for record in records:
+            if not wanted or record.tags in wanted:
+                record.broker_name = queue.broker_name
+                known.fetched.append(record)
+        known.fetch_at = ext.next_begin_offset
+        if not known.fetched:
+            known.position = known.fetch_at
+        self._arrived.set()
+        if known.fetch_at == begin:
+            await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
+
+
+@asynccontextmanager
+async def open_reader(
+    cluster: Cluster,
+    make: type[R],
+    topics: Topics,
+    *,
+    group: str | None,
+    tags: str | Sql,
+    start: Start,
+    until: Literal["end"] | None,
+    pull_batch: int,
+) -> AsyncIterator[Reader[R]]:
+    """A :class:`Reader` for the length of the block."""
+    cluster.ensure_open()
+    if group is not None:
+        check_group(group)
+    check_start(start)
+    check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
+    if until not in ("end", None):
+        raise ValueError(f"until {until!r} is not 'end'")
+    wanted = subscriptions(topics, tags, int(time.time() * 1000))
+    async with hosted_tasks(cluster.fail) as tasks:
+        reader = Reader(
+            cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch, tasks=tasks
+        )
+        try:
+            yield reader
+        finally:
+            reader.close()

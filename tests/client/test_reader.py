@@ -1,0 +1,222 @@
+"""Reading from places of one's own choice: positions, seeks, pauses, the end as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from gantrymq import MessageQueue, Sql
+from gantrymq.message import DeliveredRecord
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+Q0, Q1 = (MessageQueue(topic="T", broker_name="broker-a", queue_id=number) for number in range(2))
+
+
+def fill(cluster: Any, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        cluster.broker.store("T", number % 2, b"%d" % number, f"TAGS\x01{'ab'[number % 4 // 2]}")
+
+
+async def poll(reader: gantrymq.Reader[DeliveredRecord], count: int) -> list[bytes]:
+    got: list[bytes] = []
+    with anyio.fail_after(20):
+        while len(got) < count:
+            got += [message.body for message in await reader.poll(max=count - len(got))]
+    return got
+
+
+def numbers(first: int, last: int) -> set[bytes]:
+    return {b"%d" % number for number in range(first, last)}
+
+
+async def test_a_reader_gives_all_and_follows(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        fill(cluster, 100)
+        assert set(await poll(reader, 100)) == numbers(0, 100)
+        assert await reader.poll(timeout=0.01) == []
+        fill(cluster, 2, 100)
+        assert set(await poll(reader, 2)) == numbers(100, 102)
+        assert reader.queues == [Q0, Q1]
+        assert (await reader.position(Q0), await reader.position(Q1)) == (51, 51)
+        assert await reader.begin_offsets() == {Q0: 0, Q1: 0}
+        assert await reader.end_offsets() == {Q0: 51, Q1: 51}
+        assert not cluster.broker.seen(34), "it is no member of a group"
+        assert not cluster.broker.offsets
+
+
+async def test_the_iteration_ends_at_the_end_as_it_was(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 20)
+        got = []
+        async with client.reader("T", until="end") as reader:
+            async for message in reader:
+                got.append(message.body)
+                if len(got) == 1:
+                    fill(cluster, 20, 20)
+            assert set(got) == numbers(0, 20)
+            assert await reader.poll(timeout=5) == []
+            await reader.seek_to_beginning()
+            assert len([message async for message in reader]) == 40, "a seek looks for the end anew"
+        async with client.reader("T", tags="a", until="end") as reader:
+            assert {message.tags async for message in reader} == {"a"}
+        async with client.reader("Empty", until="end") as reader:
+            with pytest.raises(gantrymq.NoRoute):
+                await reader.poll(timeout=5)
+        cluster.nameserver.topics["Empty"] = 2
+        async with client.reader("Empty", until="end") as reader:
+            assert [message async for message in reader] == []
+
+
+async def test_seeks_go_to_offsets_times_and_ends(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 20)
+        async with client.reader("T", start="last") as reader:
+            assert await reader.poll(timeout=0.05) == []
+            await reader.seek(Q0, 7)
+            assert await poll(reader, 3) == [b"14", b"16", b"18"]
+            assert await reader.position(Q0) == 10
+            await reader.seek_to_beginning(Q1)
+            assert set(await poll(reader, 10)) == {b"%d" % number for number in range(1, 20, 2)}
+            await reader.seek_to_beginning()
+            assert set(await poll(reader, 20)) == numbers(0, 20)
+            await reader.seek_to_time(datetime(2023, 11, 14, 22, 13, 20, 20_000, tzinfo=UTC), Q0)
+            assert await poll(reader, 1) == [b"4"]
+            await reader.seek_to_end()
+            assert await reader.poll(timeout=0.05) == []
+            for wrong in (reader.seek(Q0, -1), reader.seek(MessageQueue("T", "b", 9), 0), reader.seek_to_time("last")):
+                with pytest.raises(ValueError, match=r"negative|not read|no time"):
+                    await wrong
+
+
+async def test_what_was_fetched_before_a_seek_does_not_come(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        for number in range(50):
+            cluster.broker.store("T", 0, b"%d" % number)
+        assert (await anext(reader)).body == b"0"
+        await reader.seek(Q0, 40)
+        assert (await anext(reader)).body == b"40"
+
+
+async def test_a_paused_queue_rests_and_the_others_go_on(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        await reader.assign()
+        reader.pause(Q0)
+        fill(cluster, 10)
+        assert set(await poll(reader, 5)) == {b"1", b"3", b"5", b"7", b"9"}
+        assert await reader.poll(timeout=0.05) == []
+        reader.pause()
+        fill(cluster, 10, 10)
+        assert await reader.poll(timeout=0.05) == []
+        reader.resume(Q0)
+        assert len(await poll(reader, 10)) == 10
+        reader.resume()
+        assert len(await poll(reader, 5)) == 5
+        with pytest.raises(ValueError, match="not read"):
+            reader.pause(MessageQueue("T", "b", 9))
+
+
+async def test_only_assigned_queues_are_read(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        fill(cluster, 10)
+        await reader.assign([Q1])
+        assert set(await poll(reader, 5)) == {b"1", b"3", b"5", b"7", b"9"}
+        assert await reader.poll(timeout=0.05) == []
+        await reader.assign([Q0, Q1])
+        assert len(await poll(reader, 5)) == 5
+        await reader.assign([])
+        fill(cluster, 2)
+        assert await reader.poll(timeout=0.05) == []
+        with pytest.raises(gantrymq.InvalidName, match="not U"):
+            await reader.assign([MessageQueue("U", "broker-a", 0)])
+
+
+async def test_a_group_keeps_the_place(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        fill(cluster, 10)
+        async with client.reader("T", group="g") as reader:
+            assert await reader.committed(Q0) is None
+            await poll(reader, 10)
+            await reader.commit({Q0: 3})
+            assert cluster.broker.offsets == {("g", "T", 0): 3}
+            await reader.commit()
+            assert await reader.committed(Q1) == 5
+        fill(cluster, 2, 10)
+        async with client.reader("T", group="g") as reader:
+            assert set(await poll(reader, 2)) == {b"10", b"11"}
+        async with client.reader("T") as reader:
+            with pytest.raises(ValueError, match="open it with group="):
+                await reader.commit()
+
+
+async def test_subscriptions_go_with_each_pull(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.reader({"T": Sql("n > 3"), "U": "a || b"}, pull_batch=7) as reader:
+            await reader.poll(timeout=0.05)
+            await cluster.broker.wait_for(11, 2)
+        sent = {pull.ext["topic"]: pull.ext for pull in cluster.broker.seen(11)}
+        assert (sent["T"]["subscription"], sent["T"]["expressionType"]) == ("n > 3", "SQL92")
+        assert (sent["U"]["subscription"], sent["U"]["expressionType"]) == ("a || b", "TAG")
+        assert {pull["sysFlag"] for pull in sent.values()} == {"6"}
+        assert {pull["maxMsgNums"] for pull in sent.values()} == {"7"}
+
+
+async def test_what_goes_wrong_is_raised_and_the_next_poll_goes_on(fake_cluster: Cluster, no_pause: None) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        cluster.broker.store("T", 0, b"x")
+        cluster.broker.answers[11] = lambda request: request.answer(1, "disk")
+        with pytest.raises(gantrymq.BrokerError, match="disk"), anyio.fail_after(20):
+            await reader.poll()
+        del cluster.broker.answers[11]
+        with anyio.fail_after(20):
+            while True:
+                try:
+                    batch = await reader.poll()
+                except gantrymq.BrokerError:
+                    continue  # of a request that was under way
+                assert [message.body for message in batch] == [b"x"]
+                break
+
+
+async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.reader("T") as reader:
+            pass
+        with pytest.raises(gantrymq.ClientClosed, match="reader is closed"):
+            await reader.poll()
+        for arguments, match in (({"until": "now"}, "until"), ({"start": "x"}, "start"), ({"pull_batch": 0}, "batch")):
+            with pytest.raises(ValueError, match=match):
+                async with client.reader("T", **arguments):
+                    pytest.fail("refused")
+
+
+def test_a_reader_without_async(fake_in_thread: Any) -> None:
+    fill(fake_in_thread, 20)
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with client.reader("T", until="end", group="g") as reader:
+            assert {message.body for message in reader} == numbers(0, 20)
+            reader.commit()
+            assert reader.committed(Q0) == 10
+            reader.seek_to_beginning(Q0)
+            assert reader.position(Q0) == 0
+            reader.seek(Q0, 4)
+            reader.pause()
+            assert reader.poll(timeout=0.02) == []
+            reader.resume()
+            assert next(reader).body == b"8"
+            reader.seek_to_time(1_700_000_000_020, Q0)
+            assert next(reader).body == b"4"
+            reader.seek_to_end()
+            assert reader.begin_offsets() == {Q0: 0, Q1: 0}
+            assert reader.end_offsets() == {Q0: 10, Q1: 10}
+            reader.assign([Q1])
+            assert (reader.queues, reader.topics) == ([Q1], ("T",))
+        with pytest.raises(gantrymq.ClientClosed):
+            reader.poll()
