@@ -24,9 +24,11 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.send import SendMessageResponse
 from gantrymq.remoting.headers.transactions import TransactionState
-from gantrymq.remoting.properties import PAIR_SEPARATOR, PGROUP, TIMER_PREFIX, TRAN_MSG
+from gantrymq.remoting.properties import NAME_SEPARATOR, PAIR_SEPARATOR, PGROUP, TIMER_PREFIX, TRAN_MSG, UNIQ_KEY
 from gantrymq.remoting.records import BATCH_ROW, COMPRESSED
 
+ONLY_KEY: Final = UNIQ_KEY + NAME_SEPARATOR
+"""The properties of a message that has none, but for the key itself."""
 COMPRESS_FROM_BYTES: Final = 4096
 COMPRESS_LEVEL: Final = 5
 _COMPRESS_IN_THREAD_BYTES: Final = 256 * 1024
@@ -105,11 +107,19 @@ class Outgoing:
         status = _STATUSES.get(answer.code)
         if status is None:
             raise broker_error(answer, address)
-        with reading(address):
-            header = read_header(SendMessageResponse, answer.ext)
-        if header.queue_id != queue.queue_id:
-            queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=header.queue_id)
-        return Stored(status, self.keys, header.msg_id, queue, header.queue_offset, header.recall_handle)
+        ext = answer.ext
+        try:
+            # what any broker answers; the typed header, which costs more, finds the fault of anything else
+            assert ext is not None
+            ids, queue_id, offset = ext["msgId"], int(ext["queueId"]), int(ext["queueOffset"])
+            handle = ext.get("recallHandle")
+        except (AssertionError, KeyError, ValueError):
+            with reading(address):
+                header = read_header(SendMessageResponse, ext)
+            ids, queue_id, offset, handle = header.msg_id, header.queue_id, header.queue_offset, header.recall_handle
+        if queue_id != queue.queue_id:
+            queue = MessageQueue(topic=queue.topic, broker_name=queue.broker_name, queue_id=queue_id)
+        return Stored(status, self.keys, ids, queue, offset, handle)
 
 
 async def prepare(
@@ -125,6 +135,14 @@ async def prepare(
     outgoing = Outgoing(message.topic, body, [key], properties=encode_message_properties(message, key, added))
     outgoing.flag = message.flag
     await _compress(outgoing)
+    return outgoing
+
+
+async def prepare_plain(topic: str, body: bytes, key: str) -> Outgoing:
+    """As :func:`prepare`, for a message that has a checked topic and body and nothing else."""
+    outgoing = Outgoing(topic, body, [key], properties=ONLY_KEY + key)
+    if len(body) >= COMPRESS_FROM_BYTES:
+        await _compress(outgoing)
     return outgoing
 
 

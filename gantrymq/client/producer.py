@@ -22,15 +22,13 @@ from gantrymq.client.checks import (
 )
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.errors import ClientClosed, GantryError, InvalidMessage, UnsupportedByBroker
-from gantrymq.client.outgoing import encode_row, has_times, prepare, prepare_batches
+from gantrymq.client.outgoing import ONLY_KEY, encode_row, has_times, prepare, prepare_batches, prepare_plain
 from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
 from gantrymq.message import Message, MessageQueue, SendResult
-from gantrymq.remoting.properties import NAME_SEPARATOR, UNIQ_KEY
 from gantrymq.remoting.recall_handles import decode_handle
 
 SEND_TIMEOUT_SECONDS: Final = 3.0
 SEND_RETRIES: Final = 2
-_ONLY_KEY: Final = UNIQ_KEY + NAME_SEPARATOR
 
 
 class Producer:
@@ -70,10 +68,19 @@ class Producer:
         :class:`ConnectError`.
         """
         self._ensure_open()
-        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
-        outgoing = await prepare(given, self._cluster.unique_keys.next)
-        choice = choose_queue(queue, given.order_key)
-        return (await self._sender.deliver(outgoing, choice, timeout)).result(0)
+        if (
+            type(message) is str
+            and type(body) is bytes
+            and not (tags or keys or properties or order_key is not None or delay or deliver_at or delay_level)
+        ):
+            check_sendable_topic(message)
+            check_body(body)
+            outgoing = await prepare_plain(message, body, self._cluster.unique_keys.next())
+        else:
+            given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+            outgoing = await prepare(given, self._cluster.unique_keys.next)
+            queue = choose_queue(queue, given.order_key)
+        return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
 
     async def enqueue(
         self,
@@ -111,7 +118,7 @@ class Producer:
             check_sendable_topic(message)
             check_body(body)
             topic, alone = message, False
-            row = encode_row(body, _ONLY_KEY + key, 0)
+            row = encode_row(body, ONLY_KEY + key, 0)
         else:
             given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
             check_message(given)

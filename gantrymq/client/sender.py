@@ -93,10 +93,14 @@ class Sender:
         size = len(outgoing.body)
         await self._window.enter(size)
         try:
-            queues = await self.queues_within(outgoing.topic, limit)
+            queues = self._cluster.routes.known_publish_queues(outgoing.topic)
+            if queues is None:
+                queues = await self.queues_within(outgoing.topic, limit)
             if choice is None:
                 choose: _Choose = partial(self._next_queue, outgoing.topic)
-                return await self._deliver_safely(outgoing, queues, choose, limit)
+                if self._retry_when_not_stored:
+                    return await self._deliver_safely(outgoing, queues, choose, limit)
+                return await self._deliver(outgoing, queues, choose, limit, self._attempts)
             return await self._deliver(outgoing, queues, lambda queues, _: pick(choice, queues), limit, 1, fixed=True)
         finally:
             self._window.leave(size)
@@ -112,9 +116,9 @@ class Sender:
         if limit <= 0:
             raise SendTimeout(f"broker {queue.broker_name} took nothing since the message was enqueued")
         queues = await self.queues_within(outgoing.topic, limit)
-        if free:
+        if free and self._retry_when_not_stored:
             return await self._deliver_safely(outgoing, queues, choose, limit)
-        return await self._deliver(outgoing, queues, choose, limit, self._attempts, fixed=True)
+        return await self._deliver(outgoing, queues, choose, limit, self._attempts, fixed=not free)
 
     async def queues_within(self, topic: str, limit: float) -> Sequence[MessageQueue]:
         """As :meth:`queues`; :class:`SendTimeout` after ``limit`` seconds."""
@@ -131,11 +135,11 @@ class Sender:
     async def _deliver_safely(
         self, outgoing: Outgoing, queues: Sequence[MessageQueue], choose: _Choose, limit: float
     ) -> Stored:
-        """Where the producer wants that: what a broker stored without its guarantee goes to another one as well."""
-        stored = await self._deliver(outgoing, queues, choose, limit, self._attempts)
-        if stored.status is SendStatus.OK or not self._retry_when_not_stored:
-            return stored
+        """As :meth:`_deliver`; what a broker stored without its guarantee goes to another one as well."""
         deadline = anyio.current_time() + limit
+        stored = await self._deliver(outgoing, queues, choose, limit, self._attempts)
+        if stored.status is SendStatus.OK:
+            return stored
         poor = {stored.broker_name}
         for attempt in range(1, self._attempts):
             others = [queue for queue in queues if queue.broker_name not in poor]

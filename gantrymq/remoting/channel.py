@@ -9,6 +9,7 @@ Source: RocketMQ 4.9.7 ``NettyRemotingAbstract`` (matching, error answers).
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectFailed, 
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, cut_frames
 from gantrymq.remoting.logs import LibraryLog
 from gantrymq.remoting.tasks import LATE_SECONDS, background_tasks
+from gantrymq.remoting.waiting import Waiter, waiter_kind
 
 Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
@@ -46,10 +48,11 @@ log = LibraryLog()
 
 
 class _Call:
-    __slots__ = ("answer", "done")
+    __slots__ = ("answer", "deadline", "done")
 
-    def __init__(self) -> None:
-        self.done = anyio.Event()
+    def __init__(self, done: Waiter, deadline: float) -> None:
+        self.done = done
+        self.deadline = deadline
         self.answer: Command | None = None
 
 
@@ -71,6 +74,10 @@ class Channel:
         self._handler = handler
         self._sign = sign
         self._calls: dict[int, _Call] = {}
+        self._make_waiter: Callable[[], Waiter] | None = None
+        self._next_deadline = math.inf
+        """When the task that ends calls looks at them next."""
+        self._earlier = anyio.Event()
         self._opaque = 0
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
@@ -122,21 +129,24 @@ class Channel:
             raise ChannelClosed(self.address, self._lost)
         self._opaque = opaque = self._opaque + 1 & _OPAQUE_MASK
         command.opaque = opaque
-        call = _Call()
+        if self._make_waiter is None:
+            self._make_waiter = waiter_kind()
+        deadline = anyio.current_time() + max(0.0, timeout)
+        call = _Call(self._make_waiter(), deadline)
         self._calls[opaque] = call
+        if deadline < self._next_deadline:
+            self._next_deadline = deadline
+            self._earlier.set()
         try:
-            frame: bytes | None = self._encode(command)
-            wait = timeout
-            while True:
-                with anyio.move_on_after(wait) as scope:
-                    if frame is not None:
-                        await self._put(frame)
-                        frame = None
-                    await call.done.wait()
-                wait = anyio.current_time() - scope.deadline
-                if call.done.is_set() or wait < LATE_SECONDS:
-                    break
-                # something has blocked the event loop: the answer may be here, unread
+            frame = self._encode(command)
+            if self._unwritten_bytes > UNWRITTEN_MAX_BYTES:
+                with anyio.move_on_after(timeout) as scope:
+                    await self._put(frame)
+                if scope.cancelled_caught:
+                    raise CallTimeout(self.address, f"no room to send {_name(command.code)} within {timeout:g} s")
+            else:
+                self._put_nowait(frame)
+            await call.done.wait()
         finally:
             self._calls.pop(opaque, None)
         if call.answer is not None:
@@ -189,6 +199,7 @@ class Channel:
                 self._tasks = tasks
                 tasks.cancel_scope.shield = shield
                 tasks.start_soon(self._write, stream)
+                tasks.start_soon(self._end_calls)
                 task_status.started()
                 await self._read(stream)
         finally:
@@ -230,13 +241,40 @@ class Channel:
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
+    async def _end_calls(self) -> None:
+        """End calls whose time is over: one task for all, since a timer for each would cost as much as the call."""
+        while True:
+            if self._next_deadline == math.inf:
+                self._earlier = anyio.Event()
+                await self._earlier.wait()
+            wake = self._next_deadline
+            self._earlier = anyio.Event()
+            with anyio.move_on_after(wake - anyio.current_time()):
+                await self._earlier.wait()
+                continue  # a call with less time has come
+            now = anyio.current_time()
+            late = now - wake
+            if late >= LATE_SECONDS:
+                # something has blocked the event loop: answers may be here, unread
+                self._next_deadline = now + late
+                continue
+            self._next_deadline = math.inf
+            for call in self._calls.values():
+                if call.deadline <= now:
+                    call.done.set()
+                elif call.deadline < self._next_deadline:
+                    self._next_deadline = call.deadline
+
     async def _put(self, frame: bytes) -> None:
-        if len(frame) > FRAME_MAX_BYTES:
-            raise ValueError(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
         while self._unwritten_bytes > UNWRITTEN_MAX_BYTES:
             await self._drained.wait()
             if self._lost is not None:
                 raise ChannelClosed(self.address, self._lost)
+        self._put_nowait(frame)
+
+    def _put_nowait(self, frame: bytes) -> None:
+        if len(frame) > FRAME_MAX_BYTES:
+            raise ValueError(f"a frame of {len(frame)} bytes, {FRAME_MAX_BYTES} is the limit")
         self._unwritten.append(frame)
         self._unwritten_bytes += len(frame)
         self._work.set()

@@ -380,3 +380,46 @@ async def test_a_frame_over_the_limit_is_refused_before_it_is_sent() -> None:
 
 def test_a_fatal_fault_is_no_error_of_the_caller_s_tree() -> None:
     assert not issubclass(FatalRemoteFault, ChannelClosed)
+
+
+async def test_calls_end_at_their_own_times_whichever_began_first() -> None:
+    """One task ends all of them: a call with less time than those before it must wake it."""
+    ended: list[float] = []
+    async with run_peer(silence) as address, open_channel(address) as channel:
+
+        async def ask(seconds: float) -> None:
+            with pytest.raises(CallTimeout):
+                await channel.call(Command(10), timeout=seconds)
+            ended.append(seconds)
+
+        async with anyio.create_task_group() as tasks:
+            for seconds in (0.6, 60.0, 0.02, 0.3, 0.0, -5.0):
+                tasks.start_soon(ask, seconds)
+            with anyio.fail_after(20):
+                while len(ended) < 5:
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+        assert set(ended[:2]) == {0.0, -5.0}
+        assert ended[2:] == [0.02, 0.3, 0.6]
+        assert channel.waiting == 0
+
+
+async def test_who_is_cancelled_leaves_and_the_others_get_their_answers() -> None:
+    async with run_peer(echo) as address, open_channel(address) as channel:
+        for _ in range(20):
+            async with anyio.create_task_group() as tasks:
+                answers: list[bytes] = []
+
+                async def ask(body: bytes, answers: list[bytes] = answers) -> None:
+                    answers.append((await channel.call(Command(10, body=body), FOREVER)).body)
+
+                async def give_up() -> None:
+                    with anyio.CancelScope() as scope:
+                        scope.cancel()
+                        await channel.call(Command(10, body=b"nobody"), FOREVER)
+
+                tasks.start_soon(ask, b"one")
+                tasks.start_soon(give_up)
+                tasks.start_soon(ask, b"two")
+            assert sorted(answers) == [b"one", b"two"]
+        assert channel.waiting == 0
