@@ -191,7 +191,48 @@ def testing_page() -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-PAGES = {"cli.md": cli_page, "configuration.md": configuration_page, "testing.md": testing_page}
+PLUGIN_API = """\
+# The broker as plugins see it
+
+A hook that takes `broker` gets one object, and these are all names of it that a plugin may use. Type hints name it
+`gantrymq.kernel.api.Broker`; mypy then refuses other names, in your plugin as in the shipped ones. [Hooks](hooks.md)
+has the batches. `gantrymq.plugins.interfaces` has the protocols of the objects that the shipped plugins offer by
+`broker.registry`: topics, groups, offsets, statistics and others.
+
+## Versions
+
+This is version 1 of the plugin API (`gantrymq.kernel.hookspecs.GANTRYMQ_API`): the hooks, their batches and the names
+on this page. A plugin may say for which version it is by an attribute `api_version = 1`; where the broker has another
+one, the start is refused with a sentence that names both. A plugin that says nothing is taken for one of this version.
+
+- Within a version hooks, names, columns and optional arguments are added, and nothing is taken away or changes its
+  meaning.
+- What is to go is marked as deprecated on its page and in the changelog, and stays for two minor releases at least.
+  Then the version number rises, and the changelog says what to write instead.
+- Modules of `gantrymq.kernel` and `gantrymq.remoting` that no page names, names with a leading underscore, and C
+  declarations (`.pxd`) are no part of it.
+"""
+
+
+def plugin_api_page() -> str:
+    """``plugin-api.md``: every name of the broker that plugins may use."""
+    tree = ast.parse((Path(__file__).parents[1] / "kernel" / "api.py").read_text())
+    out = [NOTE, PLUGIN_API, "## Names\n", "| name | meaning |", "|---|---|"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for each in node.body:
+                if isinstance(each, ast.FunctionDef):
+                    text = marked_up(paragraphs(ast.get_docstring(each) or "")).replace("\n\n", " ")
+                    out.append(f"| `{cell(call_of(each, 'broker'))}` | {cell(text)} |")
+    return "\n".join(out) + "\n"
+
+
+PAGES = {
+    "cli.md": cli_page,
+    "configuration.md": configuration_page,
+    "testing.md": testing_page,
+    "plugin-api.md": plugin_api_page,
+}
 
 
 def main() -> None:

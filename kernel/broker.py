@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -40,6 +40,13 @@ from gantrymq.kernel.watchdog import Watchdog
 from gantrymq.remoting.address import encode_host, format_address, parse_address
 from gantrymq.remoting.peers import is_loopback
 
+if TYPE_CHECKING:
+    from gantrymq.kernel import api
+
+    def _has_all_that_plugins_use(broker: Broker) -> api.Broker:
+        return broker
+
+
 log = structlog.get_logger("gantrymq.broker")
 
 ACCESS_CONTROL_SLOT = "access_control"
@@ -51,9 +58,7 @@ DRAIN_S = 5.0
 class Broker:
     """One broker: ``await broker.run()`` is its whole life, ``broker.stop()`` asks it to end.
 
-    What a plugin uses: ``config``, ``env``, ``root`` (the store folder), ``name``, ``cluster``, ``broker_id``,
-    ``address`` (advertised, ``host:port``), ``registry``, ``filters``, ``append``; and from ``make_flush_strategy`` on
-    ``store``, ``log`` and ``queues``.
+    What a plugin may use of it is :class:`gantrymq.kernel.api.Broker`.
     """
 
     store: Store
@@ -121,6 +126,8 @@ class Broker:
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())
+        if not self.sweep.is_handling:  # else it goes on in this turn
+            self.wake()
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:
         """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`.
@@ -163,14 +170,13 @@ class Broker:
         """What :meth:`wake` uses."""
         return self.sweep.waker
 
-    @property
-    def is_handling(self) -> bool:
-        """Whether processors of requests are at work: what they append goes on in this turn, without a :meth:`wake`."""
-        return self.sweep.is_handling
-
     def wake(self) -> None:
         """Run the next turn soon (a watermark moved); safe to call from any thread."""
         self.sweep.wake()
+
+    def give_way(self) -> None:
+        """A task was given work that clients wait for: let it run before this looks for requests again."""
+        self.sweep.give_way()
 
     def pace(self) -> Pace:
         """For a piece of work that takes long: it rests some times in ``limits.turn_budget``."""

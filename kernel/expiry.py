@@ -9,7 +9,7 @@ import structlog
 import trio
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.expiry")
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import click
 
     from gantrymq.kernel.acks import AckGate, FlushStrategy
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch, PullBatch
-    from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.delivery import DeliverBatch
     from gantrymq.kernel.filters import FilterCompiler
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.tasks import BackgroundTask
 
 PROJECT = "gantrymq"
+
+GANTRYMQ_API = 1
+"""The version of this page, of :mod:`gantrymq.kernel.api` and of the batches. A plugin may say for which one it is."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

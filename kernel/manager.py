@@ -64,6 +64,7 @@ class PluginManager:
         """
         self.disabled = tuple(disabled)
         self._project = hookspecs.PROJECT
+        self._api = hookspecs.GANTRYMQ_API
         specs = vars(hookspecs)
         self._hookspecs = {name: spec for name, spec in specs.items() if hasattr(spec, f"{self._project}_spec")}
         self._manager = _NamedHooks(self._project, frozenset(self._hookspecs))
@@ -197,6 +198,7 @@ class PluginManager:
         name = getattr(plugin, "name", None)
         if not isinstance(name, str) or not name:
             raise StartError(f"plugin {origin}: it needs a `name` attribute")
+        self._check_version(name, origin, plugin)
         hooks = []
         for attribute in dir(type(plugin)):
             if not hasattr(getattr(type(plugin), attribute, None), f"{self._project}_impl"):
@@ -216,6 +218,20 @@ class PluginManager:
             tuple(sorted(hooks)),
             plugin,
             _sources_of(name, plugin),
+        )
+
+    def _check_version(self, name: str, origin: str, plugin: Any) -> None:
+        """A plugin that names another version of the API refuses the start, before a hook of it is called."""
+        wanted = getattr(plugin, "api_version", self._api)
+        if wanted == self._api and not isinstance(wanted, bool):
+            return
+        owner = f"plugin {name!r} ({origin})"
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+            raise StartError(f"{owner}: api_version = {wanted!r} must be a number like {self._api}")
+        cure = "a newer release of the plugin" if wanted < self._api else "a newer GantryMQ or an older plugin"
+        raise StartError(
+            f"{owner} is for version {wanted} of the plugin API, and this broker has version {self._api}:"
+            f" install {cure}, or --disable {name}"
         )
 
     def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:

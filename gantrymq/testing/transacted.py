@@ -220,11 +220,6 @@ class TransactedStore:
         elif batch.done is not None:
             batch.done(batch)
 
-    @property
-    def is_handling(self) -> bool:
-        """What is appended goes on when a test says so."""
-        return False
-
     def wake(self) -> None:
         """Nobody sleeps here."""
 

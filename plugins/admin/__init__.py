@@ -23,7 +23,7 @@ from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.interfaces import LiveSettings
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 

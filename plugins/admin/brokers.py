@@ -19,7 +19,7 @@ from gantrymq.remoting.command import VERSION, Command
 from gantrymq.remoting.headers.brokers import ConfigVersionResponse
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 VERSION_NAME = "V4_9_7"
 """The RocketMQ release whose behavior clients see: the name of ``VERSION``."""

@@ -32,7 +32,7 @@ from gantrymq.remoting.message_ids import parse_offset_message_id
 from gantrymq.remoting.names import TRANS_HALF_TOPIC
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 RESET_VERSION = 28
 """3.0.7-SNAPSHOT: the first client version that supports resetting and reporting offsets."""

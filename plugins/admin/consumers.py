@@ -23,7 +23,7 @@ from gantrymq.remoting.headers.groups import ConsumeStatsHeader
 from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.network.time_slices import Pace
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gantrymq.kernel.store.reading import stored_at
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.metrics import Metrics
 
 _STORE: Final[dict[str, str | bool]] = {"storage_type": "local", "storage_medium": "disk"}

@@ -22,7 +22,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.javaproperties import read_properties, write_properties
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ from gantrymq.remoting.headers.topics import TopicHeader
 from gantrymq.remoting.names import SYSTEM_TOPICS, reply_topic
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.admin")
 

@@ -26,7 +26,7 @@ from gantrymq.plugins.clients.metrics import report
 from gantrymq.plugins.interfaces import ConsumerGroups, GroupTable, LiveSettings, ProducerGroups, QueueLocks, TopicTable
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch

@@ -28,7 +28,7 @@ from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor

@@ -31,7 +31,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.pull import PullMessageHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.plugins.consume.config import ConsumeConfig
 
 log = structlog.get_logger("gantrymq.consume")

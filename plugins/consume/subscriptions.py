@@ -17,7 +17,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 

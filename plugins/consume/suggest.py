@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gantrymq.plugins.consume.plain import Suggest
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 
 MASTER_ID: Final = 0

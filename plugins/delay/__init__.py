@@ -41,7 +41,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.processors import Processor, Request
@@ -108,7 +108,6 @@ class DelayPlugin:
         def append(batch: AppendBatch) -> None:
             batch.traits |= Trait.FREES_SPACE  # what waits keeps the log from its first message on
             broker.append(batch)
-            broker.wake()
 
         self._make_delivery = partial(
             Delivery, broker.store, self._levels, self._positions, append, pipelined=self._pipelined

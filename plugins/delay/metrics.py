@@ -13,7 +13,7 @@ from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.plugins.delay.timer.files import TimerFiles
 

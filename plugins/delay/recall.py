@@ -24,7 +24,7 @@ from gantrymq.remoting.property_bytes import BORN_TIMESTAMP, PGROUP, TAGS, TIMER
 from gantrymq.remoting.recall_handles import RecallHandle, decode_handle
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 RECALL_TAG = b"_RECALL_TAG_"
 _BORN_HOST_V6 = 0x10

@@ -32,7 +32,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.steps import run_steps
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.filters import FilterCompiler, FilterSteps, MessageFilter
     from gantrymq.kernel.processors import Processor

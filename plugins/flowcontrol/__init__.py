@@ -23,7 +23,7 @@ from gantrymq.plugins.interfaces import LiveSettings
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
 
 log = structlog.get_logger("gantrymq.flowcontrol")

@@ -26,7 +26,7 @@ from gantrymq.plugins.flush.sync import DurableGate, GroupCommit
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate, FlushStrategy
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.store.log.commitlog import CommitLog
 

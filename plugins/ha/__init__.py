@@ -54,7 +54,7 @@ from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.declarations import BrokerConfig
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics

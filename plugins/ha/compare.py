@@ -34,7 +34,7 @@ from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogRe
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.plugins.ha.epochs import Epochs
 
 log = structlog.get_logger("gantrymq.ha")

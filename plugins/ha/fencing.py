@@ -22,8 +22,8 @@ from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.headers.replication import RoleChangedHeader
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch
-    from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.processors import Request
     from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.master_address import MasterAddress

@@ -11,7 +11,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 
 async def find_master(broker: Broker) -> str:

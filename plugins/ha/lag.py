@@ -10,7 +10,7 @@ import trio
 from gantrymq.plugins.ha.copies import Copies, Copy
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.ha")
 

@@ -23,7 +23,7 @@ from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.env import Listener
     from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.lease import Lease

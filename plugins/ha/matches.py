@@ -19,7 +19,7 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.headers.replication import CompareLogHeader, CompareLogResponse
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.processors import Request
     from gantrymq.remoting.command import Command
     from gantrymq.remoting.peers import PeerRule

@@ -15,7 +15,7 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.ha")
 

@@ -21,7 +21,7 @@ from gantrymq.remoting.epoch import Epoch
 from gantrymq.remoting.errors import ConnectError, RemoteFault
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.plugins.ha.config import HaConfig
     from gantrymq.plugins.ha.epochs import Epochs
     from gantrymq.plugins.ha.master_address import MasterAddress

@@ -11,7 +11,7 @@ from gantrymq.plugins.ha.copies import Copies
 from gantrymq.plugins.ha.lag import lag_seconds
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.plugins.ha.slave import Slave
 
 

@@ -15,7 +15,7 @@ import trio
 from gantrymq.remoting.address import parse_address
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.ha")
 

@@ -21,8 +21,8 @@ from gantrymq.plugins.index.layout import Shape
 from gantrymq.plugins.interfaces import MessageIndex
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import DispatchBatch
-    from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
 
 

@@ -21,7 +21,7 @@ from gantrymq.plugins.index.files import WAITING_MAX_BYTES, IndexFiles
 from gantrymq.plugins.index.verify import StopKind, Trust
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 log = structlog.get_logger("gantrymq.index")
 

@@ -18,7 +18,7 @@ from gantrymq.plugins.locks.requests import LockRequests
 from gantrymq.plugins.locks.table import LockTable
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.network.connection import ConnectionsBatch
     from gantrymq.kernel.processors import Processor

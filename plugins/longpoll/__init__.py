@@ -23,7 +23,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.longpoll.hold import HeldPulls
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch

@@ -24,7 +24,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.metrics.config import MetricsConfig
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.plugins.metrics.exposition import Text
     from gantrymq.plugins.metrics.server import MetricsServer

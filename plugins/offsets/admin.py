@@ -23,7 +23,7 @@ from gantrymq.remoting.headers.header import read_header
 from gantrymq.remoting.headers.offsets import CloneGroupHeader, CorrectionOffsetHeader, QueueHeader, TimestampResponse
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 LARGEST = 2**63 - 1
 """RocketMQ's word for a queue in which the compared group is behind the others."""

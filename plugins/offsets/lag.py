@@ -15,7 +15,7 @@ from gantrymq.kernel.store.reading import message_stored_at
 from gantrymq.remoting.names import is_retry_topic, is_system_group, is_system_topic
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
     from gantrymq.plugins.offsets.table import Offsets

@@ -25,7 +25,7 @@ from gantrymq.remoting.headers.offsets import (
 )
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 LOG_OFFSET_BYTES = 8
 """A consume queue entry begins with the place of its message in the log."""

@@ -24,7 +24,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.properties import MSG_REGION, TRACE_ON
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.processors import Processor
 

@@ -10,7 +10,7 @@ from gantrymq.remoting.bodies.topics import TopicConfig
 from gantrymq.remoting.headers.send import SendMessageHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 
 class Rules:

@@ -22,7 +22,7 @@ from gantrymq.remoting.names import RETRY_PREFIX
 from gantrymq.remoting.property_bytes import CLUSTER, WAIT
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 LIMITS_SINCE = 121
 """From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""

@@ -17,7 +17,7 @@ from gantrymq.plugins.query.requests import QueryRequests
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 
 class QueryPlugin:

@@ -15,7 +15,7 @@ from gantrymq.remoting.names import TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
 """Most bytes of one answer; RocketMQ's clients take frames of 16 MiB."""

@@ -25,7 +25,7 @@ from gantrymq.remoting.headers.query import (
 )
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 MESSAGES_MAX: Final = 64
 """Most messages of one answer (``maxMsgsNumBatch``)."""

@@ -20,7 +20,7 @@ from gantrymq.plugins.register.duplicate_check import DuplicateCheck
 from gantrymq.plugins.register.registrar import Registrar
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
 
 

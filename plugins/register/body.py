@@ -23,7 +23,7 @@ from gantrymq.remoting.fastjson import dumps
 from gantrymq.remoting.headers.nameserver import BrokerHeader, RegisterBrokerHeader
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.remoting.epoch import Epoch
 
 

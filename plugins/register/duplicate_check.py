@@ -30,7 +30,7 @@ from gantrymq.remoting.errors import ConnectError, RemoteFault
 from gantrymq.remoting.javaproperties import read_properties
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.plugins.interfaces import Replication
 
 log = structlog.get_logger("gantrymq.register")

@@ -33,7 +33,7 @@ from gantrymq.remoting.property_bytes import WAIT
 from gantrymq.remoting.records import COMPRESSED, COMPRESSION_MASK
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 NOT_STORED: Final = "0"
 """The message id in the answer for a reply that was pushed and is not stored: clients read one in any case."""
@@ -80,7 +80,7 @@ class ReplyProcessor:
                 request.answer(fault.code, fault.remark, dict(self._rules.answer_fields))
         if len(batch):
             self._broker.append(batch)
-        self._broker.sweep.give_way()  # to the tasks that push
+        self._broker.give_way()  # to the tasks that push
 
     def _take(self, batch: AppendBatch, request: Request) -> None:
         command = request.command

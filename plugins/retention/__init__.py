@@ -32,7 +32,7 @@ from gantrymq.plugins.retention.policy import Rules
 from gantrymq.remoting.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 

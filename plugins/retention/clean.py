@@ -17,7 +17,7 @@ from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is
 from gantrymq.plugins.retention.reserve import Reserve
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16

@@ -22,7 +22,7 @@ from gantrymq.plugins.retry.sendback import SendBackProcessor
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.processors import Processor
 
 

@@ -27,7 +27,7 @@ from gantrymq.remoting.properties import find_property, replace_properties
 from gantrymq.remoting.property_bytes import DELAY, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 FIRST_LEVEL = 3
 """The delay level of the first return, where the consumer leaves it to the broker; each further one waits a level

@@ -34,7 +34,7 @@ from gantrymq.remoting.headers.brokers import StatsHeader
 from gantrymq.remoting.headers.header import read_header
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 

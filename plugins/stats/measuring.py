@@ -10,7 +10,7 @@ from gantrymq.plugins.stats.rates import Rates, Totals
 from gantrymq.plugins.stats.table import Table
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 
 class Measuring:

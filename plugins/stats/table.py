@@ -22,7 +22,7 @@ from gantrymq.remoting.names import is_retry_topic
 if TYPE_CHECKING:
     from array import array
 
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 TOPIC_PUT_NUMS, TOPIC_PUT_SIZE = "TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"
 QUEUE_PUT_NUMS, QUEUE_PUT_SIZE = "QUEUE_PUT_NUMS", "QUEUE_PUT_SIZE"

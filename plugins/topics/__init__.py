@@ -30,7 +30,7 @@ from gantrymq.plugins.topics.table import Topics
 from gantrymq.remoting.bodies.topics import TopicConfigSerializeWrapper
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 

@@ -25,7 +25,7 @@ from gantrymq.remoting.headers.topics import CreateTopicHeader, TopicHeader
 from gantrymq.remoting.names import SYSTEM_GROUPS
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
 
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_MAX = PERM_READ | PERM_WRITE | PERM_INHERIT

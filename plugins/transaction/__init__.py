@@ -36,7 +36,7 @@ from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 from gantrymq.remoting.codes import RequestCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.metrics import Metrics
 
@@ -69,8 +69,6 @@ class TransactionPlugin:
             if not batch.traits & Trait.PREPARED:
                 batch.traits |= Trait.FREES_SPACE  # an open transaction keeps the log from its half message on
             broker.append(batch)
-            if not broker.is_handling:
-                broker.wake()
 
         self._config = config.section(TransactionConfig)
         self._context = StrategyContext(broker.env, broker.store, self._config, broker.registry, append)

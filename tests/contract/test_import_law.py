@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,28 @@ def allowed(importer: str) -> tuple[str, ...] | None:
     if area == "spark":
         return ("gantrymq.spark", "gantrymq.client", "gantrymq.remoting", "gantrymq.message")
     return None
+
+
+PLUGINS = [
+    *(path for path in SOURCES if module_of(path).startswith("gantrymq.plugins.")),
+    *sorted((ROOT / "examples" / "plugins").rglob("*.py")),
+]
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda path: path.stem if "examples" in path.parts else module_of(path))
+def test_a_plugin_knows_the_broker_by_the_documented_names_alone(path: Path) -> None:
+    """``gantrymq.kernel.api`` has them; mypy refuses any other name of that type."""
+    for name, line in imports_of(path):
+        assert name != "gantrymq.kernel.broker", f"{path}:{line}: import Broker from gantrymq.kernel.api"
+
+
+COMPILED = sorted(path for path in (ROOT / "plugins").rglob("_*.p[yx]*") if path.suffix in (".pyx", ".pxi"))
+
+
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_compiled_loops_of_plugins_know_no_broker(path: Path) -> None:
+    """They are given what they need, so that there is nothing for mypy to miss."""
+    assert not re.search(r"\bbroker\.\w", path.read_text(), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)

@@ -280,3 +280,28 @@ async def test_the_advertised_address_is_the_configured_one_and_in_every_message
         async with open_channel(broker.listening) as channel:
             answer = await channel.call(send(b"x"))
             assert (answer.ext or {})["msgId"].startswith("7F000009000004D2")
+
+
+@pytest.mark.trio
+async def test_what_a_task_appends_is_acknowledged_without_any_other_call(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path, settings={"plugin.flush.mode": "async"})) as broker:
+        await trio.sleep(0.1)  # the turns of the start are over
+        woken: list[None] = []
+        wake = broker.sweep.wake
+        broker.sweep.wake = lambda: (woken.append(None), wake())[1]  # type: ignore[method-assign]
+        done = trio.Event()
+        batch = AppendBatch(done=lambda _: done.set())
+        batch.add("T", 0, b"from a task", b"")
+        broker.append(batch)
+        assert woken, "nobody else brings the next turn"
+        with trio.fail_after(10):
+            await done.wait()
+        async with open_channel(broker.address) as channel:
+            sent = SendMessageHeader(
+                producer_group="p", topic="T", default_topic="TBW102", default_topic_queue_nums=1, queue_id=0,
+                sys_flag=0, born_timestamp=1, flag=0,
+            )  # fmt: skip
+            woken.clear()
+            answer = await channel.call(Command(RequestCode.SEND_MESSAGE_V2, sent.to_ext(), b"sent"), 10.0)
+            assert answer.code == 0
+        assert not woken, "what came by a request goes on in its own turn"

@@ -232,3 +232,29 @@ def test_a_file_that_holds_no_plugin_says_why(
         (tmp_path / "my_plugin.py").write_text(text)
     with pytest.raises(StartError, match=told):
         load_plugins([origin])
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (2, "is for version 2 of the plugin API, and this broker has version 1: install a newer GantryMQ or an older"),
+        (0, "api_version = 0 must be a number like 1"),
+        ("1", "api_version = '1' must be a number like 1"),
+        (True, "api_version = True must be a number like 1"),
+    ],
+)
+def test_a_plugin_for_another_version_of_the_api_is_refused_with_a_sentence(version: object, text: str) -> None:
+    plugin = Dispatching("other")
+    plugin.api_version = version  # type: ignore[attr-defined]
+    with pytest.raises(StartError, match=re.escape("plugin 'other' (there:Other)") + ".*" + re.escape(text)):
+        PluginManager([("there:Other", plugin)], hookspecs)
+
+
+def test_a_plugin_for_an_older_version_is_to_be_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hookspecs, "GANTRYMQ_API", 2)
+    plugin = Dispatching("old")
+    plugin.api_version = 1  # type: ignore[attr-defined]
+    with pytest.raises(StartError, match="install a newer release of the plugin, or --disable old"):
+        PluginManager([("there:Old", plugin)], hookspecs)
+    plugin.api_version = 2  # type: ignore[attr-defined]
+    assert PluginManager([("there:Old", plugin)], hookspecs).plugins[0].name == "old"

@@ -33,8 +33,8 @@ from gantrymq.remoting.names import TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, find_property, replace_properties
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch
-    from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.delivery import DeliverBatch
 

@@ -24,7 +24,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.broker import Broker
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.processors import Request, RequestBatch
 

@@ -28,8 +28,8 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.properties import PROPERTIES_MAX_BYTES, decode_properties, encode_properties
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
-    from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.config.sections import Config
 
 log = structlog.get_logger("gantrymq.stamp")
