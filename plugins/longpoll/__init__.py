@@ -1,12 +1,10 @@
-"""Hold pulls that found nothing, and answer them when something arrives or their time is up.
+"""Hold pulls that found nothing, and answer them when a message arrives or their time is up.
 
-Slot: none.
-Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_tasks,
-stopping.
-Config ``[plugin.longpoll]``: ``max_held`` (pulls held at once; more are answered "not found" at once, those of the
-address that holds most first), ``max_held_per_address`` (of one address; 0: no such limit),
-``max_wait`` (the longest a pull is held, whatever it asks for).
-Files: none. Answers for RocketMQ's ``PullRequestHoldService``.
+Slot: none. Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls,
+register_tasks, stopping. Config ``[plugin.longpoll]``: ``max_held`` (the most held pulls; beyond it pulls are answered
+"not found" at once, those of the address with the most first), ``max_held_per_address`` (of one address; 0: no such
+limit), ``max_wait`` (the longest time for which a pull is held). Files: none. Answers for RocketMQ's
+``PullRequestHoldService``.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import ConnectionsBatch
 
 SCAN_S = 0.2
-"""How late a pull's time-out may be answered; RocketMQ looks each 5 s."""
+"""How late a pull's time-out may be answered; RocketMQ checks every 5 s."""
 
 
 @attrs.frozen
@@ -42,7 +40,7 @@ class LongPollConfig:
 
 
 class LongPollPlugin:
-    """Owns the pulls that wait."""
+    """Owns the held pulls."""
 
     name = "longpoll"
 
@@ -82,7 +80,7 @@ class LongPollPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """How many wait."""
+        """The number of held pulls."""
         metrics.gauge("gantrymq_held_pulls", "Pulls that wait for messages", len(self._held))
 
     @hookimpl

@@ -1,4 +1,4 @@
-"""The table of pulls that wait, by queue and by deadline. No clock, no task."""
+"""The table of held pulls, by queue and by deadline, without clock and task."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gantrymq.remoting.peers import FairShares
 Resume = Callable[[list[Pull]], None]
 
 COMPACT_ABOVE = 4096
-"""Deadlines of pulls that were answered stay in the heap until this many pile up."""
+"""Deadlines of answered pulls stay in the heap until there are this many."""
 
 
 class HeldPulls:
     """At most ``limit`` pulls, and ``each`` of one address (0: no such limit), none longer than ``longest_s`` seconds.
 
-    While there is no room, the address that holds most gives way to one that holds at least two fewer.
+    At the limit, a pull of the address with the most is answered for an address that has at least two fewer.
     """
 
     def __init__(self, limit: int, longest_s: float, each: int = 0) -> None:
@@ -37,7 +37,7 @@ class HeldPulls:
         return self._held
 
     def hold(self, batch: PullBatch, now: float) -> list[Pull]:
-        """Keep the rows; returns those for which there is no room."""
+        """Hold the rows; returns those that exceed the limits."""
         refused = []
         for pull in batch.rows:
             connection = pull.request.connection
@@ -55,7 +55,7 @@ class HeldPulls:
         return refused
 
     def resume_arrived(self, batch: DispatchBatch) -> None:
-        """Run the pulls again whose queue got an entry that their filter lets through."""
+        """Run pulls again whose queue got an entry that passes their filter."""
         by_queue = self._by_queue
         wanted: list[Pull] = []
         for key in batch.queues:
@@ -81,7 +81,7 @@ class HeldPulls:
         self._resume([pull for queue in self._by_queue.values() for pull in queue])
 
     def forget(self, connections: Iterable[Connection]) -> None:
-        """Drop the pulls of connections that are gone."""
+        """Drop the pulls of closed connections."""
         for connection in connections:
             for pull in list(self._by_connection.get(connection, ())):
                 self._take(pull)
@@ -101,7 +101,7 @@ class HeldPulls:
         return pull in self._by_queue.get((pull.topic, pull.queue_id), ())
 
     def _resume(self, pulls: list[Pull]) -> None:
-        # Pulls of one processor go back to it in one call.
+        # Pulls of one processor return to it in one call.
         by_processor: dict[Resume, list[Pull]] = {}
         for pull in pulls:
             by_processor.setdefault(self._take(pull), []).append(pull)

@@ -1,12 +1,12 @@
-"""Tell what all plugins count to Prometheus, over HTTP, with RocketMQ 5's names where it has them.
+"""Serve the metrics of all plugins to Prometheus over HTTP, with RocketMQ 5's names where it has them.
 
 Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
 Hooks: config_section, configure, register_tasks, runtime_info.
 Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``. Files: none.
 Answers for RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
-Nothing is counted here: who asks makes each plugin tell its numbers (hook ``collect_metrics``). ``server`` is the web
-server, ``exposition`` the text. ``docs/howto/metrics.md``.
+This plugin counts nothing: each scrape asks all plugins (hook ``collect_metrics``). ``server`` is the web server,
+``exposition`` the text. ``docs/howto/metrics.md``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger("gantrymq.metrics")
 
 
 class MetricsPlugin:
-    """Asks the plugins, one reader at a time, and serves what they say."""
+    """Collects the plugins' metrics, for one reader at a time, and serves them."""
 
     name = "metrics"
     _broker: Broker  # these three from configure on
@@ -45,7 +45,7 @@ class MetricsPlugin:
 
     @property
     def address(self) -> str:
-        """Where the numbers are told, ``host:port``."""
+        """The listen address, ``host:port``."""
         return self._server.address
 
     @hookimpl
@@ -75,7 +75,7 @@ class MetricsPlugin:
         return {"metricsAddress": self.address}
 
     async def render(self, accept: str) -> Text:
-        """What all plugins say now, in the format of the header ``accept``."""
+        """The present metrics of all plugins, in the format of the header ``accept``."""
         from gantrymq.plugins.metrics.exposition import expose
 
         async with self._turn:
@@ -84,7 +84,7 @@ class MetricsPlugin:
             for info, call in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
                 try:
                     call()
-                except Exception:  # a plugin's failure costs its part, not the page
+                except Exception:  # if a plugin fails, only its part is missing
                     failed += 1
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()

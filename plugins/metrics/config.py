@@ -12,7 +12,7 @@ from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place
 
 
 def _read_exporter(properties: Mapping[str, str]) -> dict[Place, str]:
-    """Where RocketMQ 5 tells its metrics; without a host on loopback here, and not at the broker's own address."""
+    """RocketMQ 5's address for metrics; without a host, loopback and not the broker's own address."""
     kind = properties.get("metricsExporterType", "DISABLE")
     if kind == "DISABLE":
         return {}
@@ -29,7 +29,7 @@ def _write_exporter(section: MetricsConfig) -> dict[str, str]:
 
 @attrs.frozen(kw_only=True)
 class MetricsConfig:
-    """Where numbers are told, and how much to how many."""
+    """Listen address and limits."""
 
     broker_conf_groups: ClassVar = (
         KeyGroup(
@@ -40,10 +40,11 @@ class MetricsConfig:
     )
 
     listen: str = address("127.0.0.1:5557", any_port=True)
-    """RocketMQ's port. Who can reach it reads the names of topics and groups."""
+    """RocketMQ's port. Any peer that can connect can read the names of topics and groups."""
     series_max: int = number(10_000, 100, 1_000_000)
-    """Series in one answer; of what has most of them, the rest is left out (``gantrymq_metrics_dropped_series``)."""
+    """The most series in one response; beyond it, series of the largest metrics are left out
+    (``gantrymq_metrics_dropped_series``)."""
     connections_max: int = number(16, 1, 1024)
-    """Connections at a time; one more is closed at once."""
+    """The most connections at the same time; further ones are closed at once."""
     timeout: float = duration("60s", minimum="100ms", maximum="10m")
-    """How long a connection may say nothing, take to ask, or take to be answered."""
+    """How long a connection may be silent, take to send its request, or take to read the response."""

@@ -1,4 +1,4 @@
-"""What plugins tell, as text for Prometheus: its classic format, or OpenMetrics for who asks for that."""
+"""The text for Prometheus: its classic format, or OpenMetrics if the reader accepts it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from gantrymq.kernel.metrics import Distribution, Family, Metrics
 
 @attrs.frozen
 class Text:
-    """An answer's body and its media type."""
+    """The body and the media type of a response."""
 
     content_type: str
     body: bytes
 
 
 def expose(metrics: Metrics, common: Mapping[str, str], accept: str) -> Text:
-    """All of ``metrics`` in the format that ``accept`` (a request's header) wants; ``common`` labels go before each."""
+    """All ``metrics`` in the format that ``accept`` (a request's header) selects; ``common`` labels precede each
+    series' own."""
     encode, content_type = choose_encoder(accept)
     return Text(content_type, encode(_Collected(metrics, common)))
 
 
 class _Collected(Collector):
-    """Families in the library's form; the library asks for nothing but :meth:`collect`."""
+    """Metric families for the library, which needs only :meth:`collect`."""
 
     def __init__(self, metrics: Metrics, common: Mapping[str, str]) -> None:
         self._metrics = metrics

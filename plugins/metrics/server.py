@@ -1,6 +1,6 @@
-"""A web server of one page: GET or HEAD of ``/metrics``, HTTP/1.1 by h11, for few and patient readers.
+"""A web server for one page: GET or HEAD of ``/metrics``, HTTP/1.1 with h11, for few readers.
 
-The head of a request has at most 16 KiB, its body is not read; who is slow, silent or one too many is cut off.
+The head of a request has at most 16 KiB, and its body is not read. Slow, silent and excess connections are closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECEIVE_BYTES: Final = 16 * 1024
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 Render = Callable[[str], Awaitable["Text"]]
-"""Makes the page, given what the reader accepts."""
+"""Creates the page in a format that the reader accepts."""
 
 
 @attrs.frozen
@@ -45,10 +45,10 @@ class _Answer:
 
 
 class MetricsServer:
-    """Listens on ``address`` from the beginning, and answers while :meth:`run` runs."""
+    """Listens on ``address`` from its creation on, and serves while :meth:`run` runs."""
 
     def __init__(self, env: Env, config: MetricsConfig, render: Render) -> None:
-        """:class:`StartError` when the address is taken."""
+        """:class:`StartError` if the address is in use."""
         self._config = config
         self._render = render
         self._open = 0
@@ -56,7 +56,7 @@ class MetricsServer:
         self.address = format_address(*self._listener.address)
 
     async def run(self) -> None:
-        """Until cancelled; then the address is free again."""
+        """Serve until cancelled, then release the address."""
         log.info("metrics_listening", url=f"http://{self.address}{PATH}")
         with contextlib.closing(self._listener):
             async with trio.open_nursery() as nursery:
@@ -81,7 +81,7 @@ class MetricsServer:
 
 
 class _Reader:
-    """One connection: what it asks for, and what it gets."""
+    """Serve one connection."""
 
     def __init__(self, stream: trio.SocketStream, render: Render, timeout: float) -> None:
         self._stream = stream
@@ -90,13 +90,13 @@ class _Reader:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_MAX_BYTES)
 
     async def answer_one(self) -> bool:
-        """Answer the next request; whether there may be another one on this connection."""
+        """Answer the next request; returns whether another one may follow on this connection."""
         try:
             with trio.fail_after(self._timeout):
                 event = await self._next_event()
             if not isinstance(event, h11.Request):
                 return False
-            # who sends a body as well is not listened to: the answer is the last one here
+            # a request with a body ends the connection after the response
             has_body = not isinstance(self._http.next_event(), h11.EndOfMessage)
         except h11.RemoteProtocolError as error:
             await self._send(_text(error.error_status_hint, "This is no HTTP request that can be read."), last=True)

@@ -1,10 +1,10 @@
-"""How far consumer groups have come, and the bounds of queues.
+"""Offsets of consumer groups, and the lowest and highest offset of queues.
 
 Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
-Config ``[plugin.offsets]``: max_entries, from_start_within.
-Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the one before, ``.bad``: broken).
-Provides: ConsumerOffsets. Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of
-AdminBrokerProcessor: codes 14, 15, 29 to 32, 43, 308, 314, 343.
+Config ``[plugin.offsets]``: max_entries, from_start_within. Files: ``config/consumerOffset.json``, every
+``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a damaged one). Provides: ConsumerOffsets. Answers
+for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes 14, 15,
+29 to 32, 43, 308, 314, 343.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class OffsetsPlugin:
-    """Keeps the table, offers it to others and writes it."""
+    """Owns the table, provides it to other plugins and writes it."""
 
     name = "offsets"
     essential = True
@@ -44,7 +44,7 @@ class OffsetsPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the file; a broken one without a good ``.bak`` refuses the start."""
+        """Read the file; a damaged one without a good ``.bak`` stops the start."""
         self._config = config.section(OffsetsConfig)
         folder = f"{broker.root}/config"
         broker.env.mkdirs(folder)
@@ -54,20 +54,20 @@ class OffsetsPlugin:
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:
-        """No group goes on beyond the end of a queue: what is sent next would never be given to it."""
+        """No group continues beyond the end of a queue, because it would skip the next messages."""
         if self._offsets is not None:
             self._offsets.clamp()
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """14 and 15 of consumers, 29 to 31 of anybody, the rest of administrators."""
+        """14 and 15 from consumers, 29 to 31 from any client, the others from administrators."""
         assert self._offsets is not None  # configure has run
         requests = OffsetRequests(broker, self._offsets, self._config)
         return dict(requests.processors() | OffsetAdmin(broker, self._offsets).processors())
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """How far groups are behind."""
+        """Metrics of the lag of groups."""
         if self._offsets is not None:
             report_lag(broker, self._offsets, metrics)
 

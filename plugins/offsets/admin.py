@@ -1,4 +1,5 @@
-"""Administrators' requests about offsets: all of them (43), the first (32), compare (308), clone (314), where (343).
+"""Administrators' requests about offsets: all offsets (43), first store time (32), compare (308), clone (314), topics
+of a group (343).
 
 Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``, ``ConsumerOffsetManager``; 5.3.3 for 343.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 LARGEST = 2**63 - 1
-"""RocketMQ's word for a queue in which the compared group is behind the others."""
+"""RocketMQ's value for a queue in which the compared group lags behind the others."""
 
 log = structlog.get_logger("gantrymq.offsets")
 
@@ -52,7 +53,7 @@ class OffsetAdmin:
         }
 
     def earliest(self, request: Request) -> Command:
-        """32: when the queue's first message was stored (ms); -1 for a queue without messages."""
+        """32: the store time (ms) of the queue's first message; -1 for a queue without messages."""
         header = read_header(QueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         first = -1 if queue is None else message_stored_at(self._broker.log, queue, queue.min_offset)
@@ -63,7 +64,8 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=self._offsets.encode())
 
     def corrections(self, request: Request) -> Command:
-        """308: by queue the lowest offset of all groups but some; where the compared group is behind it, 2^63-1."""
+        """308: for each queue the lowest offset of all groups but the excluded ones; 2^63-1 if the compared group lags
+        behind it."""
         header = read_header(CorrectionOffsetHeader, request.command.ext)
         left_out = set((header.filter_groups or "").split(","))
         lowest: dict[int, int] = {}
@@ -77,9 +79,9 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=CorrectionOffsets(lowest).to_bytes())
 
     def clone(self, request: Request) -> Command:
-        """314: let a group go on where another one is, in one topic or in all of the other's.
+        """314: copy another group's offsets, for one topic or for all of its topics.
 
-        Unless ``offline``, a topic is passed over that the source's live members do not subscribe to.
+        Unless ``offline`` is set, topics to which the source's live members do not subscribe are skipped.
         """
         header = read_header(CloneGroupHeader, request.command.ext)
         source, target = header.src_group, header.dest_group
@@ -99,7 +101,7 @@ class OffsetAdmin:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def topics(self, request: Request) -> Command:
-        """343: the topics in which a group has committed."""
+        """343: the topics in which a group has committed offsets."""
         group = read_header(GroupHeader, request.command.ext).group
         body = TopicList(sorted(self._offsets.topics_of(group)))
         return request.command.answer(ResponseCode.SUCCESS, body=body.to_bytes())

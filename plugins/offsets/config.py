@@ -9,10 +9,11 @@ from gantrymq.kernel.config.fields import number, size
 
 @attrs.frozen(kw_only=True)
 class OffsetsConfig:
-    """How many offsets are kept, and where a group without one begins."""
+    """The limit on offsets, and where a group without one begins."""
 
     max_entries: int = number(100_000, 1, 10_000_000)
-    """Pairs of topic and group; each has one offset a queue."""
+    """Pairs of topic and group; each has one offset per queue."""
     from_start_within: int = size("4 GiB")
-    """A group that never committed begins at a queue's first message if that lies at most so many bytes behind the
-    log's end (RocketMQ: 40 % of the machine's memory). Else the client decides by its consumeFromWhere."""
+    """A group that never committed an offset begins at a queue's first message if that message is at most this many
+    bytes behind the log's end (RocketMQ: 40 % of the machine's memory). Otherwise the client's consumeFromWhere
+    decides."""

@@ -1,7 +1,8 @@
-"""How far consumer groups are behind, as metrics.
+"""Metrics of the lag of consumer groups.
 
-Names and labels are RocketMQ 5.3.3's (``ConsumerLagCalculator``). There groups count that are connected, and no retry
-topics; here every group that has committed an offset, connected or not, and its retry topic as a topic of its own.
+Names and labels are RocketMQ 5.3.3's (``ConsumerLagCalculator``). RocketMQ counts connected groups, without retry
+topics; GantryMQ counts every group that has committed an offset, connected or not, and its retry topic as a separate
+topic.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gantrymq.plugins.offsets.table import Offsets
 
 READS_MAX: Final = 1000
-"""Messages that are looked up at most to tell how old the oldest unconsumed ones are."""
+"""The most messages that are read to determine the age of the oldest unconsumed ones."""
 
 
 @attrs.frozen
@@ -29,7 +30,7 @@ class _Group:
     topic: str
     group: str
     unconsumed: list[tuple[ConsumeQueue, int]]
-    """By queue, the first message that the group has not consumed."""
+    """The first unconsumed message of each queue."""
 
     def labels(self) -> dict[str, str | bool]:
         return {
@@ -41,7 +42,7 @@ class _Group:
 
 
 def report_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
-    """Of each topic and group how many messages wait, and how old the oldest of them is."""
+    """For each topic and group the number of unconsumed messages and the age of the oldest one."""
     found = []
     for topic, group in offsets.pairs():
         behind, unconsumed = 0, []

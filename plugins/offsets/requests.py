@@ -1,4 +1,4 @@
-"""Requests about offsets: what a group has consumed (14, 15), and the bounds of a queue (29, 30, 31).
+"""Requests about offsets: those of a consumer group (14, 15), and the lowest and highest of a queue (29, 30, 31).
 
 Source: RocketMQ 4.9.7 ``ConsumerManageProcessor``, ``AdminBrokerProcessor``, ``DefaultMessageStore``.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 LOG_OFFSET_BYTES = 8
-"""A consume queue entry begins with the place of its message in the log."""
+"""A consume queue entry begins with the log offset of its message."""
 
 
 class OffsetRequests:
@@ -52,9 +52,9 @@ class OffsetRequests:
         }
 
     def query(self, request: Request) -> Command:
-        """14. A group that never committed gets 0 or code 22, on which its client chooses where to begin.
+        """14. A group that never committed gets 0 or code 22, after which its client decides where to begin.
 
-        No other code ever: a 4.9.7 client takes any error for "never committed" and jumps.
+        No other code is used: a 4.9.7 client treats every error as "never committed" and skips messages.
         """
         header = read_header(QueryConsumerOffsetHeader, request.command.ext)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
@@ -68,7 +68,7 @@ class OffsetRequests:
         return _answer(request, offset)
 
     def update(self, request: Request) -> Command:
-        """15. Code 17 for an unknown topic and 26 for an unknown group, as 5.x has it; 4.9.7 stores anything."""
+        """15. Code 17 for an unknown topic and 26 for an unknown group, as in 5.x; 4.9.7 stores everything."""
         header = read_header(UpdateConsumerOffsetHeader, request.command.ext)
         topic = self._topics.get(header.topic)
         if topic is None:
@@ -82,7 +82,7 @@ class OffsetRequests:
         return request.command.answer(ResponseCode.SUCCESS)
 
     def search(self, request: Request) -> Command:
-        """29: the offset of the message that was stored nearest to a moment; 0 in a queue without messages."""
+        """29: the offset of the message with the nearest store time; 0 for a queue without messages."""
         header = read_header(SearchOffsetHeader, request.command.ext)
         queues = self._broker.queues
         commit_log = self._broker.log
@@ -92,18 +92,19 @@ class OffsetRequests:
         return _answer(request, found)
 
     def max_offset(self, request: Request) -> Command:
-        """30: the offset that the next message gets once it can be read; 0 for a queue that is not there."""
+        """30: the offset of the next readable message; 0 for a missing queue."""
         header = read_header(QueueHeader, request.command.ext)
         return _answer(request, end_of_queue(self._broker, header.topic, header.queue_id))
 
     def min_offset(self, request: Request) -> Command:
-        """31: the offset of the first message; 0 for a queue that is not there: RocketMQ makes it when it is asked."""
+        """31: the offset of the first message; 0 for a missing queue, which RocketMQ creates for this request."""
         header = read_header(QueueHeader, request.command.ext)
         queue = self._broker.queues.get(header.topic, header.queue_id)
         return _answer(request, 0 if queue is None else queue.min_offset)
 
     def _begins_at_zero(self, header: QueryConsumerOffsetHeader) -> bool:
-        """Whether the queue is still whole, and its beginning near enough: or a new group would skip what waits."""
+        """Whether the queue has all its messages and its start is near enough; otherwise a new group would skip
+        messages."""
         if header.set_zero_if_not_found is False:
             return False
         queue = self._broker.queues.get(header.topic, header.queue_id)
@@ -117,7 +118,7 @@ class OffsetRequests:
 
     def _check_update(self, header: UpdateConsumerOffsetHeader, queues: int) -> None:
         known = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
-        # a topic may have lost queues from which a consumer still takes the rest
+        # a topic may have fewer queues now, and a consumer still reads the others
         if known is None and not 0 <= header.queue_id < queues:
             raise _fault(f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] has {queues} queues")
         if header.commit_offset < 0:
@@ -127,7 +128,7 @@ class OffsetRequests:
 
 
 def end_of_queue(broker: Broker, topic: str, queue_id: int) -> int:
-    """The offset behind the queue's last readable message, 0 for a queue that is not there."""
+    """The offset behind the queue's last readable message, 0 for a missing queue."""
     queue = broker.queues.get(topic, queue_id)
     return 0 if queue is None else queue.max_offset
 

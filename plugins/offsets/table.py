@@ -1,4 +1,4 @@
-"""How far each group has consumed each queue: ``consumerOffset.json``.
+"""The offset of each consumer group in each queue: ``consumerOffset.json``.
 
 Source: RocketMQ 4.9.7 ``ConsumerOffsetManager``; the file is ``{"offsetTable":{"topic@group":{queueId:offset}}}`` with
 unquoted queue ids.
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
 SEPARATOR = "@"
-"""Between topic and group in the file; neither name can have one."""
+"""The separator of topic and group in the file; neither name can contain it."""
 
 MaxOffset = Callable[[str, int], int]
-"""The offset behind the last readable message of a queue, by topic and queue id; 0 for a queue that is not there."""
+"""The offset behind the last readable message of a queue, by topic and queue id; 0 for a missing queue."""
 
 log = structlog.get_logger("gantrymq.offsets")
 
@@ -33,7 +33,7 @@ class Offsets:
     """Provides ``ConsumerOffsets``: offsets by topic and group, then by queue id."""
 
     def __init__(self, env: Env, path: str, max_entries: int, max_offset: MaxOffset) -> None:
-        """``max_entries``: how many pairs of topic and group there may be. :class:`StartError` for unreadable files."""
+        """``max_entries``: the most pairs of topic and group. :class:`StartError` for unreadable files."""
         self.path = path
         self._max_entries = max_entries
         self._max_offset = max_offset
@@ -46,10 +46,10 @@ class Offsets:
             self._take(stored)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note that the group goes on at ``offset``; a lower one than before is taken as well.
+        """Set the group's offset; it may be lower than before.
 
-        An offset beyond the queue's end is taken as its end, since what comes there is not yet decided. A negative one
-        is no offset and changes nothing; nor does any for which there :meth:`is_full`.
+        An offset beyond the queue's end is set to the end. A negative offset changes nothing, and neither does any new
+        one while the table :meth:`is_full`.
         """
         key = (topic, group)
         queues = self._table.get(key)
@@ -68,10 +68,10 @@ class Offsets:
         self._changed = True
 
     def clamp(self) -> None:
-        """Bring every offset beyond its queue's end back to the end, with one warning for each group and topic.
+        """Set every offset beyond its queue's end back to the end, with one warning for each group and topic.
 
-        The file may be newer than the log: with asynchronous flush a power cut takes messages that were consumed, and
-        the cut of a slave's log those that its master never had. Their offsets are given again to other messages.
+        The file may be newer than the log: with asynchronous flush a power cut can lose consumed messages, and
+        truncating a slave's log removes those that its master never had. Other messages then get their offsets.
         """
         for (topic, group), queues in self._table.items():
             ends = {queue_id: self._max_offset(topic, queue_id) for queue_id in queues}
@@ -89,40 +89,40 @@ class Offsets:
             self._changed = True
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group goes on, or None when it never committed."""
+        """The group's offset, or None if it never committed."""
         queues = self._table.get((topic, group))
         return None if queues is None else queues.get(queue_id)
 
     def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
-        """Where the group goes on, by queue. Not to be changed."""
+        """The group's offsets by queue. Do not change the result."""
         return self._table.get((topic, group), {})
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics in which the group has committed."""
+        """The topics in which the group has committed offsets."""
         return [topic for topic, other in self._table if other == group]
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed in ``topic``."""
+        """The groups that have committed offsets in ``topic``."""
         return [group for other, group in self._table if other == topic]
 
     def pairs(self) -> list[Key]:
-        """Every topic and group of which an offset is known."""
+        """Every pair of topic and group with an offset."""
         return list(self._table)
 
     def is_full(self, group: str, topic: str) -> bool:
-        """Whether there is no room for this pair, which is new."""
+        """Whether this new pair exceeds the limit."""
         return (topic, group) not in self._table and len(self._table) >= self._max_entries
 
     def forget_group(self, group: str) -> None:
-        """The group is gone: it goes on nowhere."""
+        """Remove the offsets of a deleted group."""
         self._drop(key for key in self._table if key[1] == group)
 
     def forget_topic(self, topic: str) -> None:
-        """The topic is gone: no group goes on in it."""
+        """Remove the offsets in a deleted topic."""
         self._drop(key for key in self._table if key[0] == topic)
 
     def encode(self) -> bytes:
-        """The file's text; only what changed since the last call is put together anew."""
+        """The file's text; only changed parts are encoded again."""
         for key in self._stale:
             topic, group = key
             offsets = b",".join([b"%d:%d" % item for item in sorted(self._table[key].items())])
@@ -131,7 +131,7 @@ class Offsets:
         return b'{"offsetTable":{%s}}' % b",".join(self._texts.values())
 
     def changes(self) -> dict[str, bytes] | None:
-        """The file by its path if anything changed since the last call, else None."""
+        """The file's path and content if anything changed since the last call, else None."""
         if not self._changed:
             return None
         self._changed = False
@@ -140,7 +140,7 @@ class Offsets:
     def _take(self, stored: ConsumerOffsetSerializeWrapper) -> None:
         for name, offsets in stored.offset_table.items():
             topic, separator, group = name.partition(SEPARATOR)
-            # a negative offset is RocketMQ's word for none
+            # a negative offset means none in RocketMQ
             known = {queue_id: offset for queue_id, offset in offsets.items() if queue_id >= 0 and offset >= 0}
             if not separator or not topic or not group or len(known) < len(offsets):
                 log.warning("stored_offsets_ignored", path=self.path, name=name[:300], kept=len(known))

@@ -1,4 +1,4 @@
-"""Answers who looks for single messages: by key or unique id, and by message id.
+"""Queries for single messages: by key or unique id, and by message id.
 
 Slot: none.
 Hooks: register_processors.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class QueryPlugin:
-    """Two requests, each answered by a task of its own."""
+    """Two requests, each of which runs in its own task."""
 
     name = "query"
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
-"""Most bytes of one answer; RocketMQ's clients take frames of 16 MiB."""
+"""The most bytes of one response; RocketMQ's clients accept frames of 16 MiB."""
 READS_MAX: Final = 10_000
-"""Messages that one search reads and finds to be others."""
+"""The most messages that one search reads without a match."""
 
 
 @attrs.frozen
@@ -34,7 +34,7 @@ class KeySearch:
     end: int
 
     def is_met(self, record: Record) -> bool:
-        """Whether this message is one of those."""
+        """Whether this message matches."""
         if record.topic != self.topic or not self.begin <= record.store_timestamp <= self.end:
             return False
         properties = decode_properties(record.properties.decode("utf-8", "replace"))
@@ -42,7 +42,7 @@ class KeySearch:
 
 
 def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[bytes]:
-    """The newest records that meet ``search``, oldest first; fewer where they would be too much for one answer."""
+    """The newest records that match ``search``, oldest first; fewer if they would exceed one response."""
     found: list[bytes] = []
     total = 0
     if search.limit > 0:
@@ -59,17 +59,17 @@ def look_for(broker: Broker, index: MessageIndex, search: KeySearch) -> list[byt
 
 
 def read_by_offset(broker: Broker, offset: int) -> bytes | None:
-    """The message at an offset that a client chose, checked; None when there is none that may be read by its offset.
+    """The verified message at an offset from a client; None if there is none that may be read by its offset.
 
-    That is a record that a queue entry names, and no half message: by its id it is never readable, for it holds what
-    nobody may see before its transaction is committed.
+    A readable message has a queue entry and is not a half message: a half message must not be visible before its
+    transaction is committed.
     """
     named = find_named(broker.store, offset)
     return None if named is None or named.topic == TRANS_HALF_TOPIC else read_intact(broker, offset)
 
 
 def read_intact(broker: Broker, offset: int) -> bytes | None:
-    """The record that begins at ``offset``, checked; None when none does, or none that may be read yet."""
+    """The verified record at ``offset``; None if there is none, or if it may not be read yet."""
     commit_log = broker.log
     try:
         size = checked_size(commit_log.view, offset)

@@ -1,4 +1,4 @@
-"""The two requests. They read old parts of the log, so a worker thread does it.
+"""The two requests. They read old parts of the log, so they run in a worker thread.
 
 Source: RocketMQ 4.9.7 ``QueryMessageProcessor``, ``DefaultMessageStore.queryMessage``.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 MESSAGES_MAX: Final = 64
-"""Most messages of one answer (``maxMsgsNumBatch``)."""
+"""The most messages of one response (``maxMsgsNumBatch``)."""
 UNIQUE_MESSAGES: Final = 32
-"""How many messages with one unique id are looked for, whatever was asked for (``defaultQueryMaxNum``)."""
+"""The most messages with one unique id, regardless of the request (``defaultQueryMaxNum``)."""
 THREADS: Final = 2
-"""Searches at the same time; the others wait their turn."""
+"""The most searches at the same time; others wait."""
 LEVEL_WAIT_S: Final = 1.0
-"""How long a search waits for an index that is still being built, before it answers from what there is."""
+"""How long a search waits for an index that is being built, before it uses the existing part."""
 
 
 class QueryRequests:
@@ -47,7 +47,7 @@ class QueryRequests:
         self._threads = trio.CapacityLimiter(THREADS)
 
     async def by_key(self, request: Request) -> Command:
-        """12: the newest messages with a key, oldest first, as they lie in the log; code 22 when there is none."""
+        """12: the newest messages with a key, oldest first, as stored; code 22 if there is none."""
         header = read_header(QueryMessageHeader, request.command.ext)
         if self._index is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "this broker keeps no index: its plugin 'index' is disabled")
@@ -83,7 +83,7 @@ class QueryRequests:
         return b"".join(records)
 
     async def by_offset(self, request: Request) -> Command:
-        """33: the message whose record begins at an offset of the log; code 1 when none does, and for half messages."""
+        """33: the message whose record begins at a log offset; code 1 if there is none, and for half messages."""
         header = read_header(ViewMessageHeader, request.command.ext)
         record = await trio.to_thread.run_sync(read_by_offset, self._broker, header.offset, limiter=self._threads)
         if record is not None and self._deliveries is not None:

@@ -1,10 +1,10 @@
-"""Tell the nameservers that this broker exists and which topics it has.
+"""Register this broker and its topics with the nameservers.
 
 Slot: none; default. Hooks: config_section, configure, register_tasks, runtime_info, started, stopping.
 Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``. Files: none.
 Provides: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
-Every nameserver has a task and a connection of its own: one that is away holds up nobody.
+Each nameserver has its own task and connection, so an unreachable one delays no other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RegisterPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """One link a nameserver; nothing is sent yet."""
+        """Create one link per nameserver; nothing is sent yet."""
         section = config.section(RegisterConfig)
         self._duplicate_check = DuplicateCheck(broker)
         self._registrar = Registrar(Announcement(broker), self._duplicate_check, config.broker.nameservers, section)
@@ -64,10 +64,10 @@ class RegisterPlugin:
 
     @hookimpl
     def started(self, broker: Broker) -> None:
-        """The sockets listen and the address is known: clients may be sent here."""
+        """The sockets listen and the address is known: register."""
         self._registrar.begin()
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
-        """Clients are to go elsewhere, while those that are here are still served."""
+        """Unregister, while present clients are still served."""
         self._registrar.leave()

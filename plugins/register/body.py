@@ -1,6 +1,6 @@
-"""What a broker tells a nameserver: header and body of REGISTER_BROKER (103), and of UNREGISTER_BROKER (104).
+"""The requests of a broker to a nameserver: REGISTER_BROKER (103), with its body, and UNREGISTER_BROKER (104).
 
-Source: RocketMQ 4.9.7 ``BrokerOuterAPI``; its nameserver and 5.3.3's read the same.
+Source: RocketMQ 4.9.7 ``BrokerOuterAPI``; its nameserver and 5.3.3's read the same format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = structlog.get_logger("gantrymq.register")
 
 
 class Announcement:
-    """Builds the requests. A topic's text is kept until its configuration is another one: a round is then a join."""
+    """Builds the requests. The text of each topic is cached until its configuration changes, so that a registration is
+    a join."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -40,7 +41,7 @@ class Announcement:
         """As it was registered last."""
 
     def register(self) -> Command:
-        """The request as of now, with every plugin's part (hook ``advertise``) in it."""
+        """The present request, with the parts of all plugins (hook ``advertise``)."""
         broker = self._broker
         replication = broker.registry.find(Replication)
         epoch = None if replication is None else replication.epoch
@@ -54,8 +55,8 @@ class Announcement:
             broker_id=broker.broker_id,
             compressed=False,
             body_crc32=body_crc32(body),
-            # As 5.x brokers say it: a nameserver that knows it takes topics from a slave while there is no master,
-            # so one that restarted meanwhile still leads readers to the slave.
+            # As 5.x brokers set it: a nameserver that supports it accepts topics from a slave while there is no master,
+            # so a restarted nameserver still returns the slave to consumers.
             enable_acting_master=False,
         )
         ext = header.to_ext()
@@ -64,7 +65,7 @@ class Announcement:
         return Command(RequestCode.REGISTER_BROKER, ext, body)
 
     def query(self) -> Command:
-        """Whether the nameserver knows this broker, as it registered last (322); small, and a sign of life."""
+        """Ask whether the nameserver has this broker's last registration (322); small, and also a heartbeat."""
         ext = self._header().to_ext()
         replication = self._broker.registry.find(Replication)
         if replication is not None:
@@ -72,7 +73,7 @@ class Announcement:
         return Command(RequestCode.QUERY_DATA_VERSION, ext, self._version.to_bytes())
 
     def unregister(self) -> Command:
-        """The farewell."""
+        """The request to unregister."""
         return Command(RequestCode.UNREGISTER_BROKER, self._header().to_ext())
 
     def _header(self) -> BrokerHeader:
@@ -89,7 +90,7 @@ class Announcement:
         for info, call in self._broker.manager.calls("advertise", broker=self._broker):
             try:
                 part = _checked(call())
-            except Exception:  # a plugin's failure costs its part, not the registration
+            except Exception:  # if a plugin fails, only its part is missing
                 log.exception("plugin_failed", plugin=info.name, hook="advertise")
                 continue
             doubled = parts.keys() & part.keys()

@@ -9,9 +9,9 @@ from gantrymq.kernel.config.fields import duration
 
 @attrs.frozen(kw_only=True)
 class RegisterConfig:
-    """How often and how patiently the nameservers are told. Which ones: ``broker.nameservers``."""
+    """Interval and time-out of registrations. The addresses are ``broker.nameservers``."""
 
     interval: float = duration("30s", minimum="1s", maximum="60s")
-    """Nameservers forget a broker after 120 s (RocketMQ's registerNameServerPeriod)."""
+    """Nameservers remove a broker after 120 s (RocketMQ's registerNameServerPeriod)."""
     timeout: float = duration("6s", minimum="100ms", maximum="60s")
-    """How long an answer may take (registerBrokerTimeoutMills)."""
+    """How long a nameserver may take to respond (registerBrokerTimeoutMills)."""

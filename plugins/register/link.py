@@ -1,4 +1,4 @@
-"""One nameserver: keep a connection to it, register over it, come back when it was away."""
+"""The link to one nameserver: keep a connection, register, reconnect."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 FIRST_RETRY_S = 0.25
 DEBOUNCE_S = 0.005
-"""Topics that are created together are told together."""
+"""Topics that are created together are registered together."""
 FAREWELL_S = 2.0
 
 log = structlog.get_logger("gantrymq.register")
 
 
 class Link:
-    """Registers at ``address`` at once, on :meth:`poke`, each ``interval`` seconds, and whenever it is back."""
+    """Registers at ``address`` at once, on :meth:`poke`, every ``interval`` seconds, and after each reconnect."""
 
     def __init__(
         self, address: str, announcement: Announcement, duplicate_check: DuplicateCheck, interval: float, timeout: float
@@ -41,11 +41,11 @@ class Link:
         self.address = address
         self.registered = False
         self.tried = trio.Event()
-        """The first attempt is over, one way or the other."""
+        """The first attempt has succeeded or failed."""
         self.ordered: Callable[[Collection[str]], None] | None = None
-        """Who wants to know which topics are ordered, if this nameserver is the one to tell."""
+        """Callback for the ordered topics, if this nameserver is their source."""
         self.master_is: Callable[[str, str], None] | None = None
-        """Who wants to know where the master is: its address for clients and the one for slaves."""
+        """Callback for the master's addresses: for clients and for slaves."""
         self._announcement = announcement
         self._duplicate_check = duplicate_check
         self._interval = interval
@@ -54,22 +54,22 @@ class Link:
         self._leaving = trio.Event()
         self._delay = FIRST_RETRY_S
         self._seek = FIRST_RETRY_S
-        """How soon a slave that knows no master asks again."""
+        """How soon a slave without a known master asks again."""
         self._knows_epochs = False
         self._failure: str | None = None
-        """Why it is away, once that was logged."""
+        """Why the nameserver is unreachable, after this was logged."""
 
     def poke(self) -> None:
         """Something changed: register soon."""
         self._news.set()
 
     def leave(self) -> None:
-        """Unregister, and stay away."""
+        """Unregister permanently."""
         self._leaving.set()
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled; the nameserver is told of the end, two seconds at most."""
+        """Run until cancelled; then unregister, for at most two seconds."""
         try:
             await self._keep_registered()
             await trio.sleep_forever()
@@ -129,7 +129,7 @@ class Link:
                     break
 
     async def _check_epoch(self, channel: Channel) -> None:
-        """A nameserver that knows no epochs takes a deposed master's registration: the master looks first itself."""
+        """A nameserver without epochs accepts a deposed master's registration, so the master checks first."""
         replication = self._duplicate_check.replication
         if replication is not None and self.registered and not self._knows_epochs:
             await self._duplicate_check.check(channel, self._timeout)
@@ -151,7 +151,7 @@ class Link:
         return False
 
     def _take_epoch(self, answer: Command, asked_at: float) -> None:
-        """A nameserver that knows epochs tells the highest one. :class:`RemoteFault` when this is fenced."""
+        """A nameserver with epochs returns the highest one. :class:`RemoteFault` if this broker is fenced."""
         replication = self._duplicate_check.replication
         epoch = epoch_in(answer.ext)
         self._knows_epochs = epoch is not None
@@ -159,14 +159,14 @@ class Link:
             return
         if epoch is not None:
             if epoch.outranks(replication.epoch):
-                self.poke()  # the answer to the next registration says where the new master is
+                self.poke()  # the response to the next registration has the new master's address
             replication.learn_epoch(epoch, f"the nameserver {self.address}")
         replication.nameserver_answered(asked_at)
         if replication.fenced:
             raise RemoteFault(ResponseCode.SERVICE_NOT_AVAILABLE, replication.fenced)
 
     async def _nothing_until(self, moment: float, channel: Channel) -> bool:
-        """Wait until then; False when there is news before, or the connection has ended."""
+        """Wait until then; False after an earlier change, or if the connection has ended."""
         with trio.move_on_at(moment):
             await channel.while_open(self._news.wait)
             if self._news.is_set():
@@ -180,8 +180,8 @@ class Link:
         return answer
 
     def _take_master(self, answer: Command) -> float:
-        """Tell who wants to know where the master is; returns when to register again. A slave that came before its
-        master asks soon, and then less and less often."""
+        """Report the master's addresses; returns when to register again. A slave that started before its master asks
+        soon, and then less and less often."""
         if self.master_is is None:
             return self._interval
         told = read_header(RegisterBrokerResponse, answer.ext)
@@ -191,7 +191,7 @@ class Link:
         return pause
 
     def _take_order(self, answer: Command) -> None:
-        """The nameserver knows which topics are ordered (KV namespace ORDER_TOPIC_CONFIG)."""
+        """Report the ordered topics of the nameserver (KV namespace ORDER_TOPIC_CONFIG)."""
         if self.ordered is None or not answer.body:
             return
         try:

@@ -13,7 +13,7 @@ from gantrymq.plugins.register.link import Link
 
 
 class Registrar:
-    """Keeps one :class:`Link` to each of ``addresses``; one that is named twice gets one."""
+    """Has one :class:`Link` to each of ``addresses``, without duplicates."""
 
     def __init__(
         self,
@@ -29,31 +29,33 @@ class Registrar:
         self._open = trio.Event()
 
     def on_ordered(self, ordered: Callable[[Collection[str]], None]) -> None:
-        """Let ``ordered`` have the topics that the first nameserver calls ordered; two could contradict each other."""
+        """Call ``ordered`` with the ordered topics of the first nameserver; two nameservers could contradict each
+        other."""
         for link in self._links[:1]:
             link.ordered = ordered
 
     def on_master(self, master_is: Callable[[str, str], None]) -> None:
-        """Let ``master_is`` have what any nameserver says of this broker's master."""
+        """Call ``master_is`` with the addresses of this broker's master from any nameserver."""
         for link in self._links:
             link.master_is = master_is
 
     def begin(self) -> None:
-        """The broker can be reached: the first registration goes out."""
+        """The broker is reachable: send the first registration."""
         self._open.set()
 
     def leave(self) -> None:
-        """Unregister everywhere, for good."""
+        """Unregister everywhere, permanently."""
         for link in self._links:
             link.leave()
 
     def topic_changed(self, topic: str) -> None:
-        """The topic was created or changed: all nameservers learn of it within milliseconds."""
+        """The topic was created or changed: register it at all nameservers within milliseconds."""
         for link in self._links:
             link.poke()
 
     async def wait_first(self, timeout: float) -> bool:
-        """Wait until each nameserver was tried once, ``timeout`` seconds at most; whether any knows this broker."""
+        """Wait until each nameserver was tried once, at most ``timeout`` seconds; returns whether any has registered
+        this broker."""
         with trio.move_on_after(timeout):
             for link in self._links:
                 await link.tried.wait()

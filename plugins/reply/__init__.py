@@ -1,9 +1,8 @@
 """Request and reply: SEND_REPLY_MESSAGE (324) and SEND_REPLY_MESSAGE_V2 (325), pushed to the requester with 326.
 
-Slot: none.
-Hooks: collect_metrics, config_section, configure, register_processors, register_tasks.
-Config ``[plugin.reply]``: ``store`` (replies are stored as well), ``push_timeout``, ``max_waiting``,
-``max_waiting_bytes``. Files: none. Answers for RocketMQ's ``ReplyMessageProcessor``.
+Slot: none. Hooks: collect_metrics, config_section, configure, register_processors, register_tasks. Config
+``[plugin.reply]``: ``store`` (also store replies), ``push_timeout``, ``max_waiting``, ``max_waiting_bytes``. Files:
+none. Answers for RocketMQ's ``ReplyMessageProcessor``.
 
 A request is an ordinary message with the properties ``CORRELATION_ID`` and ``REPLY_TO_CLIENT``. Its consumer sends the
 reply to ``<cluster>_REPLY_TOPIC`` of the request's broker, which pushes it to the producer of that client id.
@@ -48,7 +47,7 @@ class ReplyPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """Both codes to one processor, so that a sweep's replies are one batch."""
+        """Register both codes for one processor, so that the replies of a sweep are one batch."""
         self._processor = ReplyProcessor(broker, self._config, self._pusher)
         live = broker.registry.find(LiveSettings)
         if live is not None:
@@ -57,12 +56,12 @@ class ReplyPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One pushes the replies."""
+        """One task pushes the replies."""
         return [BackgroundTask("reply.push", self._pusher.run)]
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """The replies that wait for their requesters, and what became of the others."""
+        """Metrics of waiting, pushed and failed replies."""
         pusher = self._pusher
         metrics.gauge(
             "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",

@@ -9,13 +9,13 @@ from gantrymq.kernel.config.fields import duration, number, plain, size
 
 @attrs.frozen(kw_only=True)
 class ReplyConfig:
-    """Whether replies are stored, and how many may wait for slow requesters."""
+    """Storage of replies, and limits for slow requesters."""
 
     store: bool = plain(True, rocketmq="storeReplyMessageEnable")
     """Store each reply in the topic that it was sent to."""
     push_timeout: float = duration("10s", minimum="10ms", maximum="10m")
-    """How long the requester may take to acknowledge a reply, the time included in which the reply waits its turn."""
+    """How long a requester may take to acknowledge a reply, including the time that the reply waits behind others."""
     max_waiting: int = number(10_000, 4, 1_000_000, rocketmq="replyThreadPoolQueueCapacity")
-    """Replies that requesters have not acknowledged yet; one requester gets a quarter of them."""
+    """The most unacknowledged replies; at most a quarter of them for one requester."""
     max_waiting_bytes: int = size("64 MiB", minimum="64 KiB", maximum="16 GiB")
-    """Bytes of their bodies and properties; one requester gets a quarter of them as well."""
+    """The most bytes of their bodies and properties; at most a quarter for one requester."""

@@ -1,7 +1,7 @@
-"""Push replies to the clients that made the requests, a bounded number at a time to each.
+"""Push replies to the requesting clients, a limited number at a time to each.
 
-Source: RocketMQ 4.9.7 ``ReplyMessageProcessor.pushReplyMessage``, ``Broker2Client.callClient``. There each push blocks
-one of some twenty threads for up to ten seconds; here a slow client delays only the replies to itself.
+Source: RocketMQ 4.9.7 ``ReplyMessageProcessor.pushReplyMessage``, ``Broker2Client.callClient``. In RocketMQ each push
+blocks one of about twenty threads for up to ten seconds; in GantryMQ a slow client delays only its own replies.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
 IN_FLIGHT_MAX: Final = 48
-"""Pushes that one client may owe an answer to. Below ``connection.ASKED_MAX``, so that administrators can still ask."""
+"""The most unacknowledged pushes of one client. Below ``connection.ASKED_MAX``, so that administrators can still query
+it."""
 SHARE: Final = 4
-"""One client may occupy this fraction of the room for waiting replies."""
+"""One client may use this fraction of the limits for waiting replies."""
 CONGESTED_S: Final = 0.02
-"""How often to look whether a client has read what it was sent."""
+"""How often to check whether a client has read its data."""
 
 Done = Callable[[str | None], None]
-"""Called once when a push has ended, with the remark for the replying client; None: the requester has the reply."""
+"""Called once when a push has ended, with the remark for the replier; None: the requester has the reply."""
 
 log = structlog.get_logger("gantrymq.reply")
 
 
 @attrs.define(eq=False)
 class _Lane:
-    """The replies that wait for one client, and the turn-taking among them."""
+    """The waiting replies of one client, which take turns."""
 
     in_flight: trio.Semaphore = attrs.field(factory=lambda: trio.Semaphore(IN_FLIGHT_MAX))
     room: trio.Lock = attrs.field(factory=trio.Lock)
@@ -45,14 +46,14 @@ class _Lane:
     waiting_bytes: int = 0
 
     def has_room(self, connection: Connection) -> bool:
-        """Whether another push may leave at once; it is then one of those in flight."""
+        """Whether another push may leave at once; it then counts as in flight."""
         if not self.in_flight.value or self.room.locked() or connection.is_congested():
             return False
         self.in_flight.acquire_nowait()
         return True
 
     async def wait_for_room(self, connection: Connection) -> None:
-        """Return when another push may leave, which is then one of those in flight."""
+        """Wait until another push may leave; it then counts as in flight."""
         await self.in_flight.acquire()
         try:
             async with self.room:
@@ -64,7 +65,7 @@ class _Lane:
 
 
 class Pusher:
-    """Pushes replies, in tasks of its own: the task ``reply.push`` runs :meth:`run`."""
+    """Pushes replies in separate tasks; the task ``reply.push`` runs :meth:`run`."""
 
     def __init__(self, config: ReplyConfig) -> None:
         self.waiting = 0
@@ -77,26 +78,26 @@ class Pusher:
         self._tasks: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Push until cancelled; what waits then is dropped with its connections."""
+        """Push until cancelled; waiting replies are then dropped with their connections."""
         async with trio.open_nursery() as self._tasks:
             await trio.sleep_forever()
 
     def is_full(self, size: int) -> bool:
-        """Whether a reply of ``size`` bytes has no room beside those that wait."""
+        """Whether a reply of ``size`` bytes exceeds the limits."""
         config = self._config
         return self.waiting >= config.max_waiting or self._waiting_bytes + size > config.max_waiting_bytes
 
     def push(self, connection: Connection, client_id: str, command: Command, size: int, done: Done) -> None:
-        """Push ``command``, a reply of ``size`` bytes, as soon as the client takes it; ``done`` hears what came of it.
+        """Push ``command``, a reply of ``size`` bytes, when the client can receive it; ``done`` gets the result.
 
-        A client that has too many replies waiting gets no further one.
+        A client with too many waiting replies gets no further one.
         """
         assert self._tasks is not None  # tasks start before the sockets open
         config = self._config
         lane = self._lanes.get(connection)
         if lane is None:
             lane = self._lanes[connection] = _Lane()
-        # A single reply always fits: the largest message may be more than a share.
+        # A single reply always fits, because the largest message may exceed the share of one client.
         elif (
             lane.waiting >= max(1, config.max_waiting // SHARE)
             or lane.waiting_bytes + size > config.max_waiting_bytes // SHARE
@@ -129,7 +130,7 @@ class Pusher:
             self._fail(client_id, reason, done)
 
     async def _ask(self, lane: _Lane, connection: Connection, command: Command) -> str | None:
-        """Why the client does not have the reply; None when it does."""
+        """Why the client did not get the reply; None if it did."""
         timeout = self._config.push_timeout
         if not lane.has_room(connection):
             started = trio.current_time()

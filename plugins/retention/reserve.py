@@ -1,8 +1,8 @@
-"""Room on the disk that is given back when it is full, so that what frees space can be written.
+"""Disk space that is released when the disk is full, so that work that frees space can be written.
 
-The log keeps what delays and transactions still need, and how far those are is in tables of theirs. On a disk without a
-free block the tables cannot be replaced, and the log could never shrink. While messages are refused nobody else fills
-what is given back.
+The log keeps records that delays and transactions need, and their progress is in state files. On a disk without free
+blocks these files cannot be replaced, and the log could never shrink. While messages are refused, the broker itself
+does not fill the released space.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
 
 HOLD_FACTOR: Final = 4
-"""It is taken again only when so many times its size is free."""
+"""It is reserved again only when this many times its size is free."""
 
 log = structlog.get_logger("gantrymq.retention")
 
 
 class Reserve:
-    """The file at ``path`` of ``size`` bytes; none with size 0. Its methods touch the disk."""
+    """The file at ``path`` of ``size`` bytes; no file with size 0. The methods access the disk."""
 
     def __init__(self, env: Env, path: str, size: int) -> None:
         self._env = env
@@ -36,7 +36,8 @@ class Reserve:
         return self._env.exists(self._path)
 
     def adapt(self, free: int, *, is_refusing: bool) -> None:
-        """Give the room back while messages are refused and ``free`` bytes are less, take it again when there is more.
+        """Release the space while messages are refused and ``free`` is less than the size; reserve it again when there
+        is more.
 
         :class:`OSError` when the disk fails.
         """

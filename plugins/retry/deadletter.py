@@ -1,4 +1,4 @@
-"""Where messages end that were consumed in vain: ``%DLQ%group``.
+"""Dead letters: messages that failed too often go to ``%DLQ%group``.
 
 Source: RocketMQ 4.9.7 ``SendMessageProcessor.handleRetryAndDLQ``, ``DLQ_NUMS_PER_GROUP``.
 """
@@ -25,17 +25,17 @@ class DeadLetters:
         self._groups = groups
 
     def topic(self, group: str) -> TopicConfig:
-        """The group's topic, created with one queue that can be read when it is needed first.
+        """The group's topic, created on first use with one readable queue.
 
-        ``RemoteFault`` (code 1) when it cannot be.
+        ``RemoteFault`` (code 1) if it cannot be created.
         """
         return self._topics.ensure(TopicConfig(dlq_topic(group), QUEUES, QUEUES, PERM_READ | PERM_WRITE))
 
     def redirect(self, batch: AppendBatch) -> None:
-        """Turn the live rows to a retry topic that had all their attempts into dead letters, which wait no more.
+        """Turn live rows for a retry topic that have used up their attempts into dead letters, without a further delay.
 
-        The sender's limit counts, or else the group's. Unlike in RocketMQ, where the client's delay level is left on
-        such a message, so that it becomes a dead letter hours later.
+        The limit is the sender's, or else the group's. Unlike this, RocketMQ keeps the client's delay level on such a
+        message, so it becomes a dead letter hours later.
         """
         for row in batch.live:
             topic = batch.topics[row]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SparkNotHere(click.ClickException):
-    """Something that Spark needs is not installed; not the fault of a topic or a broker."""
+    """A requirement of Spark is not installed."""
 
     exit_code = 2
 
@@ -106,7 +106,7 @@ def _as_json(topic: str, file_format: str, result: ExportResult) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """A bar on stderr when that is a terminal, one line otherwise; stdout is the result's alone."""
+    """A progress bar on stderr if that is a terminal, one line otherwise; stdout has only the result."""
     if not sys.stderr.isatty():
         click.echo("exporting with Spark", err=True)
         yield None

@@ -1,7 +1,7 @@
-"""Counters with a memory: how much came in the last minute, hour and day.
+"""Counters with values for the last minute, hour and day.
 
-Source: RocketMQ 4.9.7 ``StatsItem``: a snapshot each 10 s, 10 min and hour; a period is told by its oldest and newest
-snapshot, and begins with one of zero.
+Source: RocketMQ 4.9.7 ``StatsItem``: a snapshot every 10 s, 10 min and hour; the value of a period follows from its
+oldest and newest snapshot, and begins with a snapshot of zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LARGEST = 2**63 - 1
 
 
 class Item:
-    """One counter: ``value`` that came in ``times`` events. A kibibyte at most: there may be many."""
+    """One counter: ``value`` from ``times`` events. At most a kibibyte, because there may be many."""
 
     __slots__ = ("_snapshots", "times", "value")
 
@@ -61,7 +61,7 @@ class Item:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing came in the last day."""
+        """Whether there was no event in the last day."""
         day = self._snapshots[2]
         if day is None or len(day) < DAY.kept * FIELDS:
             return False

@@ -1,7 +1,7 @@
-"""How long messages take from their request to their last status: a distribution, and the 99th percentiles.
+"""Times from a message's request to its final status: a distribution, and high percentiles.
 
 Source: RocketMQ 4.9.7 ``StoreStatsService``: the classes of the distribution and its names, the finer buckets behind
-the percentiles, and that both tell of the last whole minute.
+the percentiles, and that both cover the last complete minute.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _buckets() -> list[int]:
 
 
 BUCKETS = _buckets()
-"""Upper edges in ms, closer where most values are; what is longer than the last one counts as one more bucket."""
+"""Upper bounds in ms, denser where most values are; values above the last one are in one more bucket."""
 
 
 class Latency:
-    """``add`` while a minute runs, ``turn`` at its end; what is told is the minute before."""
+    """Call ``add`` during a minute and ``turn`` at its end; the results are those of the previous minute."""
 
     def __init__(self) -> None:
         self.longest = 0
@@ -46,7 +46,7 @@ class Latency:
         self._told_counts = self._counts
 
     def add(self, seconds: float, messages: int) -> None:
-        """``messages`` took this long."""
+        """Count ``messages`` that took this long."""
         milliseconds = int(seconds * 1000)
         self._classes[bisect_left(_HIGHEST, milliseconds)] += messages
         self._counts[bisect_left(BUCKETS, milliseconds)] += messages

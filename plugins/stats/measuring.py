@@ -1,4 +1,4 @@
-"""Puts as they go through, totals by the second, and what the broker says of both."""
+"""Measure puts, take totals every second, and report both."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Measuring:
         )
 
     def runtime_info(self) -> dict[str, str]:
-        """Everything by RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
+        """All values under RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
         for _ in self._table.look():
             pass  # an administrator wants to know of now
         table, rates, latency = self._table, self._rates, self.latency

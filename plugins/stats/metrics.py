@@ -1,8 +1,9 @@
-"""What is counted, as metrics.
+"""Metrics of the statistics.
 
-Names and labels are those that RocketMQ 5.3.3 shows to Prometheus (``BrokerMetricsManager``). Two things differ: what
-RocketMQ counts when a message is sent is counted here when consumers can have it, delivered delayed ones and committed
-ones of transactions too; and its label ``message_type`` is missing, for nothing of that is looked at then.
+Names and labels are those that RocketMQ 5.3.3 shows to Prometheus (``BrokerMetricsManager``). There are two
+differences. RocketMQ counts a message when it is sent; GantryMQ counts it when consumers can read it, including
+delivered delayed messages and committed half messages. The label ``message_type`` is missing, because it is unknown
+then.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LATENCY_BOUNDS: Final = tuple((high + 1) / 1000 for high, _ in CLASSES)
 
 
 def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
-    """Everything up to now. From the first call on sizes are counted as well."""
+    """All values up to now. From the first call on, sizes are counted too."""
     for _ in table.look():
         pass  # whoever asks wants to know of now
     if table.sizes is None:

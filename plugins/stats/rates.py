@@ -1,4 +1,4 @@
-"""Totals and rates of puts and pulls, and the totals of the mornings.
+"""Totals and rates of puts and pulls, and totals at midnight.
 
 Source: RocketMQ 4.9.7 ``StoreStatsService`` (a snapshot a second, rates over 10 s, a minute and ten minutes) and
 ``BrokerStats`` (what the totals were at midnight).
@@ -36,7 +36,7 @@ class Rates:
         self.gets_today = self.gets_yesterday = 0
 
     def take(self, totals: Totals) -> None:
-        """The totals of now. When a day has begun its totals are noted."""
+        """Record the present totals; at the start of a day they are also kept as its totals."""
         self._kept.append(totals)
         day = _day(totals.at)
         if day != self._day:

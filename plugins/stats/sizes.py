@@ -1,4 +1,4 @@
-"""How large messages are, by topic: counted from the entries of the consume queues, in bulk.
+"""Message sizes by topic, counted in bulk from the entries of the consume queues.
 
 Source of the bounds: RocketMQ 5.3.3 ``BrokerMetricsManager.registerMetricsView``.
 """
@@ -20,7 +20,7 @@ WORDS: Final = 5
 
 
 def sizes_of(entries: bytes) -> array[int]:
-    """The sizes in these consume queue entries; ``FILLER_SIZE`` in those that stand for no message."""
+    """The sizes in these consume queue entries; ``FILLER_SIZE`` for fillers."""
     words = array("i", entries)[2::WORDS]
     if sys.byteorder == "little":
         words.byteswap()
@@ -48,6 +48,6 @@ class Sizes:
         self.totals[topic] = self.totals.get(topic, 0) + sum(ordered)
 
     def forget(self, topic: str) -> None:
-        """Nothing is told of the topic any more."""
+        """Remove the topic."""
         self.counts.pop(topic, None)
         self.totals.pop(topic, None)

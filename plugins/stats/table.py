@@ -1,7 +1,7 @@
-"""All counters by statistic and key, and what fills them: pulls as they are answered, puts by looking at the queues.
+"""All counters by statistic and key. Pulls are counted when they are answered, puts from the consume queues.
 
-Nothing is counted while messages are on their way in: a consume queue knows how many messages it got, and its entries
-how large they are. Each second the difference to the last look is counted; the entries are summed in bulk.
+Nothing is counted when messages arrive: a consume queue has the number of its messages, and its entries have their
+sizes. Every second the difference since the last check is counted; the entries are summed in bulk.
 
 Source of names and keys: RocketMQ 4.9.7 ``Stats``, ``BrokerStatsManager``.
 """
@@ -34,8 +34,8 @@ STATISTICS = (
     TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, QUEUE_PUT_NUMS, QUEUE_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE, QUEUE_GET_NUMS,
     QUEUE_GET_SIZE, BROKER_PUT_NUMS, BROKER_GET_NUMS, SNDBCK_PUT_NUMS, GROUP_GET_LATENCY,
 )  # fmt: skip
-"""What is counted. RocketMQ counts nothing under its other names (disk reads, commercial ones), or shows it nowhere
-(how far groups have fallen behind)."""
+"""The statistics. RocketMQ counts nothing under its other names (disk reads, commercial ones), or does not show it (lag
+of groups)."""
 
 ENTRIES_AT_ONCE = 16_384
 KEY_MAX_CHARACTERS = 512
@@ -45,7 +45,7 @@ log = structlog.get_logger("gantrymq.stats")
 
 
 class _Pulled:
-    """Pulls of one group from one queue since the last look."""
+    """Pulls of one group from one queue since the last check."""
 
     __slots__ = ("messages", "size", "times", "waited_ms")
 
@@ -71,7 +71,7 @@ class Table:
         self.bytes_put = 0
         self.messages_put = 0
         self.sizes: Sizes | None = None
-        """How large messages are, once somebody wants to know."""
+        """Message sizes, from the first request for them on."""
 
     # ------------------------------------------------------------------------------------------------- interface
 
@@ -109,7 +109,7 @@ class Table:
         self.messages_pulled += messages
 
     def waited(self, group: str, topic: str, queue_id: int, seconds: float) -> None:
-        """See ``Statistics``. All other pulls are answered in the turn in which they come: in 0 ms."""
+        """See ``Statistics``. All other pulls are answered in the turn in which they arrive: in 0 ms."""
         key = (group, topic, queue_id)
         pulled = self._pulled.get(key) or self._begin(key)
         if pulled is not None:
@@ -131,12 +131,12 @@ class Table:
         return list(self._items[name].items())
 
     def begin(self) -> None:
-        """What is in the queues now was put before: count from here."""
+        """Count only messages that arrive from now on."""
         self._units = self._broker.queues.units
         self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in self._broker.queues}
 
     def look(self) -> Iterator[None]:
-        """Count what came since the last look; yields now and then, so that others get their turn."""
+        """Count messages since the last check; yields periodically, so that others are served."""
         for key, pulled in self._take_pulled().items():
             self._count_pulled(key, pulled)
         units = self._broker.queues.units
@@ -156,7 +156,7 @@ class Table:
     def sample(self, now: int, period: int, due: bool) -> None:
         """Snapshots of all counters for the period of this number, if ``due``; else of those that have none yet.
 
-        Counters to which nothing came for a day go.
+        Counters without events for a day are deleted.
         """
         for items in self._items.values():
             for key, item in list(items.items()):
