@@ -1,4 +1,4 @@
-"""The task that looks each ten seconds, and what an administrator can ask of it."""
+"""The task that checks every ten seconds, and the requests of administrators for it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 RESERVE_FILE: Final = "gantrymq.reserve"
 RESERVE_SHARE: Final = 16
-"""No more than this part of a log file: where those are small, so is everything else."""
+"""At most this part of a log file, so that the reserve is small if log files are small."""
 
 log = structlog.get_logger("gantrymq.retention")
 
 
 class Cleaner:
-    """Applies the rules to a broker's store. ``full`` is why no message is taken, empty while there is room.
+    """Applies the rules to a broker's store. ``full`` is the reason for refusing messages, empty while there is space.
 
-    ``refusal`` asks the log as well, for each batch.
+    ``refusal`` also checks the log, for each batch.
     """
 
     def __init__(self, broker: Broker, rules: Rules, interval_s: float) -> None:
@@ -41,18 +41,18 @@ class Cleaner:
         self._reserve = Reserve(broker.env, f"{broker.root}/{RESERVE_FILE}", 0)
         self.full = ""
         self.held = Expired(0)
-        """What the last round had to leave, and for whom."""
+        """The files that the last round could not delete, and the plugin that needs them."""
 
     def set_rules(self, rules: Rules) -> None:
-        """Other rules, from the next look on."""
+        """Apply other rules from the next check on."""
         self._rules = rules
 
     def delete_expired(self) -> None:
-        """Look now, whatever the hour: what is older than ``keep`` goes."""
+        """Check now, regardless of the hour: delete what is older than ``keep``."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await self.look(asked=self._asked.is_set())
             if self._asked.is_set():
@@ -61,7 +61,7 @@ class Cleaner:
                 await self._asked.wait()
 
     async def look(self, *, asked: bool = False) -> int:
-        """One round: judge the disk, delete what is to go. Returns the number of files of the log that went."""
+        """One round: check the disk and delete files. Returns the number of deleted log files."""
         broker, rules = self._broker, self._rules
         try:
             usage = await trio.to_thread.run_sync(broker.env.disk_usage, broker.root)
@@ -87,7 +87,7 @@ class Cleaner:
         return self.held.files
 
     def refusal(self) -> str:
-        """Why no message is taken that does not free space; empty while there is room."""
+        """Why messages that do not free space are refused; empty while there is space."""
         store = self._broker.store
         is_short = store.is_short_of(min(self._rules.reserve, store.config.commit_log_file_bytes // 4))
         if is_short != self._is_short:
@@ -118,7 +118,8 @@ class Cleaner:
         )
 
     def _files(self) -> list[LogFile]:
-        """The files that may go, but for the last ones; the time of each is that of the first message behind it."""
+        """The files that may be deleted, except for the last ones; the time of each is that of the first message behind
+        it."""
         segments = list(self._broker.log.segments)
         files: list[LogFile] = []
         for segment, following in pairwise(segments):
@@ -127,7 +128,7 @@ class Cleaner:
             try:
                 newest = self._broker.log.read_record(following.base).store_timestamp
             except (OutOfLog, CorruptRange, BadRecord):
-                # Its age cannot be told from there: it goes with the next file.
+                # Its age is unknown: it is deleted with the next file.
                 newest = self._broker.env.wall_ms()
             files.append(LogFile(segment.base, segment.end, newest))
         return files

@@ -1,8 +1,8 @@
-"""When files of the log are deleted and when writing stops: pure rules over the hour, the disk and the files' ages.
+"""Rules for deleting log files and for refusing messages: pure functions of the hour, the disk and the files' ages.
 
 Source: ``CleanCommitLogService`` of RocketMQ 4.9.7. Two differences, on purpose: while ``enough_free`` bytes are free
-the ratios do not count (a tenth of a large disk is no emergency), and what is deleted by force is no more than brings
-the disk below its mark.
+the ratios are ignored (a tenth of a large disk is no emergency), and forced deletion stops when the disk is below its
+threshold.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rules:
 
 @attrs.frozen
 class LogFile:
-    """One file of the log: where it starts and ends, and a time not before its last message's."""
+    """One file of the log: its start and end, and a time not before its last message's."""
 
     start: int
     end: int
@@ -39,22 +39,23 @@ class LogFile:
 
 
 def used_ratio(usage: DiskUsage, rules: Rules) -> float:
-    """How much of the disk counts as used: nothing while enough of it is free."""
+    """The used share of the disk; 0 while enough of it is free."""
     return 0.0 if usage.free >= rules.enough_free or not usage.total else 1 - usage.free / usage.total
 
 
 def is_full(usage: DiskUsage, rules: Rules, was_full: bool) -> bool:
-    """Whether writing stops. Once it has, it goes on only when the disk is below the mark for deleting by force."""
+    """Whether to refuse messages. Once refused, they are accepted again only when the disk is below the threshold for
+    forced deletion."""
     return used_ratio(usage, rules) > (rules.force_ratio if was_full else rules.full_ratio)
 
 
 def expired_before(
     files: Sequence[LogFile], now_ms: int, hour: int, usage: DiskUsage, rules: Rules, *, asked: bool = False
 ) -> int:
-    """The offset up to which ``files``, the oldest first and without the one in use, are to go; 0 for none.
+    """The offset up to which to delete ``files``, given oldest first without the current one; 0 for none.
 
-    By age when it is the hour, when the disk has passed the mark for reclaiming, or when somebody ``asked``; of
-    whatever age when it has passed the mark for force. At most ``files_at_once``.
+    By age at the configured hour, above the threshold for reclaiming, or if ``asked``; regardless of age above the
+    threshold for force. At most ``files_at_once``.
     """
     ratio = used_ratio(usage, rules)
     some = files[: rules.files_at_once]

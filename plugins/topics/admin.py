@@ -1,7 +1,7 @@
 """Requests that list and change topics and groups: 17, 21, 200, 201, 207, 215, 351, 352.
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``. It stores queue numbers and permissions as given; here what could never
-work is refused.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``. RocketMQ stores queue numbers and permissions as given; GantryMQ
+refuses values that could never work.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 PERM_MAX = PERM_READ | PERM_WRITE | PERM_INHERIT
 GROUP_BYTES_MAX = 65_536
-"""Bytes of a group's settings in a request; they stay in memory and in a file."""
+"""The most bytes of a group's settings in a request, because they stay in memory and in a file."""
 SYS_FLAG_MAX = 3
-"""Bit 1: unit topic, bit 2: subscribed to by units."""
+"""Bit 1: unit topic, bit 2: has unit subscriptions."""
 UNLIMITED_RETRIES = -1
 
 
@@ -60,7 +60,7 @@ class TopicAdmin:
         }
 
     def set_topic(self, request: Request) -> Command:
-        """17. The header's ``order`` is not taken, as in RocketMQ: it comes from the nameservers.
+        """17. As in RocketMQ, the header's ``order`` is ignored: it comes from the nameservers.
 
         Code 29 for topics of mixed message types, which 5.3.3 refuses unless it is configured otherwise.
         """
@@ -89,7 +89,7 @@ class TopicAdmin:
                 header.perm,
                 header.topic_filter_type,
                 header.topic_sys_flag or 0,
-                # As 4.9.7 writes a topic without attributes, unless its file had the field already.
+                # As 4.9.7 writes a topic without attributes, unless its file already had the field.
                 attributes=attributes or (existing.attributes if existing is not None and not changes else None),
             )
         )
@@ -100,9 +100,9 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.encode())
 
     def delete_topic(self, request: Request) -> Command:
-        """215: the configuration, the consume queues and what groups had consumed. An unknown topic is no error.
+        """215: delete the configuration, the consume queues and the groups' offsets. An unknown topic is no error.
 
-        RocketMQ leaves the groups' offsets behind, for a topic that may come back as another one.
+        RocketMQ keeps the groups' offsets, which are then wrong for a new topic of the same name.
         """
         self._refuse_on_slave()
         topic = read_header(TopicHeader, request.command.ext).topic
@@ -141,7 +141,7 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=self._groups.table.encode())
 
     def delete_group(self, request: Request) -> Command:
-        """207: the configuration, and the offsets if the header says so. An unknown group is no error."""
+        """207: delete the configuration, and the offsets if the header says so. An unknown group is no error."""
         self._refuse_on_slave()
         header = read_header(DeleteGroupHeader, request.command.ext)
         if header.group_name in SYSTEM_GROUPS:
@@ -152,7 +152,7 @@ class TopicAdmin:
         return self._saved(request, self._groups.table)
 
     def one_topic(self, request: Request) -> Command:
-        """351. Code 17 for a topic that is not there."""
+        """351. Code 17 for an unknown topic."""
         name = read_header(TopicHeader, request.command.ext).topic
         topic = self._topics.get(name)
         if topic is None:
@@ -160,7 +160,7 @@ class TopicAdmin:
         return request.command.answer(ResponseCode.SUCCESS, body=self._topics.table.text(name))
 
     def one_group(self, request: Request) -> Command:
-        """352. Code 26 for a group that is not there; none is created for the asking."""
+        """352. Code 26 for an unknown group, which is not created."""
         name = read_header(GroupHeader, request.command.ext).group
         group = self._groups.table.entries.get(name)
         if group is None:

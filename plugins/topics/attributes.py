@@ -1,8 +1,8 @@
-"""Attributes of topics and groups: which there are, how a request changes them, and what is refused.
+"""Attributes of topics and groups: their names, how a request changes them, and which values are refused.
 
-Source: RocketMQ 5.3.3 ``AttributeParser``, ``AttributeUtil``, ``TopicAttributes``, ``SubscriptionGroupAttributes``; the
-remarks are its own. It takes ``queue.type=BatchCQ`` and ``cleanup.policy=COMPACTION``, for which it has stores of their
-own. This broker has neither: a topic would behave as if they were not set, so they are refused.
+Source: RocketMQ 5.3.3 ``AttributeParser``, ``AttributeUtil``, ``TopicAttributes``, ``SubscriptionGroupAttributes``;
+including the remarks. RocketMQ accepts ``queue.type=BatchCQ`` and ``cleanup.policy=COMPACTION``, for which it has
+separate stores. GantryMQ has neither and refuses them, because they would silently have no effect.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gantrymq.remoting.errors import RemoteFault
 _LONG = re.compile(r"[+-]?[0-9]{1,40}")
 _LONG_MAX = 2**63 - 1
 SHOWN = 100
-"""Characters of a key or value that a remark repeats."""
+"""The most characters of a key or value in a remark."""
 
 
 @attrs.frozen
 class Attribute:
-    """One attribute: how its value is checked, and whether it may change once the topic exists."""
+    """One attribute: the check of its value, and whether it can be changed after the topic is created."""
 
     verify: Callable[[str], None]
     is_changeable: bool
@@ -107,7 +107,7 @@ def parse_changes(text: str) -> dict[str, str]:
 def changed_attributes(
     known: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
 ) -> dict[str, str]:
-    """The attributes after ``changes``; ``current`` is None for what does not exist yet.
+    """The attributes after ``changes``; ``current`` is None for a new topic or group.
 
     :class:`RemoteFault` (code 1) names the key or value that is not allowed.
     """

@@ -1,6 +1,6 @@
-"""The topics that a broker has from its start, and what a topic inherits that is created by its first message.
+"""The topics that a broker creates when it starts, and the settings of a topic that its first message creates.
 
-Source: RocketMQ 4.9.7 ``TopicConfigManager``. Topics of features that this broker lacks are not created.
+Source: RocketMQ 4.9.7 ``TopicConfigManager``. Topics of features that this broker does not have are not created.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gantrymq.remoting.names import (
 PERM_ALL = PERM_READ | PERM_WRITE | PERM_INHERIT
 UNIT = 1
 UNIT_SUBSCRIPTION = 2
-"""Bits of a topic's system flag (``TopicSysFlag``): it belongs to a unit, units subscribe to it."""
+"""Bits of a topic's system flag (``TopicSysFlag``): it belongs to a unit, it has unit subscriptions."""
 CLUSTER_TOPIC_QUEUES = 16
 BENCHMARK_TOPIC_QUEUES = 1024
 
 
 def topic_config(name: str, queues: int, perm: int = PERM_READ | PERM_WRITE, sys_flag: int = 0) -> TopicConfig:
-    """A topic with as many queues for reading as for writing."""
+    """A topic with the same number of queues for reading and for writing."""
     return TopicConfig(name, queues, queues, perm, topic_sys_flag=sys_flag)
 
 
 def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicConfig]:
-    """What exists on every broker; the later one of equal names wins, as in RocketMQ."""
+    """The topics of every broker; of equal names the later one is used, as in RocketMQ."""
     topics = [
         topic_config(SELF_TEST_TOPIC, 1),
         topic_config(BENCHMARK_TOPIC, BENCHMARK_TOPIC_QUEUES),
@@ -47,10 +47,10 @@ def boot_topics(config: TopicsConfig, cluster: str, broker: str) -> list[TopicCo
 
 
 def inherited(name: str, default: TopicConfig | None, queues: int, unit_mode: bool) -> TopicConfig | None:
-    """The topic that a first message creates after ``default``, or None when that may not be inherited from.
+    """The topic that a first message creates from ``default``, or None if ``default`` does not allow it.
 
-    ``queues`` and ``unit_mode`` are the client's wish. At least one queue: RocketMQ creates a topic with none if asked
-    to, to which nothing could ever be sent.
+    ``queues`` and ``unit_mode`` are requested by the client. The topic has at least one queue; RocketMQ creates a topic
+    without queues on request, which no client could use.
     """
     if default is None or not default.perm & PERM_INHERIT:
         return None

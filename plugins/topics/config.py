@@ -35,27 +35,28 @@ def _write_permission(name: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class TopicsConfig:
-    """Which topics and groups come into being by themselves, and how many there may be."""
+    """Automatic creation of topics and groups, and their limits."""
 
     auto_create: bool = plain(True, rocketmq="autoCreateTopicEnable")
     """A topic is created by the first message sent to it."""
     default_queues: int = number(8, 1, 1024, rocketmq="defaultTopicQueueNums")
-    """Queues of TBW102, the most that a topic gets that way; the client may ask for less (it asks for 4)."""
+    """Queues of TBW102, the most for a topic that is created this way; the client can request fewer (it requests 4)."""
     max_topics: int = number(10_000, 1, 1_000_000)
-    """Retry topics do not count, there is one a group; nor do system topics, without which the broker cannot start."""
+    """The most topics, without retry topics (one per group) and system topics, without which the broker cannot
+    start."""
     max_queues: int = number(1024, 1, 65_536)
-    """The most queues that a topic may be given."""
+    """The most queues of a topic."""
     auto_create_groups: bool = plain(True, rocketmq="autoCreateSubscriptionGroup")
     """A consumer group is created by its first member."""
     max_groups: int = number(10_000, 1, 1_000_000)
     trace_topic: bool = plain(True, rocketmq="traceTopicEnable")
-    """The broker has the topic into which clients with tracing write; RocketMQ's default is not to have it."""
+    """Create the topic to which clients with tracing write; in RocketMQ this is off by default."""
     trace_topic_name: str = plain(TRACE_TOPIC, rocketmq="msgTraceTopicName", validator=_check_trace_topic)
     """Its name."""
     broker_permission: Literal["read-write", "read-only", "write-only"] = plain(
         "read-write", rocketmq=RocketmqKey("brokerPermission", read=_read_permission, write=_write_permission)
     )
-    """What clients may do here, whatever a topic's own permission."""
+    """What clients may do on this broker, whatever the permission of a topic."""
 
     @property
     def broker_perm(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TABLE_KEY = "subscriptionGroupTable"
 TABLE_BYTES_MAX = 64 * 1024 * 1024
-"""What the settings of all groups may have as text; they stay in memory, and each change writes them all."""
+"""The most bytes of all groups' settings as text; they stay in memory, and each change writes all of them."""
 LOGGED_MAX = 10_000
 
 log = structlog.get_logger("gantrymq.topics")
@@ -39,7 +39,8 @@ class Groups:
         self._config = config
         self._warned = False
         self._logged: set[str] = set()
-        """Groups whose creation was logged: a slave's go with each fetch of the master's table, and come back."""
+        """Groups whose creation was logged: a slave's groups disappear with each fetch of the master's table and are
+        created again."""
         self.table: StateTable[SubscriptionGroupConfig] = StateTable(env, path, TABLE_KEY)
         found = load_state(env, path, _read)
         if found is not None:
@@ -49,16 +50,16 @@ class Groups:
             self.table.put(name, SubscriptionGroupConfig(name))
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created on first use where configuration, limit and rules of names allow it."""
+        """The group's configuration, created on first use if settings, limit and the rules for names allow it."""
         config = self.table.entries.get(group)
         return config if config is not None else self._create(group)
 
     def reconfigure(self, config: TopicsConfig) -> None:
-        """Go by other settings from now on."""
+        """Apply other settings from now on."""
         self._config = config
 
     def names(self) -> list[str]:
-        """The groups that there are."""
+        """All groups."""
         return list(self.table.entries)
 
     def set(self, config: SubscriptionGroupConfig) -> None:
@@ -79,9 +80,9 @@ class Groups:
         self.table.put(config.group_name, config)
 
     def adopt(self, body: bytes) -> bool:
-        """Have the groups of a master, as its answer to code 201 says them, beside those of every broker.
+        """Adopt the groups of a master from its response to code 201, in addition to those of every broker.
 
-        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read.
+        False if their data version is known already. :class:`RemoteFault` for an invalid body.
         """
         told, unknown = _read(body)
         adopted = self.table.adopt(
@@ -97,7 +98,7 @@ class Groups:
         try:
             self.set(SubscriptionGroupConfig(group))
         except RemoteFault as fault:
-            if not self._warned:  # once, not with each request of a client that does not give up
+            if not self._warned:  # once, not for each request of a client that keeps trying
                 self._warned = True
                 log.warning("group_not_created", group=group[:200], reason=fault.remark)
             return None

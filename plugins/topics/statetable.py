@@ -1,8 +1,7 @@
 """Entries by name with a data version, kept in one JSON file of RocketMQ's form.
 
-Each entry's text is kept beside it, so that writing ten thousand of them is a join. An entry is replaced as a whole and
-never changed in place. What a file or a master says beyond what this version knows is written again as it was, so that
-a newer broker finds it when it takes the store back.
+The text of each entry is cached, so that writing ten thousand of them is a join. An entry is replaced and never changed
+in place. Unknown keys of a file or a master are preserved for a newer broker that uses the store later.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ class Unknown:
 
     @classmethod
     def of(cls, data: bytes, key: str, kind: type[Body]) -> Unknown:
-        """Those of the text ``data``, which has entries of ``kind`` under ``key``."""
+        """The unknown keys of the text ``data``, which has entries of ``kind`` under ``key``."""
         try:
             value = loads(data) if b'"$ref"' in data else msgspec.json.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             try:
                 value = loads(data)
-            except ValueError:  # whoever reads the entries says so
+            except ValueError:  # reading the entries reports the error
                 return cls()
         if not isinstance(value, dict) or not isinstance(value.get(key), dict):
             return cls()
@@ -52,7 +51,7 @@ class Unknown:
 
 
 class StateTable(Generic[B]):
-    """``path`` holds ``{"dataVersion":…,"<key>":{name:entry}}``; every change takes the next data version."""
+    """``path`` holds ``{"dataVersion":…,"<key>":{name:entry}}``; every change increases the data version."""
 
     def __init__(self, env: Env, path: str, key: str) -> None:
         self.path = path
@@ -83,7 +82,7 @@ class StateTable(Generic[B]):
         validate: Callable[[str], None],
         unknown: Unknown | None = None,
     ) -> None:
-        """Start from what the file said. An entry with an illegal name is left out, loudly."""
+        """Load the file's entries. An entry with an illegal name is left out and logged."""
         unknown = unknown or Unknown()
         self.version = version
         self._beside = unknown.beside
@@ -106,9 +105,9 @@ class StateTable(Generic[B]):
         validate: Callable[[str], None],
         unknown: Unknown | None = None,
     ) -> bool:
-        """Become a copy of another broker's table; entries that are ``kept`` stay. False: the version is the same.
+        """Replace the table by another broker's; entries in ``kept`` stay. Returns False if the version is the same.
 
-        It is written at once, as ``SlaveSynchronize`` does: who takes a lost master's place must know what that knew.
+        It is written at once, as in ``SlaveSynchronize``: a promoted slave needs its master's entries.
         """
         if version == self.version:
             return False
@@ -131,7 +130,7 @@ class StateTable(Generic[B]):
         return True
 
     def remove(self, name: str) -> bool:
-        """Take the entry out; returns whether it was there."""
+        """Remove the entry; returns whether it existed."""
         if name not in self._entries:
             return False
         self._forget(name)
@@ -139,13 +138,13 @@ class StateTable(Generic[B]):
         return True
 
     def encode(self) -> bytes:
-        """The file's text, which is the answer to a request for the whole table as well."""
+        """The file's text, which is also the response to a request for the whole table."""
         entries = b",".join([dumps(name) + b":" + text for name, text in self._texts.items()])
         beside = b"".join([b",%s:%s" % (dumps(name), dumps(value)) for name, value in self._beside.items()])
         return b'{"dataVersion":%s,"%s":{%s}%s}' % (self.version.to_bytes(), self._key.encode(), entries, beside)
 
     def save(self) -> None:
-        """Write the file if anything changed since it was read or written; OSError when it cannot be."""
+        """Write the file if anything changed since it was read or written; OSError if that fails."""
         if self.changed:
             self._env.replace(self.path, self.encode())
             self.changed = False
@@ -163,13 +162,13 @@ class StateTable(Generic[B]):
         self._unknown.pop(name, None)
 
     def touch(self) -> None:
-        """What others are told of the entries is another thing now: take the next data version."""
+        """The entries as others see them have changed: increase the data version."""
         self.version = self.version.next(self._env.wall_ms())
         self.changed = True
 
 
 def _writable(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``keys`` without those whose values are nested too deeply to be written, which is said."""
+    """``keys`` without those whose values are nested too deeply to be written; these are logged."""
     kept = {}
     for name, value in keys.items():
         try:

@@ -55,7 +55,7 @@ class Topics:
         boot = {topic.topic_name: topic for topic in boot_topics(config, cluster, broker)}
         self._own = frozenset(boot)
         for name, topic in boot.items():
-            # what was changed by hand stays; TBW102 is the configuration's
+            # manual changes stay; TBW102 follows the configuration
             if name == AUTO_CREATE_TOPIC or name not in self.table.entries:
                 self.table.put(name, topic)
         if not config.auto_create:
@@ -69,7 +69,7 @@ class Topics:
     def for_send(
         self, topic: str, default_topic: str, default_queues: int, unit_mode: bool = False
     ) -> TopicConfig | None:
-        """As :meth:`get`, and created on first use when ``default_topic`` may be inherited from.
+        """As :meth:`get`, but created on first use if ``default_topic`` allows it.
 
         A retry topic gets one queue, and needs its group. :class:`RemoteFault` for an illegal name (1), an unknown
         group (26), and beyond the limit (1).
@@ -78,7 +78,7 @@ class Topics:
         return config if config is not None else self._create(topic, default_topic, default_queues, unit_mode)
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """Create the topic unless it exists; returns what is there now. :class:`RemoteFault` as :meth:`for_send`."""
+        """Create the topic unless it exists; returns its configuration. :class:`RemoteFault` as :meth:`for_send`."""
         existing = self.table.entries.get(config.topic_name)
         if existing is not None:
             return existing
@@ -90,7 +90,7 @@ class Topics:
         return topic in UNSENDABLE_TOPICS
 
     def reconfigure(self, config: TopicsConfig) -> None:
-        """Go by other settings from now on; TBW102 comes, goes or changes with them."""
+        """Apply other settings from now on; TBW102 is created, deleted or changed accordingly."""
         self.config = config
         if self.broker_perm != config.broker_perm:
             self.broker_perm = config.broker_perm
@@ -103,13 +103,13 @@ class Topics:
         self.changed(AUTO_CREATE_TOPIC)
 
     def set_ordered(self, topics: Collection[str]) -> None:
-        """These are the ordered topics, and no others."""
+        """Set the ordered topics; all others are not ordered."""
         for name, config in list(self.table.entries.items()):
             if config.order != (name in topics):
                 self.set(msgspec.structs.replace(config, order=name in topics))
 
     def advertised(self) -> dict[str, TopicConfig]:
-        """The topics as nameservers shall know them: with what this broker lets clients do."""
+        """The topics for the registration, with this broker's permission applied."""
         allowed = self.broker_perm
         if allowed == PERM_READ | PERM_WRITE:
             return dict(self.table.entries)
@@ -119,7 +119,7 @@ class Topics:
         }
 
     def names(self) -> list[str]:
-        """The topics that there are."""
+        """All topics."""
         return list(self.table.entries)
 
     def refuse_reserved(self, topic: str) -> None:
@@ -152,9 +152,10 @@ class Topics:
             self.changed(name)
 
     def restore(self, seen: Mapping[str, int], *, create: bool) -> None:
-        """Create the topics of ``seen`` (name to number of queues) that are not known; only tell, without ``create``.
+        """Create the unknown topics of ``seen`` (name to number of queues); without ``create``, only log them.
 
-        The limit of topics is not asked: their messages were acknowledged. System topics belong to their plugins.
+        The limit of topics does not apply, because their messages were acknowledged. System topics belong to their
+        plugins.
         """
         for name, queues in sorted(seen.items()):
             if name in self.table.entries or is_system_topic(name):
@@ -174,14 +175,14 @@ class Topics:
             self.changed(name)
 
     def adopt(self, body: bytes, log_end: int = 0) -> bool:
-        """Have the topics of a master, as its answer to code 21 says them, beside those of every broker.
+        """Adopt the topics of a master from its response to code 21, in addition to those of every broker.
 
-        False when they are known by their data version. :class:`RemoteFault` for a body that cannot be read. Topics
-        that the master has deleted lose their messages before ``log_end`` here too, or they would be back when this
-        broker takes its place. A table that is older than the known one deletes nothing: a master may have lost its.
+        False if their data version is known already. :class:`RemoteFault` for an invalid body. Topics that the master
+        has deleted lose their messages before ``log_end`` here too, or they would be back after a promotion of this
+        broker. A table that is older than the known one deletes nothing, because the master may have lost its table.
         """
         told, unknown = _read(body)
-        # Beside its topics a 5.x master says which queues of static topics it has; a slave has none of its own.
+        # A 5.x master also returns its queues of static topics; a slave has none of its own.
         entries = Unknown(entries=unknown.entries)
         is_newer = told.data_version.counter > self.table.version.counter
         known = list(self.table.entries) if is_newer and log_end else []
@@ -198,7 +199,7 @@ class Topics:
         return True
 
     def remove(self, topic: str) -> bool:
-        """Take the topic out; returns whether it was there."""
+        """Remove the topic; returns whether it existed."""
         if not self.table.remove(topic):
             return False
         self._counted -= self._counts(topic)
@@ -207,9 +208,10 @@ class Topics:
         return True
 
     def _counts(self, topic: str) -> bool:
-        """Whether ``topic`` counts for the limit. Those do not that the broker needs: it could not start without them.
+        """Whether ``topic`` counts for the limit. Topics that the broker needs do not, because it could not start
+        without them.
 
-        Other names with the prefix of system topics do, for clients can create such topics.
+        Other names with the prefix of system topics do, because clients can create such topics.
         """
         return not (is_retry_topic(topic) or topic in SYSTEM_TOPICS or topic == TIMER_TOPIC or topic in self._own)
 
@@ -236,7 +238,7 @@ class Topics:
 
 
 def _nobody(_topic: str) -> None:
-    """Nobody wants to know."""
+    """Ignore the change."""
 
 
 def _read(data: bytes) -> tuple[TopicConfigSerializeWrapper, Unknown]:

@@ -1,4 +1,4 @@
-"""Ask producers what became of their transactions: CHECK_TRANSACTION_STATE (39), and when it is time for it.
+"""Check-backs: ask producers for the outcome of open transactions, CHECK_TRANSACTION_STATE (39).
 
 Source: RocketMQ 4.9.7 ``TransactionalMessageCheckService``, ``AbstractTransactionalMessageCheckListener``,
 ``ProducerManager.getAvailableChannel``.
@@ -24,15 +24,15 @@ from gantrymq.remoting.properties import find_property
 from gantrymq.remoting.property_bytes import UNIQ_KEY
 
 SLICE_S = 0.05
-"""A walk works in slices, and this long in between it sleeps."""
+"""A scan works in slices and sleeps this long between them."""
 TRIES = 4
-"""As many producers of a group are looked at for one that can take a question."""
+"""The most producers of a group that are tried for a check-back."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
 class Questions:
-    """Finds the producer to be asked, and asks."""
+    """Finds a producer and sends the check-back."""
 
     def __init__(self, env: Env, producers: ProducerGroups, deliveries: Deliveries | None = None) -> None:
         self._env = env
@@ -41,7 +41,7 @@ class Questions:
         self._opaque = 0
 
     def find(self, group: str) -> Connection | None:
-        """The connection of a random live producer of the group; None when there is none that can take a question."""
+        """The connection of a random live producer of the group; None if none can receive a check-back."""
         members = self._producers.producers_of(group)
         if not members:
             return None
@@ -89,14 +89,14 @@ class Questions:
 
 @attrs.define
 class CheckBack:
-    """The task: a walk each ``interval`` seconds. :meth:`stop` lets it begin nothing new."""
+    """The task: a scan every ``interval`` seconds. After :meth:`stop` it begins no new scan."""
 
     strategy: Strategy
     interval: float
     _stopping: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def run(self) -> None:
-        """Walk until stopped or cancelled; a walk that fails is logged, and the next one begins in time."""
+        """Scan until stopped or cancelled; a failed scan is logged, and the next one begins as scheduled."""
         while not self._stopping.is_set():
             await trio.sleep(self.interval)
             try:
@@ -108,5 +108,5 @@ class CheckBack:
                 log.exception("transaction_check_failed")
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Begin no new scan."""
         self._stopping.set()

@@ -1,8 +1,8 @@
-"""END_TRANSACTION (37): a producer says what became of its transaction.
+"""END_TRANSACTION (37): a producer commits or rolls back its transaction.
 
-The request names a place in the log and a queue offset; both must fit a half message of the producer's group. Source:
-RocketMQ 4.9.7 ``EndTransactionProcessor``, whose codes, texts and order of checks these are. Unlike there, the record
-at the place in the log is not read, far less believed, before the strategy has said that it put a half message there.
+The request has a log offset and a queue offset; both must be those of a half message of the producer's group. Source:
+RocketMQ 4.9.7 ``EndTransactionProcessor``, whose codes, texts and order of checks these are. Unlike RocketMQ, the
+record at the log offset is not read before the strategy has confirmed that it stored a half message there.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from gantrymq.plugins.transaction.plain import Ending
 
 TURN_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of half messages that are read, and written again, in one turn; a single one may have more."""
+"""The most bytes of half messages that are read and written again in one turn; a single one may have more."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
 class EndTransactions:
-    """Batch processor of 37: what a sweep brings goes to the strategy in one call."""
+    """Batch processor of 37: all requests of a sweep go to the strategy in one call."""
 
     def __init__(self, store: Store, strategy: Strategy, *, is_slave: bool) -> None:
         self._store = store
         self._strategy = strategy
         self._is_slave = is_slave
         self.commits = 0
-        """How often a producer said "commit" of a transaction that there is; a word that was repeated counts again."""
+        """Number of commits of existing transactions, including repeated ones."""
         self.rollbacks = 0
-        """And "roll back"."""
+        """Number of rollbacks."""
 
     def handle(self, requests: list[Request]) -> list[Request]:
-        """End each transaction; a bad request is answered at once and harms no other.
+        """End each transaction; an invalid request is answered at once and does not affect others.
 
-        One that says nothing yet (the state 0, or one that there is not) gets no answer, as in RocketMQ. A request of
-        some bytes stands for a message of megabytes: what is beyond :data:`TURN_BYTES` is returned, and comes again.
+        A request without an outcome (state 0 or an unknown one) gets no response, as in RocketMQ. A small request can
+        refer to a large message: requests beyond :data:`TURN_BYTES` are returned and processed in a later turn.
         """
         left: list[Request] = []
         if self._is_slave:
@@ -75,7 +75,7 @@ class EndTransactions:
         return left
 
     def _count_for_turn(self, offsets: list[int]) -> int:
-        """How many of the half messages at these places are read in one turn, one at least."""
+        """How many of the half messages at these offsets are read in one turn, at least one."""
         if max(offsets) - min(offsets) <= TURN_BYTES and len(set(offsets)) == len(offsets):
             return len(offsets)  # they lie in so few bytes
         size = 0
@@ -87,7 +87,7 @@ class EndTransactions:
         return len(offsets)
 
     def _why_not_named(self, ending: Ending) -> RemoteFault:
-        """RocketMQ's text for a place in the log without a record, or another one than the queue offset names."""
+        """RocketMQ's text for a log offset without a record, or with another one than that of the queue offset."""
         try:
             head = self._store.log.view(ending.commit_log_offset, LOG_PLACE.size)
         except (OutOfLog, CorruptRange):

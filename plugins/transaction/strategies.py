@@ -1,4 +1,4 @@
-"""The strategies by the name that the configuration gives them."""
+"""The strategies by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gantrymq.plugins.transaction.strategy import Strategy, StrategyContext
 class StrategyKind:
     """How to make a strategy, and how to find out whether a store has open transactions of it.
 
-    ``count_open`` is asked when another strategy is configured, once the store is recovered; it changes nothing.
+    ``count_open`` is called after recovery if another strategy is configured; it changes nothing.
     """
 
     make: Callable[[StrategyContext], Strategy]

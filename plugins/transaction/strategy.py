@@ -1,7 +1,7 @@
-"""What a way to keep half messages must do; ``[plugin.transaction] strategy`` names the one that is asked.
+"""The interface of a transaction strategy; ``[plugin.transaction] strategy`` selects one.
 
-A strategy is driven from one thread and without waiting, so that a test can stand for the broker
-(``gantrymq.testing.transactionkit`` tests any strategy against what is promised here).
+A strategy is called from one thread and never waits, so that a test can replace the broker
+(``gantrymq.testing.transactionkit`` tests any strategy against this interface).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class StrategyContext:
-    """What a strategy works with.
+    """The context of a strategy.
 
-    ``append`` takes a batch through the write path: its columns are filled when it returns, ``batch.done`` is called
+    ``append`` passes a batch through the write path: its columns are filled when it returns, ``batch.done`` is called
     when every row has its final status. ``registry`` is complete when :meth:`Strategy.open` is called.
     """
 
@@ -39,43 +39,43 @@ class StrategyContext:
 
 
 class Strategy(Protocol):
-    """Keeps the half messages of a broker. Made before the store is recovered."""
+    """Manages the half messages of a broker. Created before the store is recovered."""
 
     def open(self) -> None:
-        """The store is recovered: find out which transactions are open. ``StartError`` refuses the start."""
+        """The store is recovered: determine the open transactions. ``StartError`` stops the start."""
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
-        """These ``rows`` of what is about to be appended are half messages: see that no consumer gets them."""
+        """These ``rows`` of a batch before its append are half messages: hide them from consumers."""
 
     def is_prepared(self, record: Record) -> bool:
         """Whether the record is a half message as this strategy stores them."""
 
     def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
-        """Those of which this broker itself has put the half message where the producer says, and the others.
+        """Split endings into those whose half message this broker stored at the given offsets, and the others.
 
-        The half message at :attr:`Ending.table_offset` must be the record at :attr:`Ending.commit_log_offset`: the log
-        offset alone may point at a forged record in the body of a message.
+        The half message at :attr:`Ending.table_offset` must be the record at :attr:`Ending.commit_log_offset`, because
+        the log offset alone may point to a forged record in a message body.
         """
 
     def end(self, endings: list[Ending]) -> None:
-        """Commit or roll back, and answer each request when that is safe; the first word on a transaction counts."""
+        """Commit or roll back, and answer each request when that is durable; the first outcome of a transaction
+        wins."""
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Committed records, as the hook ``dispatch`` has them, ``batch.replay`` during the recovery included."""
+        """Committed records, as in the hook ``dispatch``, including ``batch.replay`` during recovery."""
 
     def walk(self) -> Iterator[None]:
-        """Ask the producers of transactions that are open for too long.
+        """Send check-backs for transactions that are open for too long.
 
-        One walk over the open transactions; it yields where others should get their turn, after bounded work. What
-        goes wrong with one transaction keeps no other from being asked, and what was done is not forgotten, however
-        the walk ends.
+        One scan of the open transactions, which yields after limited work. An error with one transaction does not
+        prevent check-backs for others, and completed work is kept however the scan ends.
         """
 
     def persist(self) -> dict[str, bytes] | None:
-        """As the hook ``persist``: what changed of the strategy's own files."""
+        """As the hook ``persist``: the changed files of the strategy."""
 
     def floor(self) -> int:
-        """The lowest offset of the log that an open transaction still needs; the log's end without one."""
+        """The lowest log offset that an open transaction needs; the log's end without one."""
 
     def tasks(self) -> list[BackgroundTask]:
         """The strategy's own tasks, as the hook ``register_tasks``; they run on slaves too."""

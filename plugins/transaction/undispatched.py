@@ -1,7 +1,7 @@
-"""Which half messages were appended and are not dispatched yet: until then no queue and no table names them.
+"""Half messages that are appended and not dispatched yet: until then no queue and no table contains them.
 
-A producer may end a transaction that early: with WAIT=false it was answered before the disk had the half message, and
-with an answer that came late because of the disk or a slave it knows the place as well.
+A producer can end a transaction that early: with WAIT=false it gets its response before the flush, and a response that
+reports a late flush or slave also has the offsets.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ _SWEEP_AT_LEAST: Final = 4096
 class UndispatchedHalves:
     """The log offset of each half message that is not dispatched, by its queue offset.
 
-    Rows are noted when they are about to be appended, and looked at when somebody asks for one, which is rare. Those
-    that the log did not take are left out, and so are those that other plugins moved: only rows that lie in ``queue``
-    count, in any queue when that is None.
+    Rows are recorded before their append and examined on demand, which is rare. Rows that the log did not store, or
+    that other plugins moved, are left out: only rows in ``queue`` count, or in any queue if it is None.
     """
 
     def __init__(self, store: Store, queue: tuple[str, int] | None = None) -> None:
@@ -34,14 +33,14 @@ class UndispatchedHalves:
         self._sweep_at = _SWEEP_AT_LEAST
 
     def note(self, batch: AppendBatch, rows: Sequence[int]) -> None:
-        """The half messages of ``batch``, which is appended next or was appended last."""
+        """Record the half messages of ``batch``, which is appended next or was appended last."""
         dispatched, batches = self._store.dispatched, self._batches
         while batches and batches[0][0].end <= dispatched:
             batches.popleft()
         batches.append((batch, rows))
 
     def find(self, queue_offset: int) -> int | None:
-        """The log offset of the half message, None when there is none or it was dispatched."""
+        """The log offset of the half message, None if there is none or it was dispatched."""
         self._take_in()
         found = self._offsets.get(queue_offset)
         return None if found is None or found < self._store.dispatched else found

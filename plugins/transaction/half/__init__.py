@@ -1,1 +1,1 @@
-"""The strategy ``half``: half messages lie in a topic of their own, as in RocketMQ 4 and 5."""
+"""The strategy ``half``: half messages are stored in a separate topic, as in RocketMQ 4 and 5."""

@@ -1,4 +1,4 @@
-"""Find out, at a start, which half messages are open: from the stored progress, the queue of ends and the copies."""
+"""Determine the open half messages at a start, from the stored progress, the op messages and the copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gantrymq.remoting.names import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from gantrymq.remoting.property_bytes import TRAN_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES
 
 ENTRIES = 1024
-"""So many entries of a queue are read at once."""
+"""Entries of a queue that are read at once."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -44,7 +44,7 @@ def count_open_halves(context: StrategyContext) -> int:
 
 
 def read_half(store: Store, offset: int) -> Record | None:
-    """The half message at a queue offset; None when the disk has lost it."""
+    """The half message at a queue offset; None if it is lost."""
     queue = store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
     entry = b"" if queue is None else queue.entries(offset, 1)
     if not entry:
@@ -58,7 +58,7 @@ def read_half(store: Store, offset: int) -> Record | None:
 
 
 def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
-    """Where the broker goes on in one of the two queues."""
+    """The stored progress in one of the two queues."""
     queue = store.queues.get(topic, QUEUE_ID)
     stored = offsets.query(GROUP, topic, QUEUE_ID) or 0
     if queue is None:
@@ -70,7 +70,7 @@ def _begin(store: Store, offsets: ConsumerOffsets, topic: str) -> int:
 
 
 def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
-    """The notes of ends from ``begin`` on: their queue offset, and the half offset in it."""
+    """The op messages from ``begin`` on: their queue offset, and the half offset in each."""
     queue = store.queues.get(TRANS_OP_HALF_TOPIC, QUEUE_ID)
     if queue is None:
         return
@@ -93,8 +93,8 @@ def _ends(store: Store, begin: int) -> Iterator[tuple[int, int]]:
 
 
 def _join_copies(store: Store, table: HalfTable) -> None:
-    """Let each transaction go on as its newest copy: a crash may have come between a copy and the end of the one
-    before it."""
+    """Let each transaction continue as its newest copy: a crash may have come between writing a copy and ending the
+    previous one."""
     offset, end = table.base, table.end
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1
@@ -113,7 +113,7 @@ def _join_copies(store: Store, table: HalfTable) -> None:
 
 
 def _close_originals(store: Store, table: HalfTable) -> None:
-    """Close what RocketMQ has put back: when it was killed soon after, its progress does not tell."""
+    """Close half messages that RocketMQ has copied: after a kill its stored progress may lack them."""
     offset, end = table.base, max(table.copies.values())
     while (found := table.next_open(offset, end)) is not None:
         offset = found + 1

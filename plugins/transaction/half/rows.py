@@ -1,4 +1,4 @@
-"""The rows that the strategy ``half`` writes, and what it reads out of stored ones.
+"""The rows that the strategy ``half`` writes, and how it interprets stored ones.
 
 Source: RocketMQ 4.9.7 ``TransactionalMessageBridge``, ``EndTransactionProcessor.endMessageTransaction``,
 ``DefaultTransactionalMessageCheckListener``. Unlike there, a copy keeps the flag of its half message.
@@ -29,32 +29,33 @@ from gantrymq.remoting.property_bytes import (
 from gantrymq.remoting.records import HEADS
 
 QUEUE_ID = 0
-"""Half messages and their ends have one queue each."""
+"""Half messages and op messages have one queue each."""
 GROUP = "CID_RMQ_SYS_TRANS"
-"""As this group the broker itself consumes both."""
+"""The group with which the broker itself consumes both."""
 END_TAG = "d"
 END_CODE = java_hash(END_TAG)
 
 STATE_BITS = int(TransactionState.ROLLBACK)
 _COMMIT_BIT = int(TransactionState.COMMIT)
 END_PROPERTIES = WAIT + b"\x01true\x02" + TAGS + b"\x01" + END_TAG.encode()
-"""WAIT means nothing here; RocketMQ's note has it, in this order."""
+"""WAIT has no effect here; RocketMQ's op messages have it, in this order."""
 _OPS_SEPARATOR = b","
 
 
 KEPT_PLACES = 1024
-"""So many queues are known by what the properties say of them; each message of a queue says the same."""
+"""The most queues whose property changes are cached; they are equal for all messages of a queue."""
 LONGEST_HEAD = max(head.size for head in HEADS.values()) + 3
 MORE_PROPERTIES = 160
 """At least as many bytes as the properties that come with a copy: REAL_QID, the number of checks, and so on."""
 
 
 def check_size(topic: str, body: int, properties: int, config: StoreConfig) -> None:
-    """:class:`RemoteFault` (code 13) for a message that the log would not take, as it is or as a copy of its half.
+    """:class:`RemoteFault` (code 13) for a message that the log would refuse, as it is or as a copy of its half
+    message.
 
     ``body`` and ``properties`` in bytes.
 
-    The log refuses what is too large row by row, when it is too late for a row that follows.
+    The log refuses large rows one by one, when it is too late for the following row.
     """
     properties += MORE_PROPERTIES
     size = LONGEST_HEAD + body + max(len(topic), len(TRANS_HALF_TOPIC)) + properties
@@ -74,9 +75,9 @@ def fitting_size(config: StoreConfig) -> int:
 
 @lru_cache(KEPT_PLACES)
 def half_message_changes(topic: str, queue_id: int) -> dict[bytes, bytes | None]:
-    """What changes of the properties of a message for this queue when it becomes a half message.
+    """The property changes that turn a message for this queue into a half message.
 
-    They keep the queue; what only the broker says of a half message is taken out of what the producer sent.
+    They record the queue, and remove properties that only the broker may set on a half message.
     """
     return {
         TRAN_PREPARED_QUEUE_OFFSET: None,
@@ -87,7 +88,7 @@ def half_message_changes(topic: str, queue_id: int) -> dict[bytes, bytes | None]
 
 
 def real_place(record: Record) -> tuple[str, int]:
-    """The topic and the queue that the message is meant for; :class:`RemoteFault` (code 1) when it does not say."""
+    """The topic and the queue of the message itself; :class:`RemoteFault` (code 1) if they are missing."""
     return _place(record.property_of(REAL_TOPIC) or b"", record.property_of(REAL_QID) or b"")
 
 
@@ -102,7 +103,7 @@ def _place(topic_name: bytes, queue_id: bytes) -> tuple[str, int]:
 
 
 def number_in(record: Record, name: bytes) -> int | None:
-    """A property that is a whole number of at most 18 digits; None when it is missing or something else."""
+    """A property that is an integer of at most 18 digits; None if it is missing or invalid."""
     value = record.property_of(name)
     return int(value) if value is not None and value.isdigit() and len(value) <= 18 else None
 
@@ -116,16 +117,16 @@ def first_offset(record: Record) -> int:
 
 
 def copy_key(record: Record) -> bytes | None:
-    """What a half message and RocketMQ's copies of it have in common; None when they cannot be told from others.
+    """The common key of a half message and RocketMQ's copies of it; None if they cannot be distinguished from others.
 
-    That is the unique key with the group: producers choose their keys, and one group must not end another's.
+    It is the unique key with the group: producers choose their keys, and one group must not end another's transactions.
     """
     key = record.property_of(UNIQ_KEY)
     return None if not key else (record.property_of(PGROUP) or b"") + b"\x01" + key
 
 
 def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: bool, origin: object) -> None:
-    """Add the message as it was meant. Its properties stay whole, as RocketMQ leaves them.
+    """Add the message itself. It keeps all properties, as in RocketMQ.
 
     ``prepared_offset``: the log offset of the half message that the producer named.
     """
@@ -144,7 +145,7 @@ def add_real(batch: AppendBatch, record: Record, prepared_offset: int, *, wait: 
 def add_end(
     batch: AppendBatch, half_offset: int, now_ms: int, host: bytes, *, wait: bool = False, origin: object = None
 ) -> None:
-    """Add the note that the half message at ``half_offset`` has ended; ``host``: this broker, as stored."""
+    """Add the op message that ends the half message at ``half_offset``; ``host``: this broker, as stored."""
     batch.add(
         TRANS_OP_HALF_TOPIC,
         QUEUE_ID,
@@ -167,15 +168,15 @@ def add_copy(batch: AppendBatch, record: Record, checks: int, *, wait: bool) -> 
 
 
 def add_aside(batch: AppendBatch, record: Record) -> None:
-    """Add the half message to the topic of those that nobody ended."""
+    """Add the half message to the topic of discarded ones."""
     batch.add_stored(record, TRANS_CHECK_MAX_TIME_TOPIC, QUEUE_ID, wait=False)
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:
-    """Whether the log took the row; of a batch that was refused as a whole it was never asked."""
+    """Whether the log stored the row; for a batch that was refused completely, the log was not called."""
     return batch.place_of(row)[0] >= 0
 
 
 def ended_in(body: bytes) -> list[int]:
-    """The half offsets in a note of ends: one number (4.x), or numbers each followed by a comma (5.x)."""
+    """The half offsets in an op message: one number (4.x), or numbers that are each followed by a comma (5.x)."""
     return [int(piece) for piece in body.split(_OPS_SEPARATOR) if piece.isdigit() and len(piece) <= 18]

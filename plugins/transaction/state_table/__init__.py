@@ -1,1 +1,1 @@
-"""The strategy ``state_table``: prepared messages stay where they are, and a table has their states (RocketMQ 3)."""
+"""The strategy ``state_table``: prepared records stay in their own topic, and a table has their states (RocketMQ 3)."""

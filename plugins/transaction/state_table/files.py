@@ -1,8 +1,8 @@
 """State table and redo log of a store, and how they follow the log.
 
-Both are derived from the log. What was not on the disk yet is read from the log again at the start. After a clean stop
-the table is taken as it is; after any other it is deleted and built again from the redo log, as RocketMQ 3.x does it,
-but so that each row keeps its number. What is damaged is set aside in ``lost+found``.
+Both are derived from the log. A start reads data that was not flushed from the log again. After a clean stop the table
+is used as it is; otherwise it is deleted and rebuilt from the redo log, as in RocketMQ 3.x, but each row keeps its
+number. Damaged files are moved to ``lost+found``.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class StateFiles:
         self._told: StateMarks | None = None
         self._detached: deque[Segment] = deque()
         self.position = 0
-        """The log offset up to which the files know everything."""
+        """The log offset up to which the files are complete."""
 
     # ------------------------------------------------------------------------------------------------------- start
 
     def open(self) -> None:
-        """Load both, read what is missing from the log, and build the table again where it cannot be relied upon."""
+        """Load both, read missing data from the log, and rebuild an unreliable table."""
         marks = read_marks(self._env, self._store.root)
         self._make()
         known = marks is not None or self._env.is_dir(self.folder)
@@ -99,7 +99,7 @@ class StateFiles:
             self._env.replace(marks_path(self._store.root), self._vouched.encode())
 
     def _load(self, marks: StateMarks | None) -> bool:
-        """Find out from where on the log must be read. Returns whether the table can be relied upon."""
+        """Determine the offset from which the log must be read. Returns whether the table is reliable."""
         commit_log = self._store.log
         report = self._store.recovered
         clean = report is not None and report.clean
@@ -159,7 +159,7 @@ class StateFiles:
             self.redo = entries
 
     def _rebuild(self) -> None:
-        """Make the table anew: a row for each prepared record that was not ended, where its record says."""
+        """Rebuild the table: a row for each prepared record without an outcome, under the number in its record."""
         commit_log = self._store.log
         self.table.close()
         self._env.rmtree(self.table.folder)
@@ -184,7 +184,7 @@ class StateFiles:
     # -------------------------------------------------------------------------------------------------- the log's way
 
     def apply(self, batch: DispatchBatch) -> None:
-        """Follow a dispatched batch; records that are known already are skipped. ``OSError`` when the disk failed."""
+        """Process a dispatched batch; known records are skipped. ``OSError`` if the disk failed."""
         self._take(batch, with_table=True)
         self.position = max(self.position, batch.end)
         self._advance()
@@ -206,7 +206,7 @@ class StateFiles:
     # ---------------------------------------------------------------------------------------------------- keep house
 
     def look_after(self) -> None:
-        """Find out what can be forgotten: entries whose records are gone, files whose rows have all ended."""
+        """Determine what can be deleted: entries without records, files whose rows have all ended."""
         found = self.table.first_open()
         self._open_from = self.position if found is None else found[1].log_offset
         log_min = self._store.log.min_offset
@@ -221,9 +221,10 @@ class StateFiles:
         self._advance()
 
     def flush(self, *, clean: bool = False) -> None:
-        """Bring the redo log onto the disk, with ``clean`` the table too; for a worker thread, but then.
+        """Flush the redo log, and with ``clean`` the table too; without ``clean`` for a worker thread.
 
-        Without room a later call tries again. After any other failure nothing is vouched for until the next start.
+        Without disk space a later call tries again. After any other failure the marks are not written until the next
+        start.
         """
         with self._flushing:
             if self._failed:
@@ -242,7 +243,7 @@ class StateFiles:
             self._noted = attrs.evolve(progress, clean=clean and not self.table.unwritten)
 
     def changed_marks(self) -> dict[str, bytes] | None:
-        """The file of marks, when there are other ones than at the last call."""
+        """The file of marks, if they changed since the last call."""
         noted = self._noted
         if noted is None or noted == self._told:
             return None

@@ -1,7 +1,7 @@
-"""How far the files of the strategy ``state_table`` can be relied upon: the file ``gantrymq.transaction``.
+"""The flushed part of the files of the strategy ``state_table``: the file ``gantrymq.transaction``.
 
-RocketMQ 3.x looks at the checkpoint's timestamp instead, which vouches for more than it may when two records have the
-same one. Its broker ignores this file.
+RocketMQ 3.x uses the checkpoint's timestamp instead, which covers too much if two records have the same timestamp. Its
+broker ignores this file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ log = structlog.get_logger("gantrymq.transaction")
 
 @attrs.frozen
 class StateMarks:
-    """``offset``: of all records before this place in the log, the ``entries`` of the redo log are on the disk.
+    """``offset``: the redo log has ``entries`` flushed entries for all records before this log offset.
 
-    ``rows``: the number of the next row of the table then; ``open_from``: no record before this place in the log was
-    open. ``clean``: the table is on the disk too. ``settled``: of records before this place in the log none is open,
-    as was found out while another strategy was in use.
+    ``rows``: the number of the next row of the table then; ``open_from``: no record before this log offset was open.
+    ``clean``: the table is flushed too. ``settled``: no record before this log offset is open, as determined while
+    another strategy was used.
     """
 
     offset: int
@@ -38,12 +38,12 @@ class StateMarks:
 
 
 def marks_path(root: str) -> str:
-    """Where the file lies in the store at ``root``."""
+    """The path of the file in the store at ``root``."""
     return f"{root}/gantrymq.transaction"
 
 
 def read_marks(env: Env, root: str) -> StateMarks | None:
-    """The marks of the store; None when there are none, or none that can be read, which is logged."""
+    """The marks of the store; None if the file is missing or invalid (which is logged)."""
     path = marks_path(root)
     if not env.exists(path):
         return None

@@ -1,4 +1,4 @@
-"""How many transactions of the strategy ``state_table`` are open in a store that uses another one."""
+"""Count the open transactions of the strategy ``state_table`` in a store that uses another one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def count_open_rows(context: StrategyContext) -> int:
 
 
 def _from_redo(context: StrategyContext, folder: str, marks: StateMarks | None) -> OpenRecords | None:
-    """What the redo log vouches for; None when it cannot be read. Nothing of it is changed."""
+    """The open records of the redo log; None if it cannot be read. The redo log is not changed."""
     redo = RedoLog(
         context.env, f"{folder}/redolog", f"{context.store.root}/staging", file_entries=context.config.file_rows
     )

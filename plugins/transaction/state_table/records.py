@@ -1,6 +1,6 @@
 """The records that the strategy ``state_table`` writes when a transaction ends.
 
-Source: RocketMQ 3.2 ``EndTransactionProcessor.endMessageTransaction``. Like there the properties stay whole.
+Source: RocketMQ 3.2 ``EndTransactionProcessor.endMessageTransaction``. As there, all properties are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_end(batch: AppendBatch, record: Record, *, is_commit: bool, wait: bool, 
 
 
 def add_aside(batch: AppendBatch, record: Record) -> None:
-    """Add the message to the topic of those that nobody ended; its properties say where it belongs."""
+    """Add the message to the topic of discarded ones; its properties have its own topic and queue."""
     place: dict[bytes, bytes | None] = {
         REAL_TOPIC: record.topic.encode(),
         REAL_QID: b"%d" % record.queue_id,
@@ -47,5 +47,5 @@ def add_aside(batch: AppendBatch, record: Record) -> None:
 
 
 def is_written(batch: AppendBatch, row: int) -> bool:
-    """Whether the log took the row; of a batch that was refused as a whole it was never asked."""
+    """Whether the log stored the row; for a batch that was refused completely, the log was not called."""
     return bool(batch.offsets) and batch.offsets[row] >= 0

@@ -1,8 +1,8 @@
-"""The redo log of RocketMQ 3.x: what happened to prepared messages, in the order of the log.
+"""The redo log of RocketMQ 3.x: prepared records and their outcomes in log order.
 
-It is a consume queue of the topic TRANSACTION_REDOLOG_TOPIC_XXXX, queue 0, in a folder of its own: 20 bytes a record,
-its log offset (8), size (4), and in place of a tag's code (8) the log offset of the prepared record that it ends; -1
-for a prepared record itself. Source: RocketMQ 3.2 ``TransactionStateService.getTranRedoLog``.
+It is a consume queue of the topic TRANSACTION_REDOLOG_TOPIC_XXXX, queue 0, in a folder of its own: 20 bytes per record:
+its log offset (8), size (4), and in place of a tag code (8) the log offset of the prepared record that it ends; -1 for
+a prepared record itself. Source: RocketMQ 3.2 ``TransactionStateService.getTranRedoLog``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHUNK_ENTRIES = 50_000
 
 @attrs.frozen
 class OpenRecords:
-    """What the redo log knows of transactions: ``open``, size of each open prepared record by its log offset.
+    """The open transactions of the redo log: ``open`` has the size of each open prepared record by its log offset.
 
     ``newest``: the log offset of the last prepared record, open or not; ``end``: the one behind the last record.
     """
@@ -43,7 +43,7 @@ class OpenRecords:
 
 
 class RedoLog:
-    """The redo log under ``folder``. One thread adds; :meth:`flush` and :meth:`drop_expired` are for another."""
+    """The redo log under ``folder``. One thread adds; :meth:`flush` and :meth:`drop_expired` may run in another."""
 
     def __init__(self, env: Env, folder: str, staging: str, *, file_entries: int = FILE_ENTRIES) -> None:
         self._env = env
@@ -77,7 +77,7 @@ class RedoLog:
         return self._queue.log_end
 
     def load(self) -> None:
-        """Find the files and the last entry. ``StoreDamaged`` when they cannot be right; nothing is changed then."""
+        """Find the files and the last entry. ``StoreDamaged`` for inconsistent files, which are not changed."""
         looked_at = Segments(self._env, self.folder, self._file_entries * UNIT, self._staging, sparse=True)
         try:
             looked_at.load()
@@ -86,20 +86,20 @@ class RedoLog:
         self._queue.load()
 
     def truncate(self, bound: int, is_record: Callable[[int, int], bool]) -> None:
-        """Drop the entries of records at or behind the log offset ``bound``: they will be put again.
+        """Remove the entries of records at or behind the log offset ``bound``, which will be added again.
 
-        ``is_record`` judges the last ones of the others by log offset and size; those that are none go as well.
+        ``is_record`` (log offset, size) checks the last remaining entries; invalid ones are removed too.
         """
         self._queue.truncate(bound, lambda queue, offset, size: is_record(offset, size))
 
     def put(self, offsets: list[int], sizes: list[int], prepared_offsets: list[int]) -> None:
-        """Add entries, which lie behind all there are. ``OSError`` when the disk failed; without room they wait."""
+        """Append entries. ``OSError`` if the disk failed; without disk space they wait in memory."""
         rows = zip(offsets, sizes, prepared_offsets, strict=True)
         entries = b"".join([ENTRY.pack(*row) for row in rows])
         self._queue.put(QueueEntries(TOPIC, QUEUE_ID, self.end, offsets[0], offsets[-1] + sizes[-1], entries, None))
 
     def find_open(self, log_offset: int, stop: int | None = None) -> OpenRecords:
-        """Go through all entries from ``log_offset`` on, before which all transactions have ended.
+        """Scan all entries from ``log_offset`` on, before which all transactions have ended.
 
         With ``stop`` only through those before that number. ``StoreDamaged`` when they are not in the log's order.
         """
@@ -144,17 +144,17 @@ class RedoLog:
             first += len(data) // UNIT
 
     def expire(self, log_min: int) -> None:
-        """Let it begin with the first record that is still in the log."""
+        """Begin with the first record that is still in the log."""
         self._queue.correct_min(log_min)
 
     def drop_expired(self) -> None:
-        """Delete the files that lie before :attr:`start`; for a worker thread."""
+        """Delete the files before :attr:`start`; for a worker thread."""
         self._queue.drop_expired()
 
     def flush(self) -> None:
-        """Bring all entries onto the disk; for a worker thread. ``NoRoom``, ``OSError``."""
+        """Flush all entries; for a worker thread. ``NoRoom``, ``OSError``."""
         self._queue.flush()
 
     def close(self) -> None:
-        """Close the files; what was not flushed is forgotten."""
+        """Close the files; unflushed entries are lost."""
         self._queue.close()

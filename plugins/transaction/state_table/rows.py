@@ -1,4 +1,4 @@
-"""Prepared records and their ends, as the strategy ``state_table`` finds them in the log.
+"""Prepared records, commits and rollbacks of the strategy ``state_table`` in the log.
 
 Source: RocketMQ 3.2 ``DefaultMessageStore.DispatchMessageService``, ``TransactionStateService``.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATE_BITS: Final = int(TransactionState.ROLLBACK)
-"""The bits of a sys flag that hold a ``TransactionState``."""
+"""The bits of a sys flag with a ``TransactionState``."""
 
 
 log = structlog.get_logger("gantrymq.transaction")
@@ -34,7 +34,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 @attrs.define
 class Found:
-    """What a batch of the log has to say of transactions.
+    """The transaction data of a batch of the log.
 
     ``offsets``, ``sizes`` and ``prepared_offsets`` are columns of the redo log; ``opened`` the rows of new
     transactions with their numbers; ``ended`` the log offset of the prepared record and the new state, by row number.
@@ -60,7 +60,7 @@ def group_hash(group: bytes) -> int:
 
 
 def group_of(properties: bytes) -> bytes | None:
-    """The producer group of a transaction; None where the properties are not those of one."""
+    """The producer group of a transaction; None if the properties are not those of a transaction."""
     if (find_property(properties, TRAN_MSG) or b"").lower() != b"true":
         return None
     return find_property(properties, PGROUP)
@@ -72,7 +72,7 @@ def is_prepared(record: Record) -> bool:
 
 
 def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
-    """What the records at or behind the log offset ``start`` say of transactions."""
+    """The transaction data of the records at or behind the log offset ``start``."""
     found = Found()
     offsets, sizes, properties = batch.offsets, batch.sizes, batch.properties
     for row, sys_flag in enumerate(batch.sys_flags):
@@ -107,7 +107,7 @@ def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) ->
 
 
 def row_of(commit_log: CommitLog, offset: int) -> int | None:
-    """The number of the row of the prepared record at ``offset``; None when there is no such record (any longer)."""
+    """The row number of the prepared record at ``offset``; None if there is no such record, or no longer."""
     try:
         head = commit_log.view(offset, FLAGS_AND_PLACES.size)
     except (OutOfLog, CorruptRange):
@@ -117,7 +117,7 @@ def row_of(commit_log: CommitLog, offset: int) -> int | None:
 
 
 def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
-    """Whether a record of that size lies at ``offset``; one that was deleted with its file is believed."""
+    """Whether a record of that size lies at ``offset``; True if its file was deleted."""
     if offset < commit_log.min_offset:
         return True
     try:
@@ -128,7 +128,7 @@ def is_record(commit_log: CommitLog, offset: int, size: int) -> bool:
 
 
 def read_prepared(commit_log: CommitLog, offset: int) -> Record | None:
-    """The prepared record at ``offset``; None, and a line in the log, when it cannot be read."""
+    """The prepared record at ``offset``; None, with a log event, if it cannot be read."""
     try:
         record = commit_log.read_record(offset)
         if is_prepared(record):
@@ -147,7 +147,7 @@ def state_row(record: Record, size: int) -> StateRow:
 
 
 def scan_whole(commit_log: CommitLog, start: int, stop: int) -> Iterator[DispatchBatch]:
-    """As :meth:`CommitLog.scan`; where something is no record it goes on with the next file, loudly."""
+    """As :meth:`CommitLog.scan`; after invalid bytes it continues with the next file and logs this."""
     while start < stop:
         try:
             for batch in commit_log.scan(start, stop):

@@ -1,8 +1,8 @@
-"""The state table of RocketMQ 3.x: a row of 24 bytes for each prepared message, in files of so many rows.
+"""The state table of RocketMQ 3.x: a row of 24 bytes for each prepared message, in files of a fixed number of rows.
 
 Log offset (8), size (4), store time in seconds (4), Java hash of the producer's group (4), state (4), all big-endian;
-the state is a value of ``TransactionState`` and is written in place. A row's number is what its record says as queue
-offset. Source: RocketMQ 3.2 ``TransactionStateService``. ``docs/format/transaction-state.md``.
+the state is a value of ``TransactionState`` and is written in place. The number of a row is the queue offset of its
+record. Source: RocketMQ 3.2 ``TransactionStateService``. ``docs/format/transaction-state.md``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIZE_AT, _SIZE_END = 8, 12
 _SIGNS_AT = (0, _SIZE_AT)
 _CHUNK_ROWS = 32_768
 _NEAR_ROWS = 64
-"""Changed rows no further apart than this are written together."""
+"""Changed rows at most this far apart are written together."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -55,18 +55,18 @@ class StateRow:
         return ROW.pack(self.log_offset, self.size, self.seconds & 0xFFFFFFFF, self.group_hash, self.state)
 
     def filler(self) -> bytes:
-        """The bytes of a row that stands for no transaction, in front of this one: rolled back, of no group.
+        """The bytes of a filler in front of this row: rolled back, without a group.
 
-        It names this one's record, so that who deletes by the log's offset treats both alike.
+        It has this row's log offset, so that deletion by log offset treats both alike.
         """
         return ROW.pack(self.log_offset, self.size, self.seconds & 0xFFFFFFFF, 0, ENDS[1])
 
 
 class StateTable:
-    """The rows from ``start`` to ``end`` in ``folder``, each known by its number.
+    """The rows from ``start`` to ``end`` in ``folder``, identified by their numbers.
 
-    One thread uses it; :meth:`sync` may be called from another. Where the disk has no room, rows stay in memory until a
-    later :meth:`write_rest`; :attr:`unwritten` tells.
+    One thread uses it; :meth:`sync` may be called from another. Without disk space, rows stay in memory until a later
+    :meth:`write_rest` (:attr:`unwritten`).
     """
 
     def __init__(self, env: Env, folder: str, staging: str, *, file_rows: int = FILE_ROWS) -> None:
@@ -78,7 +78,7 @@ class StateTable:
         self._low = 0
         self._done_files: set[int] = set()
         self.start = 0
-        """The number of the first row that there is."""
+        """The number of the first row."""
         self.end = 0
         """The number of the next row."""
         self.open_count = 0
@@ -86,11 +86,11 @@ class StateTable:
 
     @property
     def unwritten(self) -> bool:
-        """Whether the disk has no room for some rows."""
+        """Whether rows wait in memory for disk space."""
         return bool(self._unwritten)
 
     def load(self) -> None:
-        """Find the files and the last row. ``StoreDamaged`` when they cannot be right, a row that is none included."""
+        """Find the files and the last row. ``StoreDamaged`` for inconsistent files or invalid rows."""
         self._segments.load()
         self.start = self.end = self._low = self._segments.start // UNIT
         for number, data in self._chunks(self.start, self._segments.end // UNIT):
@@ -118,9 +118,9 @@ class StateTable:
         return None
 
     def open_rows(self, number: int = 0) -> Iterator[tuple[int, StateRow | None]]:
-        """The prepared rows from ``number`` on; after each so many rows the number where it goes on, and None.
+        """The prepared rows from ``number`` on; after each slice the number at which it continues, with None.
 
-        Rows that change meanwhile are seen as they were or as they are.
+        Rows that change meanwhile are returned in their old or new state.
         """
         number = max(number, self._low, self.start)
         while number < self.end:
@@ -140,7 +140,7 @@ class StateTable:
             yield number, None
 
     def _read(self, number: int, count: int) -> bytes:
-        """So many rows, which must exist and lie in one file."""
+        """Consecutive rows, which must exist and lie in one file."""
         data = self._segments.pread(number * UNIT, count * UNIT)
         if self._unwritten:
             patched = bytearray(data.ljust(count * UNIT, b"\0"))
@@ -159,12 +159,12 @@ class StateTable:
     # ------------------------------------------------------------------------------------------------------ write
 
     def begin_at(self, number: int, row: StateRow) -> None:
-        """Let an empty table go on at ``number``; rows before it in the same file are fillers of ``row``."""
+        """Let an empty table continue at ``number``; rows before it in the same file are fillers of ``row``."""
         self.start = self.end = self._low = number - number % self._file_rows
         self.fill_to(number, row)
 
     def append(self, rows: Iterable[tuple[int, StateRow]]) -> None:
-        """Add rows in the order of their numbers; a gap is filled. One whose number is taken is left out, loudly."""
+        """Add rows in the order of their numbers; gaps get fillers. A row with a used number is left out and logged."""
         parts: list[bytes] = []
         first = self.end
         for number, row in rows:
@@ -217,7 +217,7 @@ class StateTable:
             self.open_count -= 1
 
     def _write(self, number: int, data: bytes) -> None:
-        """Write rows; those for which there is no room stay in memory."""
+        """Write rows; without disk space they stay in memory."""
         view = memoryview(data)
         if not len(self._segments):
             self._env.mkdirs(self.folder)
@@ -250,7 +250,8 @@ class StateTable:
     # ------------------------------------------------------------------------------------------------------- files
 
     def detach_finished(self) -> list[Segment]:
-        """Take out the files at the front of which all rows have ended, but for the last; :meth:`discard` them."""
+        """Remove the oldest files in which all rows have ended from the list, except for the last one; :meth:`discard`
+        deletes them."""
         found = self.first_open()
         detached = self._segments.detach_before((self.end if found is None else found[0]) * UNIT)
         if detached:
@@ -263,7 +264,7 @@ class StateTable:
         self._segments.discard(detached)
 
     def sync(self) -> None:
-        """Return when what was written before is on the disk."""
+        """Flush everything that was written before."""
         self._segments.sync()
 
     def close(self) -> None:
@@ -272,7 +273,7 @@ class StateTable:
 
 
 def _rows_in(data: bytes) -> int:
-    """How many rows there are before the first that is none: no offset, no size or no state that there can be.
+    """The number of rows before the first invalid one (offset, size or state).
 
     Column by column, because a table may have millions of rows and is read as a whole at the start.
     """
