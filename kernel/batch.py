@@ -1,7 +1,7 @@
-"""The columnar batches that travel through the hooks.
+"""The columnar batches that hooks get.
 
-A batch is many rows as parallel lists: the cost of a hook is paid once a sweep, not once a message. Rows that a plugin
-refuses stay in place, so that row numbers never change, and are left out of :attr:`AppendBatch.live`.
+A batch has many rows as parallel lists, so that a hook costs one call per sweep and not one per message. Refused rows
+stay in place, so that row numbers never change, and are left out of :attr:`AppendBatch.live`.
 """
 
 from __future__ import annotations
@@ -29,45 +29,47 @@ STORED: Final = frozenset(
         ResponseCode.SLAVE_NOT_AVAILABLE,
     }
 )
-"""With these a row lies in the log, whatever else is to be said of it."""
+"""Status codes of rows that are stored in the log."""
 
 BATCH_MAX_MESSAGES: Final = 200_000
-"""Messages of one request to send. Their ids, with the longest hosts, still fit into the header of its answer."""
+"""The most messages of one send request: their ids, with the longest hosts, still fit into the header of the
+response."""
 BATCH_STORED_FACTOR: Final = 4
-"""All messages of one request together are stored in at most so many times ``store.max_message_bytes``."""
+"""All messages of one request take at most this many times ``store.max_message_bytes`` as stored."""
 
 
 class Source:
     """Where the rows of an :class:`AppendBatch` come from: one source a batch.
 
-    A plugin whose ``before_append`` is to see others than :data:`CLIENT` says so: ``sources = (Source.CLIENT, ...)``.
+    A plugin whose ``before_append`` must get rows of other sources than :data:`CLIENT` declares them:
+    ``sources = (Source.CLIENT, ...)``.
     """
 
     CLIENT: Final = "client"
     """Messages that clients send, replies included."""
     RESEND: Final = "resend"
-    """Messages that a consumer's client sends to the retry topic of its group, because it could not give them back by
-    CONSUMER_SEND_MSG_BACK. The body is what the client holds, as in ``client``."""
+    """Messages that a consumer's client sends to the retry topic of its group because CONSUMER_SEND_MSG_BACK failed.
+    The body is the client's, as in ``client``."""
     RETRY: Final = "retry"
-    """Stored messages that a consumer gave back: they go to the group's retry topic, or are dead letters."""
+    """Stored messages that a consumer sent back, for the group's retry topic or as dead letters."""
     DELAY: Final = "delay"
     """Stored messages whose delay level is over."""
     TIMER: Final = "timer"
-    """Stored messages whose time has come, or that wait on; and orders to recall one."""
+    """Stored timed messages that are due or are enqueued again, and recalls."""
     TRANSACTION: Final = "transaction"
-    """Half messages that are committed, checked, put aside or resumed, and the notes about their end."""
+    """Half messages that are committed, checked, discarded or resumed, and op messages."""
     PLUGIN: Final = "plugin"
-    """What a plugin appends by itself: the default of a new :class:`AppendBatch`."""
+    """Rows that a plugin appends by itself: the default of a new :class:`AppendBatch`."""
 
     ALL: Final = (CLIENT, RESEND, RETRY, DELAY, TIMER, TRANSACTION, PLUGIN)
     FROM_SENDERS: Final = (CLIENT, RESEND)
-    """Whose rows the broker does not keep yet: the sender still has a message that is refused."""
+    """Sources whose rows are not stored yet: the sender still has a refused message."""
 
 
 class Trait:
-    """Bits for what at least one row of a batch carries, so that a plugin leaves at once when nothing concerns it.
+    """Bits for features that at least one row of a batch uses, so that a plugin can return at once otherwise.
 
-    Plain numbers: each plugin asks for one in each sweep, and ``enum``'s flags take a microsecond to answer.
+    Plain numbers, because each plugin tests one in each sweep, and a flag of ``enum`` takes a microsecond.
     """
 
     DELAY: Final = 1
@@ -75,18 +77,18 @@ class Trait:
     RETRY: Final = 4
     BATCH: Final = 8
     FREES_SPACE: Final = 16
-    """Once these rows are written, files of the log can go that are kept for them until then: what is delivered at its
-    time, what ends a transaction. A full disk refuses everything else first."""
+    """Writing these rows lets log files be deleted: due deliveries, ends of transactions. On a full disk everything
+    else is refused first."""
 
 
 @attrs.define
 class AppendBatch:
-    """Messages of one sweep on their way into the commit log.
+    """Messages of one sweep before they are stored in the commit log.
 
-    ``properties`` are the encoded text form as it will be stored; ``born_hosts`` are address and port as stored (8
-    bytes, 20 for IPv6 with bit 0x10 in the row's sys flag). ``waits`` says whether the sender wants the guarantees
-    (property WAIT). ``origins`` is the producer's own: the kernel hands it back untouched.
-    The log fills ``offsets``, ``sizes``, ``queue_offsets`` and the batch's ``start``, ``end`` and ``store_timestamp``.
+    ``properties`` have the encoded form as it will be stored; ``born_hosts`` are address and port as stored (8 bytes,
+    20 for IPv6 with bit 0x10 in the row's sys flag). ``waits`` says whether the sender waits for the guarantees
+    (property WAIT). ``origins`` belongs to the plugin that created the batch; the kernel does not change it. The log
+    fills ``offsets``, ``sizes``, ``queue_offsets`` and the batch's ``start``, ``end`` and ``store_timestamp``.
     """
 
     done: Callable[[AppendBatch], None] | None = None
@@ -109,12 +111,12 @@ class AppendBatch:
     waits: list[bool] = attrs.field(factory=list)
     origins: list[Any] = attrs.field(factory=list)
     attempts_max: dict[int, int] = attrs.field(factory=dict)
-    """By row: how often its sender wants the message to be consumed at most, where it said so."""
+    """By row: the most consumption attempts, if the sender has set them."""
     own_queue_offsets: dict[int, int] = attrs.field(factory=dict)
-    """By row: the queue offset that its record says, of rows that enter no queue (``record.PREPARED_BIT``); else 0."""
+    """By row: the queue offset in the record of a row without a queue entry (``record.PREPARED_BIT``); default 0."""
 
     answers: dict[int, dict[str, str]] = attrs.field(factory=dict)
-    """By row: fields that the answer to its sender has besides, when the message is stored."""
+    """By row: additional fields of the response to its sender, if the message is stored."""
 
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)
@@ -174,8 +176,8 @@ class AppendBatch:
         wait: bool = True,
         origin: Any = None,
     ) -> None:
-        """Append a stored message once more: a row with the body, flag, birth and times of ``record``, and with its
-        properties and sys flag unless others are given."""
+        """Append a stored message again: a row with the body, flag, born host and timestamps of ``record``, and with
+        its properties and sys flag unless others are given."""
         self.add(
             topic,
             queue_id,
@@ -192,11 +194,11 @@ class AppendBatch:
         )
 
     def tie_next_to(self, row: int) -> None:
-        """The row that is added next stands or falls with ``row``: what refuses that one refuses it as well."""
+        """Tie the next added row to ``row``: a refusal of ``row`` also refuses that row."""
         self._tied[row] = len(self)
 
     def refuse(self, row: int, code: int, remark: str) -> None:
-        """Take ``row`` out: its sender gets ``code`` and ``remark``. The first refusal stands.
+        """Refuse ``row``: its sender gets ``code`` and ``remark``. The first refusal counts.
 
         :class:`ValueError` for a code that says that the message is stored (:data:`STORED`).
         """
@@ -210,13 +212,13 @@ class AppendBatch:
             self.refuse(self._tied[row], code, remark)
 
     def place(self, start: int, store_timestamp: int) -> None:
-        """Begin with the log at ``start``: no row has a place there yet (offset -1, size 0)."""
+        """Begin at the log offset ``start``: no row is stored yet (offset -1, size 0)."""
         count = len(self)
         self.offsets, self.sizes, self.queue_offsets = [-1] * count, [0] * count, [-1] * count
         self.start = self.end = start
         self.store_timestamp = store_timestamp
 
-    # What there is of a row without its columns: a column that nobody asked for need not be made.
+    # Access to one row without creating a column.
 
     def queue_of(self, row: int) -> tuple[str, int]:
         """Topic and queue id of ``row``."""
@@ -231,9 +233,9 @@ class AppendBatch:
         return len(self.bodies[row]), len(self.properties[row])
 
     def divert(self, row: int, topic: str, queue_id: int, changes: dict[bytes, bytes | None], clear: int) -> None:
-        """Let ``row`` go to another queue, its properties changed as by :func:`replace_properties`.
+        """Move ``row`` to another queue and change its properties as :func:`replace_properties`.
 
-        ``clear``: bits that go out of its sys flag.
+        ``clear``: bits to clear in its sys flag.
         """
         self.properties[row] = replace_properties(self.properties[row], changes)
         self.topics[row] = topic
@@ -241,17 +243,17 @@ class AppendBatch:
         self.sys_flags[row] &= ~clear
 
     def place_of(self, row: int) -> tuple[int, int]:
-        """Log offset and queue offset of ``row``; -1 both while the log has not taken it."""
+        """Log offset and queue offset of ``row``; both -1 before the log has stored it."""
         return (self.offsets[row], self.queue_offsets[row]) if self.offsets else (-1, -1)
 
     @property
     def waited_for(self) -> bool:
-        """Whether the sender of one row at least wants the guarantees."""
+        """Whether the sender of at least one row waits for the guarantees."""
         return any(self.waits)
 
     @property
     def live(self) -> range | list[int]:
-        """The row numbers that nobody refused, in order."""
+        """The numbers of the rows that are not refused, in order."""
         if not self.refused:
             return range(len(self.topics))
         return [row for row, status in enumerate(self.statuses) if status == ResponseCode.SUCCESS]
@@ -262,7 +264,7 @@ class DispatchBatch:
     """Committed records in log order, covering the log from ``start`` to ``end`` without a gap.
 
     Built from the rows that were just appended, or from the log itself (``replay`` during recovery). Each column has
-    one value a record; ``tag_codes`` are what the consume queue entry stores; ``properties`` are the encoded form.
+    one value per record; ``tag_codes`` are those of the consume queue entries; ``properties`` have the encoded form.
     """
 
     start: int
@@ -289,12 +291,12 @@ class DispatchBatch:
 
     @property
     def sys_flag_bits(self) -> int:
-        """The bits that the sys flag of one row at least has. Cheaper than a look at each row."""
+        """The sys flag bits that at least one row has. Cheaper than reading each row."""
         return reduce(or_, self.sys_flags, 0)
 
     @property
     def queues(self) -> list[tuple[str, int]]:
-        """The queues of the rows, each once: topic and queue id. Cheaper than a look at each row."""
+        """The distinct queues of the rows: topic and queue id. Cheaper than reading each row."""
         return list(dict.fromkeys(zip(self.topics, self.queue_ids, strict=True)))
 
     def tag_codes_of(self, topic: str, queue_id: int) -> set[int]:
@@ -305,7 +307,7 @@ class DispatchBatch:
 
 @attrs.define(eq=False)
 class Pull:
-    """One pull request, parsed and checked: what it wants and until when it may wait."""
+    """One parsed and checked pull request, with its deadline."""
 
     request: Request
     group: str
@@ -318,12 +320,12 @@ class Pull:
     deadline: float
     """On the clock of ``env.monotonic()``, seconds."""
     max_bytes: int = 0
-    """The client accepts an answer of this size, and of ``limit`` messages; 0: RocketMQ's limits apply."""
+    """The client accepts a response of this size, and of ``limit`` messages; 0: RocketMQ's limits apply."""
 
 
 @attrs.define
 class PullBatch:
-    """Pulls of one sweep that found nothing; ``resume(rows)`` runs them again, then without permission to wait."""
+    """Pulls of one sweep that found nothing; ``resume(rows)`` runs them again without permission to wait."""
 
     rows: list[Pull]
     resume: Callable[[list[Pull]], None]

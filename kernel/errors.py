@@ -1,4 +1,4 @@
-"""Errors that a user or a plugin sees, those of disk and log included: each says what is wrong and what to do."""
+"""Errors for users and plugins, including those of disk and log: each says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class PluginError(Exception):
 
 
 class TaskFailed(Exception):
-    """A background task of a plugin raised: the broker stops in order. Named by plugin, task and place."""
+    """A background task of a plugin raised: the broker stops cleanly. Named by plugin, task and place."""
 
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors that go away when there is room again: a full disk, a quota, a limit on the size of files."""
+"""Errors that end when space is available again: a full disk, a quota, a limit on the size of files."""
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
@@ -44,7 +44,7 @@ class StoreNotWritable(StartError):
 
 
 class NoRoom(StartError):
-    """The disk, or the process, has no room for a file that the store needs; it can be tried again when there is."""
+    """The disk, or the process, has no space for a file that the store needs; retry when there is space."""
 
     def __init__(self, path: str, error: OSError) -> None:
         remedy = (
@@ -56,7 +56,7 @@ class NoRoom(StartError):
 
 
 def blame(path: str, error: OSError) -> StartError:
-    """The error that tells a user what to do about ``error``, which happened to ``path``."""
+    """The error for users about ``error`` on ``path``, with the remedy."""
     if error.errno in NO_ROOM:
         return NoRoom(path, error)
     if error.errno in _NOT_ALLOWED:
@@ -69,15 +69,15 @@ class LogPoisoned(Exception):
 
 
 class OutOfLog(ValueError):
-    """Something was asked for that lies before the first file, behind the end, or across the end of a file."""
+    """The requested range lies before the first file, behind the end, or across the end of a file."""
 
 
 class CorruptRange(Exception):
-    """The bytes asked for are quarantined: they were acknowledged once and can no longer be trusted."""
+    """The requested bytes are quarantined: they were acknowledged once and are damaged now."""
 
 
 class UnreadableRange(CorruptRange):
-    """The disk cannot give the bytes asked for, now at least. ``offset``: where they begin; ``reason``: its error."""
+    """The disk cannot read the requested bytes now. ``offset``: where they begin; ``reason``: its error."""
 
     def __init__(self, offset: int, size: int, reason: str) -> None:
         super().__init__(f"{size} bytes at {offset}: the disk cannot give them: {reason}")

@@ -1,4 +1,4 @@
-"""Find and import plugins: the default ones, and what the configuration names.
+"""Find and import plugins: the default ones, and those that the configuration names.
 
 A plugin is named by its entry point, as ``module:attr`` of an installed module, or as ``./file.py:attr``.
 """
@@ -21,10 +21,10 @@ ENTRY_POINTS = "gantrymq.plugins"
 
 
 def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: Sequence[str] = ()) -> PluginManager:
-    """The default plugins less ``disable``, then ``enable`` in its order, each named as this module says.
+    """The default plugins without ``disable``, then ``enable`` in its order, each named as described above.
 
-    Raises :class:`StartError` for what cannot be found or imported, for an essential plugin that is disabled, and for a
-    name in ``disable`` that nobody has.
+    Raises :class:`StartError` for a plugin that cannot be found or imported, for a disabled essential plugin, and for
+    an unknown name in ``disable``.
     """
     found = [(origin, _load(origin)) for origin in (*defaults, *enable)]
     names = {str(getattr(plugin, "name", origin)): plugin for origin, plugin in found}
@@ -68,7 +68,7 @@ def _import(origin: str, name: str) -> ModuleType:
 
 
 def _run_file(origin: str, path: str) -> ModuleType:
-    """The module in the file ``path``, which need not be on Python's path; what lies beside it cannot be imported."""
+    """The module in the file ``path``, which need not be on Python's path; modules beside it cannot be imported."""
     name = "plugin_file_" + path.rpartition("/")[2].removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, path.removeprefix("./"))
     if spec is None or spec.loader is None:

@@ -1,8 +1,8 @@
-"""Check plugins, put them in order, call them, and freeze.
+"""Validate plugins, order them, and call their hooks.
 
-Order is the configuration's: pluggy calls the last registered first, so plugins are registered in reverse. A plugin is
-a class (instantiated without arguments) or an object with ``name``; ``slot`` claims a place that only one may hold,
-``essential`` ones cannot be disabled.
+The order is that of the configuration: pluggy calls the last registered plugin first, so plugins are registered in
+reverse. A plugin is a class (instantiated without arguments) or an object with ``name``. Only one plugin can have a
+given ``slot``; ``essential`` ones cannot be disabled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHIPPED = "gantrymq.plugins."
 
 @attrs.frozen
 class PluginInfo:
-    """What is known of one loaded plugin."""
+    """The metadata of one loaded plugin."""
 
     name: str
     version: str
@@ -41,7 +41,7 @@ class PluginInfo:
     hooks: tuple[str, ...]
     plugin: Any
     sources: tuple[str, ...] = (Source.CLIENT,)
-    """Of which rows ``before_append`` is called: names of :class:`Source`."""
+    """The sources of rows for which ``before_append`` is called: names of :class:`Source`."""
 
     @property
     def is_shipped(self) -> bool:
@@ -50,17 +50,17 @@ class PluginInfo:
 
 
 Guard = Callable[[PluginInfo, str, Callable[[Any], object]], Callable[[Any], object]]
-"""Of a plugin, a hook and its implementation makes what is called instead."""
+"""Creates the replacement for a plugin's implementation of a hook."""
 
 
 class PluginManager:
-    """The loaded plugins and ``hook``, the callable page. Frozen once built: no plugin joins later."""
+    """The loaded plugins and ``hook``, the callable hooks. No plugin can be added later."""
 
     def __init__(self, plugins: Sequence[tuple[str, Any]], hookspecs: ModuleType, disabled: Sequence[Any] = ()) -> None:
         """``plugins``: origin (``module:attr`` or ``entry point name``) and object, in call order.
 
-        ``hookspecs``: the page of the hooks, :mod:`gantrymq.kernel.hookspecs`. ``disabled``: plugins that are known and
-        take no part.
+        ``hookspecs``: the page of the hooks, :mod:`gantrymq.kernel.hookspecs`. ``disabled``: known plugins that are
+        disabled.
         """
         self.disabled = tuple(disabled)
         self._project = hookspecs.PROJECT
@@ -81,9 +81,9 @@ class PluginManager:
     def call_each(
         self, hook_name: str, kind: type[Any] | None = None, **arguments: Any
     ) -> list[tuple[PluginInfo, Any]]:
-        """Call a hook of the start and keep who answered what, in call order.
+        """Call a hook of the start; returns the results with their plugins, in call order.
 
-        :class:`StartError` names the plugin that raised, or whose answer is not of ``kind``.
+        :class:`StartError` names the plugin that raised, or whose result is not of ``kind``.
         """
         answers = []
         for info, call in self.calls(hook_name, **arguments):
@@ -102,7 +102,7 @@ class PluginManager:
         return answers
 
     def calls(self, hook_name: str, **arguments: Any) -> list[tuple[PluginInfo, Callable[[], Any]]]:
-        """The calls of a hook one by one, in call order, for where a plugin's failure must not keep others out."""
+        """The single calls of a hook in call order, for callers that continue after the failure of one plugin."""
         return [
             (info, partial(implementation.function, *[arguments[name] for name in implementation.argnames]))
             for info, implementation in self.implementations(hook_name)
@@ -111,11 +111,11 @@ class PluginManager:
     def on_batches(
         self, hook_name: str, guard: Guard | None = None, leave_out: Collection[str] = ()
     ) -> Callable[[Any], object] | None:
-        """A hook of the argument ``batch``, which nobody answers, as a plain function; None when nobody implements it.
+        """A hook with the argument ``batch`` and without a result as a plain function; None if no plugin implements it.
 
-        For the hot path: pluggy's own way there costs more than what most plugins do with an ordinary batch. ``guard``
-        puts a function in the place of each plugin's; :class:`StartError` where a plugin wraps the hook as well. The
-        plugins that ``leave_out`` names are not called.
+        For the hot path: pluggy's own call costs more than most plugins' work on an ordinary batch. ``guard`` replaces
+        each plugin's function; :class:`StartError` if a plugin also wraps the hook. Plugins in ``leave_out`` are not
+        called.
         """
         left_out = [info.plugin for info in self.plugins if info.name in leave_out]
         hook = self._manager.subset_hook_caller(hook_name, left_out)
@@ -141,13 +141,13 @@ class PluginManager:
         return call
 
     def wrapping(self, hook_name: str) -> PluginInfo | None:
-        """A plugin for which pluggy has to call the hook of batches: it wraps the others, or takes no batch."""
+        """A plugin for which pluggy must call the hook: it wraps the others, or does not take the batch."""
         found = self.implementations(hook_name)
         odd = (info for info, each in found if each.wrapper or each.hookwrapper or each.argnames != ("batch",))
         return next(odd, None)
 
     def implementations(self, hook_name: str) -> list[tuple[PluginInfo, pluggy.HookImpl]]:
-        """Who implements the hook, in call order."""
+        """The plugins that implement the hook, in call order."""
         owners = {id(info.plugin): info for info in self.plugins}
         return [
             (owners[id(implementation.plugin)], implementation)
@@ -165,7 +165,7 @@ class PluginManager:
         return next((owners[code] for code in codes if code in owners), None)
 
     def describe_failure(self, info: PluginInfo | None, what: str, error: BaseException) -> str:
-        """What a user needs to know of ``error``, which a plugin raised in ``what``: plugin, place, and what to do."""
+        """The text for ``error``, which a plugin raised in ``what``: plugin, place, and what to do."""
         name = "?" if info is None else info.name
         text = f"plugin {name!r}: {what} failed: {error!r}{self._place(name, error)}"
         if info is None or info.essential:
@@ -183,7 +183,7 @@ class PluginManager:
         return ""
 
     def owner_of(self, frame: FrameType) -> str | None:
-        """The name of the plugin whose code runs in ``frame``; None for what is no plugin's."""
+        """The name of the plugin whose code runs in ``frame``; None for other code."""
         module = frame.f_globals.get("__name__", "")
         for info in self.plugins:
             home = type(info.plugin).__module__
@@ -221,7 +221,7 @@ class PluginManager:
         )
 
     def _check_version(self, name: str, origin: str, plugin: Any) -> None:
-        """A plugin that names another version of the API refuses the start, before a hook of it is called."""
+        """A plugin for another version of the API stops the start before any of its hooks is called."""
         wanted = getattr(plugin, "api_version", self._api)
         if wanted == self._api and not isinstance(wanted, bool):
             return
@@ -235,7 +235,7 @@ class PluginManager:
         )
 
     def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:
-        """An implementation may leave out arguments of its hook; it cannot have others, unless they have a default."""
+        """An implementation may omit arguments of its hook; additional ones need a default."""
         given = _arguments_of(self._hookspecs[hook_name])
         wanted = inspect.signature(getattr(plugin, hook_name)).parameters.values()
         unknown = [each.name for each in wanted if each.name not in given and each.default is each.empty]
@@ -263,20 +263,21 @@ class PluginManager:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` when a choice is near, else nothing."""
+    """``; did you mean 'x'?`` if a choice is similar, else empty."""
     near = difflib.get_close_matches(word, list(choices), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 class _NamedHooks(pluggy.PluginManager):
-    """Looks for implementations at the hooks' names alone; at every attribute it takes a fifth of a broker's start."""
+    """Looks for implementations only under the hooks' names; checking every attribute takes a fifth of a broker's
+    start."""
 
     def __init__(self, project: str, names: frozenset[str]) -> None:
         super().__init__(project)
         self._names = names
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> pluggy.HookimplOpts | None:
-        """The options of an implementation; None for what is no hook."""
+        """The options of an implementation; None if it is not a hook."""
         return super().parse_hookimpl_opts(plugin, name) if name in self._names else None
 
 
@@ -299,7 +300,7 @@ def _sources_of(name: str, plugin: Any) -> tuple[str, ...]:
 
 @cache
 def _version_of(package: str) -> str:
-    """Of the distribution with the package's name. Its metadata is a file to be read and parsed."""
+    """The version of the distribution with the package's name, from its metadata file."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -310,7 +311,7 @@ FAILURES_MAX = 10
 
 
 class Observers:
-    """One observing hook. Who failed ten times is not called again, unless the broker does not work without it."""
+    """One observing hook. A plugin that failed ten times is not called again unless it is essential."""
 
     def __init__(self, manager: PluginManager, hook_name: str) -> None:
         self._hook_name = hook_name

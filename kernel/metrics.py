@@ -1,7 +1,7 @@
-"""The numbers of one moment, as plugins tell them when somebody asks (hook ``collect_metrics``).
+"""One collection of metrics, which plugins fill on request (hook ``collect_metrics``).
 
-Names and kinds are Prometheus's: a gauge goes up and down, a counter only up until the broker starts again, and its
-name ends in ``_total``. Nothing here knows who asks, or in which format it is told.
+Names and kinds are Prometheus's: a gauge goes up and down; a counter only goes up until the broker restarts, and its
+name ends in ``_total``. This module does not depend on the output format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Distribution:
 
 @attrs.define
 class Family:
-    """All series of one name. ``label_names``: of every one of them, in the order of their values."""
+    """All series of one name. ``label_names``: the labels of each series, in the order of their values."""
 
     name: str
     kind: Kind
@@ -38,10 +38,10 @@ class Family:
 
 
 class Metrics:
-    """What is told at one moment: at most ``series_max`` series.
+    """One collection of at most ``series_max`` series.
 
-    Each family keeps the first ones that it is given; :meth:`cut` then takes from the largest families what is too
-    much in all, so that what has few series keeps them.
+    Each family keeps its first series; :meth:`cut` then removes the excess from the largest families, so that small
+    families keep their series.
     """
 
     def __init__(self, series_max: int) -> None:
@@ -52,15 +52,15 @@ class Metrics:
         self._later: list[Callable[[], None]] = []
 
     def gauge(self, name: str, text: str, value: float, **labels: str | bool) -> None:
-        """A number of now. ``text`` says in a sentence what it is, with its unit; of a name, the first text counts.
+        """A present value. ``text`` describes it in a sentence, with its unit; the first text of a name is used.
 
-        All series of a name have the same labels and one kind: else :class:`ValueError`. Of equal series the last
-        value counts.
+        All series of a name must have the same labels and kind, else :class:`ValueError`. The last value of equal
+        series is used.
         """
         self._put("gauge", name, text, value, labels)
 
     def counter(self, name: str, text: str, value: float, **labels: str | bool) -> None:
-        """What there was in all, since the broker was started. The name ends in ``_total``. Else as :meth:`gauge`."""
+        """A total since the broker's start. The name ends in ``_total``. Otherwise as :meth:`gauge`."""
         if not name.endswith("_total"):
             raise ValueError(f"the name of a counter ends in _total: {name!r}")
         self._put("counter", name, text, value, labels)
@@ -68,9 +68,9 @@ class Metrics:
     def histogram(
         self, name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: str | bool
     ) -> None:
-        """``counts``: how many values lay between each bound and the one before, and how many above the last one.
+        """``counts``: the number of values between each bound and the previous one, and above the last one.
 
-        ``total``: the sum of all values. Else as :meth:`gauge`.
+        ``total``: the sum of all values. Otherwise as :meth:`gauge`.
         """
         if len(counts) != len(bounds) + 1:
             raise ValueError(f"{name}: {len(bounds)} bounds part {len(bounds) + 1} counts, not {len(counts)}")
@@ -81,18 +81,18 @@ class Metrics:
         self._put("histogram", name, text, Distribution(buckets, total), labels)
 
     def later(self, work: Callable[[], None]) -> None:
-        """Let ``work`` be called in a worker thread when all plugins have told what they know at once.
+        """Call ``work`` in a worker thread after all plugins have added their immediate metrics.
 
-        It may read the disk, wait for it, and tell more; what it uses of the broker must be safe for any thread.
+        It may wait for the disk and add metrics; what it uses of the broker must be thread-safe.
         """
         self._later.append(work)
 
     def work(self) -> Iterable[Callable[[], None]]:
-        """What was put off, to be called one by one."""
+        """The postponed functions, to be called one by one."""
         return tuple(self._later)
 
     def cut(self) -> None:
-        """Leave out what is too much in all, where most is."""
+        """Remove excess series from the largest families."""
         left, families = self._series_max, sorted(self.families.values(), key=lambda family: len(family.series))
         for number, family in enumerate(families):
             share = left // (len(families) - number)

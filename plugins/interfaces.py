@@ -1,7 +1,7 @@
 """The protocols of the objects that plugins offer each other.
 
-A plugin never imports a sibling: it asks the registry (``broker.registry``) for a protocol of this module, and whoever
-provides it answers.
+A plugin never imports another plugin: it requests a protocol of this module from the registry (``broker.registry``) and
+gets the object of the plugin that provides it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TopicTable(Protocol):
 
     @property
     def broker_perm(self) -> int:
-        """What this broker lets clients do at all: ``PERM_READ``, ``PERM_WRITE``, both."""
+        """The permission of this broker for clients: ``PERM_READ``, ``PERM_WRITE``, or both."""
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -35,15 +35,15 @@ class TopicTable(Protocol):
     def for_send(
         self, topic: str, default_topic: str, default_queues: int, unit_mode: bool = False
     ) -> TopicConfig | None:
-        """As ``get``, and created on first use when ``default_topic`` allows it (or it is a retry topic).
+        """As ``get``, but created on first use if ``default_topic`` allows it (or it is a retry topic).
 
         The sender's ``unit_mode`` marks what is created.
 
-        ``RemoteFault`` for an illegal name, for the retry topic of an unknown group, for one topic too many.
+        ``RemoteFault`` for an illegal name, for the retry topic of an unknown group, and beyond the limit of topics.
         """
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """Create the topic unless it exists; returns what is there now. ``RemoteFault`` as ``for_send``."""
+        """Create the topic unless it exists; returns its configuration. ``RemoteFault`` as ``for_send``."""
 
     def refuses_sends(self, topic: str) -> bool:
         """Whether clients may not send to this (system) topic."""
@@ -52,13 +52,13 @@ class TopicTable(Protocol):
         """The topics that there are."""
 
     def set_ordered(self, topics: Collection[str]) -> None:
-        """These are the ordered topics, and no others: ``order`` in their configurations."""
+        """Set the ordered topics (``order`` in their configurations); all others are not ordered."""
 
     def adopt(self, body: bytes, log_end: int = 0) -> bool:
-        """Have a master's topics, from its answer to GET_ALL_TOPIC_CONFIG; False when they were known already.
+        """Adopt a master's topics from its response to GET_ALL_TOPIC_CONFIG; False if they were known already.
 
-        ``log_end``: where this log ended when the master was asked. Messages before it, of topics that were deleted
-        there, are deleted here too.
+        ``log_end``: the end of this log at the time of the request. Messages before it, of topics that the master has
+        deleted, are deleted here too.
         """
 
 
@@ -66,13 +66,14 @@ class GroupTable(Protocol):
     """The consumer groups of this broker (plugin ``topics``)."""
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group's configuration, created on first use where that is allowed."""
+        """The group's configuration, created on first use if that is allowed."""
 
     def names(self) -> list[str]:
         """The groups that there are."""
 
     def adopt(self, body: bytes) -> bool:
-        """Have a master's groups, from its answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; False when they were known."""
+        """Adopt a master's groups from its response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; False if they were known
+        already."""
 
 
 class GroupMember(Protocol):
@@ -88,108 +89,109 @@ class ConsumerGroups(Protocol):
 
     @property
     def changes(self) -> int:
-        """How often subscriptions changed, or members left: as long as it stays, nothing did."""
+        """A counter that increases when subscriptions change or members leave."""
 
     def groups(self) -> list[str]:
-        """The groups that have a member here."""
+        """The groups with a connected member."""
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What the group last said it wants of ``topic``."""
+        """The group's newest subscription to ``topic``."""
 
     def message_model(self, group: str) -> str | None:
-        """``CLUSTERING`` or ``BROADCASTING``; None when nobody of the group is here."""
+        """``CLUSTERING`` or ``BROADCASTING``; None if the group has no connected member."""
 
     def client_ids(self, group: str) -> list[str]:
         """The ids of the group's members."""
 
     def members_of(self, group: str) -> Sequence[GroupMember]:
-        """The group's members, by whose connections they can be asked."""
+        """The group's members with their connections."""
 
     def subscriptions_of(self, group: str) -> Mapping[str, SubscriptionData]:
-        """What the group wants, by topic; empty when nobody of it is here."""
+        """The group's subscriptions by topic; empty if it has no connected member."""
 
     def groups_of(self, topic: str) -> list[str]:
         """The live groups that subscribe to ``topic``."""
 
 
 class QueueLocks(Protocol):
-    """Which member of a group with orderly consumers has which queue (plugin ``locks``)."""
+    """The queue locks of orderly consumers (plugin ``locks``)."""
 
     def member_left(self, group: str, client_id: str, connection_id: int) -> None:
-        """The client unregistered from the consumer group over this connection: it gives its queues back."""
+        """The client unregistered from the consumer group over this connection: release its locks."""
 
 
 class ProducerGroups(Protocol):
     """The live producers (plugin ``clients``)."""
 
     def producers_of(self, group: str) -> Sequence[GroupMember]:
-        """The members of the producer group ``group``, by whose connections they can be asked."""
+        """The members of the producer group ``group`` with their connections."""
 
     def connection_of(self, client_id: str) -> Connection | None:
         """The connection of the producer with this client id, the newest one if it has several."""
 
 
 class SendRules(Protocol):
-    """What a message must be that a client sends, and what each answer to it says (plugin ``produce``)."""
+    """The rules for messages from clients, and the fields of their responses (plugin ``produce``)."""
 
     @property
     def answer_fields(self) -> Mapping[str, str]:
-        """The header fields that every answer to a sender has: MSG_REGION and TRACE_ON. Not to be changed."""
+        """The header fields of every response to a sender: MSG_REGION and TRACE_ON. Do not change them."""
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:
-        """The message's topic, created on first use where that is allowed.
+        """The message's topic, created on first use if that is allowed.
 
-        ``RemoteFault`` with RocketMQ's code when clients may not send to it, or not to this queue.
+        ``RemoteFault`` with RocketMQ's code if clients may not send to it, or not to this queue.
         """
 
     def traits_of(self, properties: bytes) -> int:
-        """What the encoded properties ask for beyond storing: bits of ``batch.Trait``."""
+        """The traits that the encoded properties request: bits of ``batch.Trait``."""
 
 
 class ConsumerOffsets(Protocol):
-    """How far each group has consumed (plugin ``offsets``)."""
+    """The offsets of consumer groups (plugin ``offsets``)."""
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note that the group goes on at ``offset``."""
+        """Set the group's offset."""
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group goes on, or None when it never committed."""
+        """The group's offset, or None if it never committed."""
 
     def queues_of(self, group: str, topic: str) -> Mapping[int, int]:
-        """Where the group goes on, by queue; empty when it never committed. Not to be changed."""
+        """The group's offsets by queue; empty if it never committed. Do not change the result."""
 
     def topics_of(self, group: str) -> list[str]:
-        """The topics in which the group has committed."""
+        """The topics in which the group has committed offsets."""
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed in ``topic``."""
+        """The groups that have committed offsets in ``topic``."""
 
     def forget_group(self, group: str) -> None:
-        """The group is gone: it goes on nowhere."""
+        """Remove the offsets of a deleted group."""
 
     def forget_topic(self, topic: str) -> None:
-        """The topic is gone: no group goes on in it, should the name come back."""
+        """Remove the offsets in a deleted topic, in case the name is used again."""
 
 
 class LevelPositions(Protocol):
-    """How far the delay levels are delivered (plugin ``delay``)."""
+    """The delivered offsets of the delay levels (plugin ``delay``)."""
 
     def adopt(self, body: bytes) -> None:
-        """On a slave: they are as far as its master says, in its answer to GET_ALL_DELAY_OFFSET."""
+        """On a slave: adopt the master's offsets from its response to GET_ALL_DELAY_OFFSET."""
 
 
 class RouteChanges(Protocol):
-    """Who tells the nameservers (plugin ``register``)."""
+    """Registration of topic changes (plugin ``register``)."""
 
     def topic_changed(self, topic: str) -> None:
-        """The topic was created or changed: routes should know soon."""
+        """The topic was created or changed: register it soon."""
 
 
 class Registration(Protocol):
     """Whether the nameservers know this broker (plugin ``register``)."""
 
     async def wait_first(self, timeout: float) -> bool:
-        """Wait until each nameserver was tried once, ``timeout`` seconds at most; whether any knows this broker."""
+        """Wait until each nameserver was tried once, at most ``timeout`` seconds; returns whether any has registered
+        this broker."""
 
 
 class Replication(Protocol):
@@ -232,53 +234,56 @@ class MessageIndex(Protocol):
     """Finds messages by key (plugin ``index``)."""
 
     def find(self, topic: str, key: str, begin: int, end: int) -> Iterator[int]:
-        """Log offsets, newest first, of messages that may have ``key``, stored from ``begin`` to ``end``, each once.
+        """Distinct log offsets, newest first, of messages that may have ``key`` and were stored from ``begin`` to
+        ``end``.
 
-        Times are ms since 1970. They are hints: the caller looks at the message. Bounded work; from any thread.
+        Times are ms since 1970. Results are hints: the caller must check the message. The work is limited; any thread
+        may call it.
         """
 
     def last(self) -> tuple[int, int]:
-        """Store timestamp (ms) and log offset of the newest message that has a key; zeros without one."""
+        """Store timestamp (ms) and log offset of the newest message with a key; zeros without one."""
 
     async def wait_level(self) -> None:
-        """Wait until no message is missing that was dispatched before."""
+        """Wait until all messages that were dispatched before are in the index."""
 
 
 class Statistics(Protocol):
-    """What is counted (plugin ``stats``). Names and keys are RocketMQ's: ``Stats``, ``BrokerStatsManager``."""
+    """Statistics (plugin ``stats``). Names and keys are RocketMQ's: ``Stats``, ``BrokerStatsManager``."""
 
     def add(self, name: str, key: str, value: int, times: int = 1) -> None:
-        """Count ``value`` that came in ``times`` events, under ``key`` of the statistic ``name``."""
+        """Count ``value`` from ``times`` events under ``key`` of the statistic ``name``."""
 
     def pulled(self, group: str, topic: str, queue_id: int, messages: int, size: int) -> None:
         """A pull was answered with ``messages`` messages of ``size`` bytes; 0 messages: it found nothing."""
 
     def waited(self, group: str, topic: str, queue_id: int, seconds: float) -> None:
-        """A pull was answered so much later than it came: its messages came from the disk, or others had their turn."""
+        """A pull was answered this much later than it arrived, because its messages were on the disk or others had
+        their turn."""
 
     def consume_tps(self, group: str, topic: str) -> float:
-        """Messages a second that the group got of the topic, over the last minute."""
+        """Messages per second that the group got from the topic, over the last minute."""
 
 
 class LiveSettings(Protocol):
-    """What administrators may change while the broker runs (plugin ``admin``)."""
+    """Settings that administrators can change while the broker runs (plugin ``admin``)."""
 
     def update(self, body: bytes) -> list[str]:
         """Put what ``body`` (properties) says in force and keep it, as for an administrator; what has changed.
 
-        ``RemoteFault`` (code 1) for what is not allowed; then nothing has changed.
+        ``RemoteFault`` (code 1) for a change that is not allowed; then nothing has changed.
         """
 
     def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:
         """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).
 
-        A change is checked like one in the file; ``change`` then puts the section's new values in force, or refuses
+        A change is validated like a value in the file; ``change`` then applies the section's new values, or refuses
         them with a ``RemoteFault``.
         """
 
 
 class Retention(Protocol):
-    """Who deletes what is too old."""
+    """Deletion of expired messages."""
 
     def delete_expired(self) -> None:
-        """Delete now what would be deleted at the hour set for it."""
+        """Delete now what would be deleted at the configured hour."""

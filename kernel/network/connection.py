@@ -1,4 +1,4 @@
-"""One peer's connection as plugins see it, and the changes of one sweep."""
+"""The connection of one peer, and the changes of connections in one sweep."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gantrymq.remoting.errors import CallTimeout, ChannelClosed, RemoteFault
 from gantrymq.remoting.peers import site_of
 
 ASKED_MAX = 64
-"""How many requests of ours one peer may owe an answer to."""
+"""The most unanswered requests of the broker to one peer."""
 
 JOINED_BYTES = 256 * 1024
-"""Answers of one connection are joined for one send, but for larger ones."""
+"""Responses of one connection up to this size are joined for one send."""
 
 
 class Owner(Protocol):
-    """What a connection asks of the sweep that reads and writes it."""
+    """The interface of the sweep for its connections."""
 
     def touch(self, connection: Connection, size: int) -> None:
         """The connection has ``size`` bytes more to send."""
 
     def give_way(self) -> None:
-        """Another task has work to do that should not be kept waiting."""
+        """Another task has work that should run soon."""
 
     def is_congested(self, connection: Connection) -> bool:
-        """Whether much of what the connection was given to send waits, even after an attempt to send it."""
+        """Whether much of the connection's data waits, even after an attempt to send it."""
 
     def watch(self, connection: Connection) -> None:
-        """The events that the connection wants to hear of have changed."""
+        """The events that the connection waits for have changed."""
 
     def drop(self, connection: Connection, reason: str) -> None:
         """Close the connection."""
@@ -43,19 +43,19 @@ class Owner(Protocol):
 
 @attrs.define(eq=False)
 class _Asked:
-    """A request of ours that waits for its answer."""
+    """A request of the broker that waits for its response."""
 
     done: trio.Event = attrs.field(factory=trio.Event)
     answer: Command | None = None
 
 
 class Connection:
-    """A peer: what is not yet a whole frame of it, and what it has not yet taken of our answers.
+    """A peer with its incomplete frame and its unsent responses.
 
-    Memory is bounded on both sides: the unread part by the frame limit (and the time a frame may take), the unsent part
-    by ``limits.write_buffer_bytes`` beside the largest answer that waits, past which the connection is closed. Whoever
-    has a large answer asks :meth:`is_congested` first, so that a peer that merely asked for much at once is not closed
-    for it.
+    Memory is limited in both directions: the received part by the frame limit (and the time that a frame may take), the
+    unsent part by ``limits.write_buffer_bytes``, not counting the largest waiting response; beyond it the connection is
+    closed. Code with a large response checks :meth:`is_congested` first, so that a peer that requested much at once is
+    not closed.
     """
 
     __slots__ = (
@@ -75,20 +75,21 @@ class Connection:
         self.outbound: list[bytes | memoryview] = []
         self.outbound_bytes = 0
         self.largest_answer = 0
-        """Bytes of the largest one since all was sent: any single answer may wait, whatever the limit."""
+        """Bytes of the largest response since everything was sent: any single response may wait, regardless of the
+        limit."""
         self.active_at = now
         self.partial_since: float | None = None
         self.silent_since: float | None = now
         """When it was accepted, until its first whole frame."""
         self.site = site_of(peer[0])
-        """Whom it counts for where peers share: its IPv4 address, or the network of its IPv6 address."""
+        """The address for shared limits: its IPv4 address, or the network of its IPv6 address."""
         self.wants_write = False
         self.closed = False
         self.is_paused = False
         self.peer_left = False
-        """Whether the peer ended the connection while it was not read: it takes no more answers."""
+        """Whether the peer closed the connection while it was not being read: it receives no more responses."""
         self.identity: object = None
-        """Who the peer is, as a plugin found out (``authorize``); None while nobody said."""
+        """The identity of the peer, set by a plugin (``authorize``); None before that."""
         self._asked: dict[int, _Asked] = {}
         self._opaque = 0
 
@@ -98,7 +99,7 @@ class Connection:
         return f"{self.peer[0]}:{self.peer[1]}"
 
     def send(self, command: Command) -> None:
-        """Queue ``command`` for the peer; never blocks. A closed connection swallows it."""
+        """Queue ``command`` for the peer; never blocks. A closed connection ignores it."""
         self.send_bytes(encode(command))
 
     def send_bytes(self, data: bytes) -> None:
@@ -112,10 +113,10 @@ class Connection:
         self._owner.touch(self, len(data))
 
     def write(self) -> None:
-        """Send as much of what waits as the socket takes; :class:`OSError` when it is broken."""
+        """Send as much waiting data as the socket accepts; :class:`OSError` if it is broken."""
         outbound = self.outbound
         while outbound:
-            # A large answer goes alone: joining it anew with each attempt would copy it as often.
+            # Send a large response separately: joining it for each attempt would copy it each time.
             is_alone = len(outbound) == 1 or len(outbound[0]) > JOINED_BYTES
             data = outbound[0] if is_alone else b"".join(outbound)
             try:
@@ -130,10 +131,11 @@ class Connection:
         self.largest_answer = 0
 
     async def ask(self, command: Command, timeout_s: float) -> Command:
-        """Send ``command`` as a request of ours and wait for the peer's answer, whatever its code.
+        """Send ``command`` as a request of the broker and wait for the peer's response, with any code.
 
-        Its opaque is chosen here. Raises ``CallTimeout`` when nothing came in ``timeout_s`` seconds, ``ChannelClosed``
-        when the connection ended before, and ``RemoteFault`` (busy) when the peer owes :data:`ASKED_MAX` answers.
+        This method sets its opaque. Raises ``CallTimeout`` without a response in ``timeout_s`` seconds,
+        ``ChannelClosed`` if the connection ends before, and ``RemoteFault`` (busy) if the peer has :data:`ASKED_MAX`
+        unanswered requests.
         """
         if self.closed:
             raise ChannelClosed(self.address, "the connection is closed")
@@ -154,7 +156,7 @@ class Connection:
         raise CallTimeout(self.address, f"no answer in {timeout_s:g} s")
 
     def take_answer(self, command: Command) -> None:
-        """The peer answers a request of ours. An answer that nobody waits for (any more) is dropped."""
+        """Process the peer's response to a request of the broker; a response without a waiting task is dropped."""
         asked = self._asked.get(command.opaque)
         if asked is not None and asked.answer is None:
             asked.answer = command
@@ -162,28 +164,28 @@ class Connection:
             self._owner.give_way()
 
     def ended(self) -> None:
-        """The connection is closed: who waits for an answer learns of it."""
+        """The connection is closed: wake tasks that wait for responses."""
         for asked in self._asked.values():
             asked.done.set()
 
     def is_congested(self) -> bool:
-        """Whether the peer should take what it was sent before it gets another large answer."""
+        """Whether the peer should first read its data before it gets another large response."""
         return self._owner.is_congested(self)
 
     @property
     def interest(self) -> int:
-        """The events of its socket that matter, as bits of ``epoll``."""
+        """The events to wait for on its socket, as bits of ``epoll``."""
         writing = select.EPOLLOUT if self.wants_write else 0
         if not self.is_paused:
             return select.EPOLLIN | writing
         return writing if self.peer_left else select.EPOLLRDHUP | writing
 
     def pause(self) -> None:
-        """Read nothing more of the peer for now."""
+        """Stop reading from the peer for now."""
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue reading."""
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:
@@ -200,19 +202,19 @@ class Connection:
             self._owner.watch(self)
 
     def excuse(self, now: float) -> None:
-        """It is paused: it is not the peer who keeps the rest of a frame waiting."""
+        """The connection is paused, so the peer is not responsible for the delay of a frame."""
         self.active_at = now
         if self.partial_since is not None:
             self.partial_since = now
 
     def close(self, reason: str) -> None:
-        """Drop the connection; the reason goes to the log."""
+        """Close the connection and log the reason."""
         self._owner.drop(self, reason)
 
 
 def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
-    """What of ``data`` is not sent yet. Copied each time it would take quadratic time, never it would keep all of a
-    large answer in memory for its last byte: so once half of it is sent."""
+    """The unsent part of ``data``. Copying it each time would take quadratic time, and never copying would keep a whole
+    large response in memory for its last byte; so it is copied when half of it is sent."""
     rest = memoryview(data)[sent:]
     whole = rest.obj
     assert isinstance(whole, bytes)
@@ -221,7 +223,7 @@ def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
 
 @attrs.define
 class ConnectionsBatch:
-    """What one sweep saw of connections coming and going."""
+    """The connections that were opened and closed in one sweep."""
 
     opened: list[Connection] = attrs.field(factory=list)
     closed: list[Connection] = attrs.field(factory=list)

@@ -1,9 +1,9 @@
-"""The inner loops of sends as plain functions: usual ones become rows without a header object, their replies come from
-one template.
+"""The inner loops of sends as plain functions: usual sends become rows without a header object, and their responses
+come from a template.
 
-Only the form that clients write is read here: ``code`` first, no field but those that are known, text in all of them.
-Whatever else a header may be is for :func:`gantrymq.remoting.command.decode`, which gives it its meaning or its error.
-Written for speed, not for reading: a row is a tuple first, and all tuples become columns at once.
+These functions read only the form that clients write: ``code`` first, only known fields, all of them text.
+:func:`gantrymq.remoting.command.decode` handles every other form and its errors. Written for speed: a row is a tuple
+first, and all tuples become columns at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Terms = tuple[int, int]
 _SLOTS: Final = ("<msgId>", "<queueId>", "<queueOffset>")
 _OPAQUE: Final = 1_234_567_890
 _VARYING_MAX: Final = 3 * 20
-"""The longest that queue id, queue offset and opaque are together, in decimal digits."""
+"""The most decimal digits of queue id, queue offset and opaque together."""
 _BORN_HOST_V6: Final = 0x10
 _SUCCESS: Final = ResponseCode.SUCCESS
 _NUMBER: Final = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
@@ -45,9 +45,9 @@ _Bool = Literal["true", "false"]
 
 
 class Numbers(dict[str, int]):
-    """The numbers of texts that were met before; others are read when they are asked for.
+    """A cache of parsed numbers by their text.
 
-    Asking raises ``ValueError`` for what is not plainly a number of ``bits`` bits.
+    Raises ``ValueError`` for a text that is not a plain number of ``bits`` bits.
     """
 
     def __init__(self, bits: int) -> None:
@@ -95,7 +95,7 @@ class _SendHeader(msgspec.Struct, rename={"ext": "extFields"}, gc=False, forbid_
 
 
 class SendRequest(msgspec.Struct, gc=False, eq=False):
-    """A send request whose header has not become a ``Command``: that one is made when it is asked for.
+    """A send request that creates its ``Command`` on first use.
 
     Has the attributes of :class:`gantrymq.kernel.processors.Request`.
     """
@@ -170,14 +170,14 @@ def read_send(connection: Connection, header: bytes, body: bytes) -> SendRequest
 
 
 READERS: Final[Mapping[int, Any]] = {RequestCode.SEND_MESSAGE_V2: read_send}
-"""What reads requests to send before somebody asks for their headers; by code."""
+"""The readers of send requests, by code."""
 
 _int32 = Numbers(32)
 _int64 = Numbers(64)
 
 
 class ReplyForm(NamedTuple):
-    """What is the same in every reply to a stored message, in both kinds of header."""
+    """The constant part of responses to stored messages, for both kinds of header."""
 
     json: tuple[bytes, ...]
     """The JSON header in five pieces; between them stand message id, queue id, queue offset and opaque."""
@@ -190,7 +190,7 @@ class ReplyForm(NamedTuple):
 
 
 def reply_form(fields: dict[str, str], id_prefix: str) -> ReplyForm:
-    """The form of replies with the constant ``fields`` and, behind them, ``msgId``, ``queueId``, ``queueOffset``."""
+    """The template of responses with the constant ``fields`` followed by ``msgId``, ``queueId``, ``queueOffset``."""
     varying = dict(zip(("msgId", "queueId", "queueOffset"), _SLOTS, strict=True))
     rest = encode(Command(0, {**fields, **varying}, opaque=_OPAQUE, flag=RESPONSE_FLAG))[8:]
     pieces = []
@@ -260,7 +260,7 @@ def add_sends(
             rows.clear()
         fallback(batch, request)
         if usual is None:
-            # It may have brought the topic into being.
+            # It may have created the topic.
             known.clear()
             topic = None
     if rows:
@@ -278,9 +278,10 @@ def _add_rows(batch: AppendBatch, rows: list[tuple[Any, ...]]) -> None:
 
 
 def _stored(text: str, suffix: bytes) -> tuple[bytes, bool, bool]:
-    """The properties as they are stored, with ``suffix``; whether it waits for the guarantees; whether it is prepared.
+    """The properties to store, with ``suffix``; whether the sender waits for the guarantees; whether it is a half
+    message.
 
-    Nothing where ``fallback`` has to look at them, or they are too long.
+    None if ``fallback`` must handle them, or if they are too long.
     """
     given = text.encode()
     if (
@@ -309,15 +310,15 @@ def _stored(text: str, suffix: bytes) -> tuple[bytes, bool, bool]:
 
 
 def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[AppendBatch, int], int]) -> None:
-    """Answer the senders of the rows. ``fallback`` answers the one whose first row it is given; returns the next row.
+    """Answer the senders of the rows. ``fallback`` answers the sender of the given first row and returns the next row.
 
-    A reply in ``form`` to a row whose origin is the request itself may be sent here.
+    A response in ``form`` to a row whose origin is the request itself can be sent here.
     """
     template, prefixes = _template(form)
     remarks = batch.remarks
     columns = (batch.origins, batch.statuses, batch.offsets, batch.queue_ids, batch.queue_offsets)
     row = following = 0
-    if any(len(column) != len(batch) for column in columns):  # refused before it came to the log
+    if any(len(column) != len(batch) for column in columns):  # refused before the append
         while row < len(batch):
             row = fallback(batch, row)
         return

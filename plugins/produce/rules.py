@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """Provides ``SendRules``. ``answer_fields``: what each answer to a sender says."""
+    """Provides ``SendRules``. ``answer_fields``: the fields of each response to a sender."""
 
     def __init__(self, broker: Broker, answer_fields: dict[str, str]) -> None:
         self.answer_fields = answer_fields
         self._broker = broker
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:
-        """The message's topic; ``RemoteFault`` when it may not be sent to."""
+        """The message's topic; ``RemoteFault`` if clients may not send to it."""
         registry = self._broker.registry
         return check_topic(header, registry.get(TopicTable), registry.get(GroupTable), self._broker.name)
 
     def traits_of(self, properties: bytes) -> int:
-        """What the encoded properties ask for beyond storing."""
+        """The traits that the encoded properties request."""
         return traits_of(properties)

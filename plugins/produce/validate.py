@@ -1,4 +1,5 @@
-"""What a send request must be, with the codes and in the order of RocketMQ 4.9.7 (``AbstractSendMessageProcessor``)."""
+"""The checks of a send request, with the codes and in the order of RocketMQ 4.9.7
+(``AbstractSendMessageProcessor``)."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ _TIMES = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
 def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTable, broker: str) -> TopicConfig:
-    """The topic of the request, created on first use where that is allowed; ``RemoteFault`` otherwise."""
+    """The topic of the request, created on first use if that is allowed; ``RemoteFault`` otherwise."""
     topic = header.topic
     config = topics.get(topic)
     if config is not None and config.order and not topics.broker_perm & PERM_WRITE:
-        # Others learn from the nameserver that they are to go elsewhere; who keeps an order has no other broker.
+        # Other clients learn from the nameserver to use another broker; ordered messages have no other broker.
         raise RemoteFault(ResponseCode.NO_PERMISSION, f"the broker[{broker}] sending message is forbidden")
     if config is None:
         validate_topic(topic)
@@ -59,10 +60,10 @@ def check_topic(header: SendMessageHeader, topics: TopicTable, groups: GroupTabl
 
 
 def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Flag, body and properties of each message in a batch body; ``RemoteFault`` (13) for one that does not add up.
+    """Flag, body and properties of each message in a batch body; ``RemoteFault`` (13) for inconsistent lengths.
 
     Per message: i32 size, i32 magic, i32 CRC, i32 flag, i32 body length, body, i16 properties length, properties
-    (``MessageDecoder.encodeMessage``). All lengths are checked before anything is cut.
+    (``MessageDecoder.encodeMessage``). All lengths are checked before the body is split.
     """
     position = 0
     total = len(body)
@@ -82,9 +83,9 @@ def split_batch(body: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 class StoredSize:
-    """What the messages of one batch come to when they are stored: each has the batch's properties besides its own.
+    """The stored size of the messages of one batch, each of which also gets the batch's properties.
 
-    A small request could become gigabytes of log otherwise. ``topic_size`` in bytes.
+    Without this check a small request could become gigabytes of log. ``topic_size`` in bytes.
     """
 
     def __init__(self, max_message_bytes: int, topic_size: int) -> None:
@@ -94,7 +95,7 @@ class StoredSize:
         self._count = 0
 
     def add(self, body: int, properties: int) -> None:
-        """One more message, with so many bytes of body and properties; ``RemoteFault`` (13) when it is too much."""
+        """Add one message with its bytes of body and properties; ``RemoteFault`` (13) beyond the limit."""
         self._count += 1
         self._total += self._each + body + properties
         if self._count > BATCH_MAX_MESSAGES:
@@ -112,7 +113,7 @@ class StoredSize:
 
 
 def traits_of(properties: bytes) -> int:
-    """What the properties ask for beyond storing."""
+    """The traits that the properties request."""
     traits = 0
     if DELAY in properties and find_property(properties, DELAY) not in (None, b"0"):
         traits |= Trait.DELAY
@@ -143,7 +144,7 @@ def refuse_all(batch: AppendBatch, broker_id: int) -> None:
 
 
 def refuse_unhandled(batch: AppendBatch) -> None:
-    """Refuse the rows whose trait is still set: the plugin that would serve them is not enabled."""
+    """Refuse rows whose trait is still set: the plugin that implements it is not enabled."""
     for row in batch.live:
         traits = traits_of(batch.properties[row]) & batch.traits
         if traits & Trait.PREPARED:
