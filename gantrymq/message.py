@@ -116,6 +116,9 @@ class Delivery(Protocol):
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring the message again, and mark this one as done."""
 
+    async def reply(self, record: DeliveredRecord, body: bytes) -> None:
+        """Send the reply to a request."""
+
 
 class DeliveredRecord(Record):
     """A stored message that a consumer was given. ``delivery`` is set by the consumer.
@@ -161,3 +164,11 @@ class ReceivedMessage(DeliveredRecord):
         :class:`NoRoute`; then the message is not done. :class:`ClientClosed` when the consumer is closed.
         """
         await self._delivered().give_back(self, delay_level)
+
+    async def reply(self, body: bytes) -> None:
+        """Send the reply to a message that was requested, in Python or another language; :meth:`ack` it all the same.
+
+        Returns when the requester has the reply. Raises :class:`InvalidMessage` where no reply is asked for,
+        :class:`BrokerError` (code 1) when the requester is gone, :class:`ConnectError`, :class:`NoRoute`.
+        """
+        await self._delivered().reply(self, body)

@@ -35,7 +35,7 @@ from gantrymq.client.options import (
     Start,
     Topics,
 )
-from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
+from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.reader import POLL_MESSAGES
 from gantrymq.client.sender import QueueChoice
 from gantrymq.client.statistics import ConsumerStatistics
@@ -91,6 +91,13 @@ class ReceivedMessage(DeliveredRecord):
             raise ClientClosed("the message did not come from a blocking consumer")
         delivery.give_back_and_wait(self, delay_level)
 
+    def reply(self, body: bytes) -> None:
+        """Send the reply to a request, as :meth:`gantrymq.ReceivedMessage.reply` does."""
+        delivery = self._delivered()
+        if not isinstance(delivery, _DeliveryAcrossThreads):
+            raise ClientClosed("the message did not come from a blocking consumer")
+        delivery.reply_and_wait(self, body)
+
 
 class _DeliveryAcrossThreads:
     # The event loop's own objects must not be touched from here: what is done is handed over at the next call.
@@ -111,6 +118,12 @@ class _DeliveryAcrossThreads:
 
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         await self._inner.give_back(record, delay_level)
+
+    async def reply(self, record: DeliveredRecord, body: bytes) -> None:
+        await self._inner.reply(record, body)
+
+    def reply_and_wait(self, record: DeliveredRecord, body: bytes) -> None:
+        self._loop.call(self.reply, record, body)
 
     def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
         self._loop.call(self.give_back, record, delay_level)
@@ -244,6 +257,25 @@ class Producer:
             queue=queue,
         )
         self._loop.call(send, message, body)
+
+    def request(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float = REPLY_TIMEOUT_SECONDS,
+    ) -> DeliveredRecord:
+        """As :meth:`gantrymq.Producer.request`."""
+        request = partial(
+            self._inner.request, tags=tags, keys=keys, properties=properties, order_key=order_key, queue=queue,
+            timeout=timeout,
+        )  # fmt: skip
+        return self._loop.call(request, message, body)
 
     def recall(self, sent: SendResult | str) -> str:
         """As :meth:`gantrymq.Producer.recall`."""

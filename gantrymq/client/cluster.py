@@ -24,6 +24,7 @@ from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, Con
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
 from gantrymq.client.rare_warnings import RareWarnings
+from gantrymq.client.replies import Replies
 from gantrymq.client.routes import MASTER_ID, Routes
 from gantrymq.client.silent_masters import SilentMasters
 from gantrymq.message import DeliveredRecord
@@ -113,6 +114,8 @@ class Cluster:
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
+        self.replies = Replies()
+        """Of the client's requests, which brokers push."""
 
     async def start(self) -> None:
         """Reach a nameserver and begin the timed work. Raises :class:`ConnectFailed`."""
@@ -301,6 +304,8 @@ class Cluster:
             case RequestCode.CHECK_TRANSACTION_STATE:
                 self._take_check(address, request)
                 return None
+            case RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                return self.replies.take(request)
             case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
                 member = self._consumers.get(read_header(ConsumerGroupHeader, request.ext).consumer_group)
                 if member is not None:

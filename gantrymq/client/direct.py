@@ -6,6 +6,7 @@ from typing import Final
 
 import anyio
 
+from gantrymq.client.errors import GantryError
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.running import DirectlyConsumed
 
@@ -29,6 +30,10 @@ class DirectDelivery:
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """The message would come again later; here it does not, since its queue has it as it had before."""
         self._settle("CR_LATER", "given back with retry()")
+
+    async def reply(self, record: DeliveredRecord, body: bytes) -> None:
+        """An administrator has the message consumed: its requester waits no longer."""
+        raise GantryError("the message is consumed for an administrator, so that no reply is sent")
 
     async def verdict(self) -> DirectlyConsumed:
         """Wait for the application, ``ANSWER_SECONDS`` at most."""

@@ -26,6 +26,7 @@ __all__ = [
     "InvalidName",
     "NoRoute",
     "NotANameserver",
+    "ReplyTimeout",
     "SendTimeout",
     "TlsFailed",
     "UnsupportedByBroker",
@@ -117,6 +118,10 @@ class NotANameserver(GantryError):
 
 class SendTimeout(GantryError):
     """A message was not acknowledged in time. It may be stored all the same: sending it again may duplicate it."""
+
+
+class ReplyTimeout(GantryError):
+    """A request got no reply in time. It is stored, and a consumer may have handled it, or may do so later."""
 
 
 class UnsupportedByBroker(GantryError):

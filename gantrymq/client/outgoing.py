@@ -134,7 +134,7 @@ async def prepare(
     body = bytes(message.body)
     outgoing = Outgoing(message.topic, body, [key], properties=encode_message_properties(message, key, added))
     outgoing.flag = message.flag
-    await _compress(outgoing)
+    await compress(outgoing)
     return outgoing
 
 
@@ -142,11 +142,12 @@ async def prepare_plain(topic: str, body: bytes, key: str) -> Outgoing:
     """As :func:`prepare`, for a message that has a checked topic and body and nothing else."""
     outgoing = Outgoing(topic, body, [key], properties=ONLY_KEY + key)
     if len(body) >= COMPRESS_FROM_BYTES:
-        await _compress(outgoing)
+        await compress(outgoing)
     return outgoing
 
 
-async def _compress(outgoing: Outgoing) -> None:
+async def compress(outgoing: Outgoing) -> None:
+    """Compress a body of 4 KiB or more where that makes it smaller."""
     body = outgoing.body
     if len(body) >= COMPRESS_FROM_BYTES:
         if len(body) < _COMPRESS_IN_THREAD_BYTES:
@@ -232,5 +233,5 @@ async def from_rows(topic: str, rows: bytes, keys: list[str]) -> Outgoing:
     end = BATCH_ROW.size + length
     outgoing = Outgoing(topic, rows[BATCH_ROW.size : end], keys, properties=rows[end + _I16.size :].decode())
     outgoing.flag = flag
-    await _compress(outgoing)
+    await compress(outgoing)
     return outgoing

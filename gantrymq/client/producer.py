@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Final
+from uuid import uuid4
 
 import anyio
 
@@ -24,11 +25,14 @@ from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.errors import ClientClosed, GantryError, InvalidMessage, UnsupportedByBroker
 from gantrymq.client.outgoing import ONLY_KEY, encode_row, has_times, prepare, prepare_batches, prepare_plain
 from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
-from gantrymq.message import Message, MessageQueue, SendResult
+from gantrymq.message import DeliveredRecord, Message, MessageQueue, SendResult
+from gantrymq.remoting.properties import CORRELATION_ID, REPLY_TO_CLIENT, TTL
 from gantrymq.remoting.recall_handles import decode_handle
 
 SEND_TIMEOUT_SECONDS: Final = 3.0
 SEND_RETRIES: Final = 2
+REPLY_TIMEOUT_SECONDS: Final = 3.0
+"""How long a request waits for its reply unless told otherwise; RocketMQ's producers must always say."""
 
 
 class Producer:
@@ -40,6 +44,7 @@ class Producer:
         self._sender = sender
         self._accumulator = accumulator
         self._closed = False
+        self._known_to_brokers = False
 
     async def send(
         self,
@@ -162,6 +167,47 @@ class Producer:
                 raise
             choice = results[0].queue
         return results
+
+    async def request(
+        self,
+        message: Message | str,
+        body: bytes | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float = REPLY_TIMEOUT_SECONDS,
+    ) -> DeliveredRecord:
+        """Send a message and return the reply of the consumer that handles it: its ``body`` and ``properties``.
+
+        ``timeout`` (seconds) bounds sending and waiting. The consumer replies with :meth:`ReceivedMessage.reply`, or as
+        RocketMQ's clients do. Raises :class:`ReplyTimeout`, and what :meth:`send` raises.
+        """
+        self._ensure_open()
+        given = as_message(message, body, tags, keys, properties, order_key)
+        correlation_id = str(uuid4())
+        added = {
+            CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: self._cluster.client_id,
+            TTL: str(max(1, round(timeout * 1000))),
+        }  # fmt: skip
+        outgoing = await prepare(given, self._cluster.unique_keys.next, added)
+        deadline = anyio.current_time() + timeout
+        await self._sender.queues_within(given.topic, timeout)
+        if not self._known_to_brokers:
+            # a reply may come through any broker of the cluster: all must know whose client this is
+            with anyio.move_on_after(deadline - anyio.current_time()):
+                await self._cluster.heartbeat()
+                self._known_to_brokers = True
+        pending = self._cluster.replies.expect(correlation_id)
+        try:
+            choice = choose_queue(queue, given.order_key)
+            await self._sender.deliver(outgoing, choice, max(0.0, deadline - anyio.current_time()))
+            what = f"the request to {given.topic} within {timeout:g} s"
+            return await pending.wait(deadline - anyio.current_time(), what)
+        finally:
+            pending.close()
 
     async def recall(self, sent: SendResult | str) -> str:
         """Take back a message that waits for its time (``delay``, ``deliver_at``), by its result or recall handle.

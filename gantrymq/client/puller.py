@@ -29,6 +29,7 @@ from gantrymq.client.lanes import Lane
 from gantrymq.client.local_offsets import LocalOffsets
 from gantrymq.client.options import ConsumerOptions
 from gantrymq.client.progress import Progress
+from gantrymq.client.replies import send_reply
 from gantrymq.client.routes import MASTER_ID
 from gantrymq.client.statistics import QueueStatistics
 from gantrymq.message import DeliveredRecord
@@ -235,6 +236,12 @@ class Puller(Generic[R]):
             self._acknowledged_at = int(time.time() * 1000)
             self._owner.acknowledged()
         self._room.set()
+
+    async def reply(self, record: DeliveredRecord, body: bytes) -> None:
+        """Send the reply to the request ``record``; :class:`ClientClosed` after :meth:`close`."""
+        if self._closed:
+            raise ClientClosed(f"the consumer of group {self._options.group} is closed: reply inside its block")
+        await send_reply(self._cluster, record, body)
 
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring a message again, and count this one as done.

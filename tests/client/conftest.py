@@ -355,6 +355,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     try:
         # 5.x writes how transactions ended some time later, and asks about them until then
         soon = {"transactionCheckInterval": "500", "transactionTimeOut": "500", "transactionOpBatchInterval": "50"}
+        soon |= {"timerWheelEnable": "true", "recallMessageEnable": "true"}
         soon["enablePropertyFilter"] = "true"
         broker = start_broker(java, home / "broker", nameserver.address, **soon)
         try:

@@ -1,14 +1,16 @@
-"""Requests and replies between Java and Go clients, in each direction; time-outs, and requesters that are gone."""
+"""Requests and replies between Java, Go and Python, in each direction; time-outs, and requesters that are gone."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+import gantrymq.sync
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import reply_topic
@@ -152,3 +154,49 @@ def test_a_reply_to_a_requester_that_is_gone_is_refused_and_stored(
         assert refused["remark"].startswith(GONE)
         # The client tries three times.
         assert stored_replies(system.broker) == before + 3
+
+
+@pytest.mark.parametrize("replier", ["java4_client", "java5_client"])
+def test_java_replies_to_python(replier: str, system: Any, names: Names, request: pytest.FixtureRequest) -> None:
+    topic = names("t")
+    create_topic(system.broker, topic)
+    wait_for(lambda: is_routed(system.nameserver, topic))
+    common = (f"namesrv={system.nameserver}", f"topic={topic}", f"group={names('repliers')}", "held=")
+    with (
+        request.getfixturevalue(replier).run("respond", *common) as responding,
+        gantrymq.sync.connect(system.nameserver) as client,
+        client.producer(names("askers")) as producer,
+    ):
+        responding.wait_event("started")
+        for index in range(12):  # 5,000 bytes are compressed on their way, and the reply as well
+            sent = content(SEED, index)
+            reply = producer.request(topic, sent.body, properties=sent.properties, timeout=30)
+            assert reply.body == sent.body[::-1]
+            assert reply.properties["index"] == str(index)
+            assert set(reply.properties) >= ADDED - {"ARRIVE_TIME"}
+            assert reply.topic == TOPIC
+
+
+@pytest.mark.parametrize("requester", ["java4_client", "java5_client"])
+def test_python_replies_to_java(requester: str, system: Any, names: Names, request: pytest.FixtureRequest) -> None:
+    topic = names("t")
+    create_topic(system.broker, topic)
+    wait_for(lambda: is_routed(system.nameserver, topic))
+    common = (f"namesrv={system.nameserver}", f"topic={topic}", f"group={names('askers')}", f"seed={SEED}")
+    with (
+        request.getfixturevalue(requester).run("request", *common) as requesting,
+        gantrymq.sync.connect(system.nameserver) as client,
+        client.consumer(topic, names("repliers"), start="first") as requests,
+    ):
+        requesting.wait_event("started")
+        outcomes: list[dict[str, Any]] = []
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(make_requests, requesting, "async", 0, 12)
+            for _ in range(12):
+                (question,) = requests.next_batch(1, timeout=60)
+                question.reply(question.body[::-1])
+                question.ack()
+            outcomes = asked.result(60)
+        assert [(one["event"], one["index"]) for one in outcomes] == [("replied", index) for index in range(12)]
+        for one in outcomes:
+            assert bytes.fromhex(one["body"]) == content(SEED, one["index"]).body[::-1]
