@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.env import Env, Waker
     from gantrymq.kernel.filters import FilterCompiler
+    from gantrymq.kernel.kept_rows import KeptRows
     from gantrymq.kernel.manager import PluginManager
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.network.time_slices import Pace
@@ -103,6 +104,10 @@ class Broker(Protocol):
     @property
     def unacknowledged(self) -> int:
         """How many batches of messages wait for the gates."""
+
+    @property
+    def kept_rows(self) -> KeptRows:
+        """What plugins refused of messages that the broker keeps already, by plugin."""
 
     def unacknowledged_for(self) -> float:
         """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""

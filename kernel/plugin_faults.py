@@ -45,6 +45,10 @@ class PluginFaults:
             raise StartError(f"plugins.{key}: {name!r} is essential, so its errors always stop the broker")
         self._policies[name] = policy
 
+    def policy_of(self, name: str) -> str:
+        """What an error of this loaded plugin leads to in the write path and in its background tasks."""
+        return self._policies[name]
+
     def before_append(self, kept_rows: KeptRows) -> Mapping[str, Callable[[AppendBatch], object] | None]:
         """By source of a batch, what calls the plugins that asked for it; errors as in :meth:`on_batches`.
 

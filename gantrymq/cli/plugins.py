@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from gantrymq.cli.loading import ConfigFlags, config_options, load
+from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
 
 if TYPE_CHECKING:
     from gantrymq.kernel.manager import PluginManager
@@ -46,6 +47,83 @@ def list_plugins(as_json: bool, **flags: Any) -> None:
     ]
     print_table(columns, cells)
     click.echo("* cannot be disabled")
+
+
+@plugins.command("show")
+@click.argument("name")
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def show_plugin(name: str, as_json: bool, **flags: Any) -> None:
+    """Show one plugin that this configuration loads: purpose, settings with their origins, hooks in their call order.
+
+    NAME is the plugin's name as `plugins list` prints it. The broker is not started.
+    """
+    loaded = load(ConfigFlags(**flags))
+    found = explain(loaded, name)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    from gantrymq.cli.tables import print_table
+    from gantrymq.kernel.config.sources import show
+
+    facts = ("version", "origin", "slot", "essential", "api_version", "on_error", "sources", "order")
+    click.echo(f"{found['name']}: {found['purpose'] or 'says nothing of its purpose'}\n")
+    for fact in facts:
+        value = found[fact]
+        text = ", ".join(value) if isinstance(value, list) else {None: "-", True: "yes", False: "no"}.get(value, value)
+        click.echo(f"{fact.replace('_', ' '):<12}{text}")
+    if found["config"]:
+        click.echo(f"\n[{found['section']}]")
+        rows = [(row["key"], show(row["value"]), f"{row['origin']} {row['source']}") for row in found["config"]]
+        print_table(("key", "value", "origin"), rows)
+    click.echo("\nhooks")
+    print_table(("hook", "called", "of"), [(hook, place, of) for hook, (place, of) in found["hooks"].items()])
+
+
+def explain(loaded: Loaded, name: str) -> dict[str, Any]:
+    """What is known of the loaded plugin ``name``; ``StartError`` where there is none."""
+    from gantrymq.kernel.config.declarations import PluginsSection
+    from gantrymq.kernel.errors import StartError
+    from gantrymq.kernel.hookspecs import GANTRYMQ_API
+    from gantrymq.kernel.manager import did_you_mean
+    from gantrymq.kernel.plugin_faults import PluginFaults
+
+    manager = loaded.manager
+    row = next((row for row in describe(manager) if row["name"] == name), None)
+    if row is None:
+        names = [info.name for info in manager.plugins]
+        raise StartError(f"no plugin {name!r} is loaded{did_you_mean(name, names)}; `gantrymq plugins list` shows all")
+    info = next(info for info in manager.plugins if info.name == name)
+    section = loaded.config.section(PluginsSection)
+    faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
+    own = None
+    if "config_section" in info.hooks:
+        own = f"plugin.{info.plugin.config_section()[0]}"
+    return {
+        **row,
+        "purpose": purpose_of(info.plugin),
+        "api_version": getattr(info.plugin, "api_version", GANTRYMQ_API),
+        "on_error": faults.policy_of(name),
+        "sources": sorted(info.sources),
+        "section": own,
+        "config": [
+            {"key": value.key, "value": value.value, "origin": value.origin, "source": value.source}
+            for value in loaded.config.explain()
+            if value.section == own
+        ],
+        "hooks": {hook: (place, len(manager.implementations(hook))) for hook, place in row["hooks"].items()},
+    }
+
+
+def purpose_of(plugin: Any) -> str:
+    """The first paragraph of the docstring of the plugin's module, else of its class, as one line."""
+    import inspect
+
+    for thing in (sys.modules.get(type(plugin).__module__), type(plugin)):
+        text = inspect.getdoc(thing) if thing is not None and thing.__doc__ else None
+        if text:
+            return " ".join(text.split("\n\n")[0].split())
+    return ""
 
 
 def describe(manager: PluginManager) -> list[dict[str, Any]]:

@@ -80,6 +80,44 @@ def test_the_table_for_people_names_the_same(cli: Cli) -> None:
     assert "gantrymq.plugins.flush:FlushPlugin" in outcome.out
 
 
+def test_one_plugin_is_shown_with_its_settings_their_origins_and_its_place_in_each_hook(cli: Cli, module: str) -> None:
+    arguments = ["--set", "plugin.delay.levels=1s 2s", "--set", "plugins.skip_errors=delay"]
+    outcome = cli("plugins", "show", "delay", "--json", "--enable", f"{module}:Late", *arguments)
+    assert outcome.code == 0, outcome.err
+    found = json.loads(outcome.out)
+    assert (found["name"], found["slot"], found["essential"], found["api_version"]) == ("delay", None, False, 1)
+    assert (found["on_error"], found["section"]) == ("skip", "plugin.delay")
+    assert found["purpose"]
+    levels = next(row for row in found["config"] if row["key"] == "levels")
+    assert (levels["value"], levels["origin"], levels["source"]) == ("1s 2s", "flag", "--set")
+    assert {row["origin"] for row in found["config"] if row["key"] != "levels"} <= {"default"}
+    rows = listed(cli, "--enable", f"{module}:Late")
+    count = sum("before_append" in row["hooks"] for row in rows)
+    place = next(row for row in rows if row["name"] == "delay")["hooks"]["before_append"]
+    assert found["hooks"]["before_append"] == [place, count]
+
+
+def test_a_plugin_is_shown_to_people_and_one_that_says_little_too(cli: Cli, module: str) -> None:
+    outcome = cli("plugins", "show", "flush")
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("flush: ")
+    assert "slot        flush" in lines
+    assert "[plugin.flush]" in lines
+    assert any(line.split()[:3] == ["mode", '"sync"', "default"] for line in lines)
+    assert any(line.split() == ["make_flush_strategy", "1", "1"] for line in lines)
+    outcome = cli("plugins", "show", "late", "--enable", f"{module}:Late")
+    assert outcome.out.startswith("late: says nothing of its purpose\n")
+
+
+def test_a_plugin_that_is_not_loaded_is_no_table(cli: Cli) -> None:
+    outcome = cli("plugins", "show", "flsh")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "gantrymq: no plugin 'flsh' is loaded; did you mean 'flush'?; `gantrymq plugins list` shows all\n"
+    )
+
+
 def test_a_disabled_plugin_is_gone(cli: Cli) -> None:
     assert "filter" not in {row["name"] for row in listed(cli, "--disable", "filter")}
 
