@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import attrs
 
+from gantrymq.kernel import fast
 from gantrymq.kernel.batch import AppendBatch, Source, Trait
 from gantrymq.kernel.env import Env
-from gantrymq.kernel.fast import new_batch, read_requests
 from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import BatchProcessor, Request
 from gantrymq.kernel.registry import Registry
@@ -113,7 +113,7 @@ class Producer:
 def received(peer: Producer, code: int, ext: dict[str, str], flag: int = 0) -> list[Request]:
     """A request of ``peer``, as it comes out of a socket."""
     connection: Any = peer
-    requests, _ = read_requests(connection, encode(Command(code, ext, flag=flag)), _FRAME_BYTES)
+    requests, _ = fast.read_requests(connection, encode(Command(code, ext, flag=flag)), _FRAME_BYTES)
     return requests
 
 
@@ -276,7 +276,7 @@ class TransactedStore:
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
         """Half messages in one batch, as one sweep may bring them."""
-        batch = new_batch(_nobody_waits, Source.CLIENT)
+        batch = fast.new_batch(_nobody_waits, Source.CLIENT)
         batch.traits = Trait.PREPARED
         for body in bodies:
             properties = b"TRAN_MSG\x01true\x02PGROUP\x01%s\x02UNIQ_KEY\x01%s\x02TAGS\x01a" % (

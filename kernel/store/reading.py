@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from gantrymq.kernel import fast
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
-from gantrymq.kernel.fast import read_records
 from gantrymq.kernel.layouts import ENTRY, PLACES
 from gantrymq.kernel.store.log.commitlog import USUAL_BYTES, CommitLog
 from gantrymq.kernel.store.log.record import HOST_V6_BITS, BadRecord, Record
@@ -78,7 +78,7 @@ def read_many(log: CommitLog, offsets: Sequence[int]) -> list[Record | None]:
     if near:
         with suppress(OSError):  # if one block is unreadable, the records are read one by one
             data = log.segments.pread(first, min(last + USUAL_BYTES, log.written) - first)
-    records = read_records(data, first, offsets)
+    records = fast.read_records(data, first, offsets)
     for row, record in enumerate(records):
         if record is None:
             with suppress(OutOfLog, CorruptRange, BadRecord):

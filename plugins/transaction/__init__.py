@@ -25,10 +25,10 @@ from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source, Trait
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.processors import Processor
 from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction.check import CheckBack
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.endings import EndTransactions
-from gantrymq.plugins.transaction.fast import half_rows
 from gantrymq.plugins.transaction.prepare import refuse_halves
 from gantrymq.plugins.transaction.resume import ResumeHalves
 from gantrymq.plugins.transaction.strategies import STRATEGIES
@@ -103,7 +103,7 @@ class TransactionPlugin:
     def before_append(self, batch: AppendBatch) -> None:
         """Hand the half messages to the strategy."""
         if batch.traits & Trait.PREPARED:
-            rows = half_rows(batch)
+            rows = loops.half_rows(batch)
             if rows and not refuse_halves(batch, rows, self._config, self.strategy.open_count):
                 self.strategy.prepare(batch, rows)
             batch.traits &= ~Trait.PREPARED

@@ -16,7 +16,7 @@ from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.layouts import LOG_PLACE
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.reading import read_many
-from gantrymq.plugins.transaction.fast import match_records, read_endings
+from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction.strategy import Strategy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
@@ -56,7 +56,7 @@ class EndTransactions:
             for request in requests:
                 _refuse_at_slave(request)
             return left
-        endings = read_endings(requests, _refuse)
+        endings = loops.read_endings(requests, _refuse)
         if endings:
             endings, others = self._strategy.split_named(endings)
             for ending in others:
@@ -66,7 +66,7 @@ class EndTransactions:
             left = [ending.request for ending in endings[count:]]
             endings = endings[:count]
             records = read_many(self._store.log, [ending.commit_log_offset for ending in endings])
-            endings = match_records(endings, records, self._strategy.is_prepared, _refuse)
+            endings = loops.match_records(endings, records, self._strategy.is_prepared, _refuse)
         if endings:
             commits = len([ending for ending in endings if ending.is_commit])
             self.commits += commits

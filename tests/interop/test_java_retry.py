@@ -5,6 +5,7 @@ Each test runs against GantryMQ and against RocketMQ's own broker 4.9.7, both wi
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,6 +272,7 @@ def test_what_waits_in_one_brokers_store_is_delivered_by_the_other_once_and_on_t
         java4_client.produce(system.nameserver, topic, 20, first=5, delay=2)
     assert sorted(message.index for message in early) == list(range(5))
     with running("java" if first == "gantrymq" else "gantrymq") as system:
+        ready = time.time() * 1000
         messages: list[Received] = []
         with retrying(java4_client, system, topic, names("late")) as consumer:
             consumer.wait(25, timeout=90)
@@ -279,5 +281,6 @@ def test_what_waits_in_one_brokers_store_is_delivered_by_the_other_once_and_on_t
         assert Counter(message.index for message in messages) == dict.fromkeys(range(25), 1)
         for message in messages:
             if message.index >= 5:
-                assert delay_ms <= message.stored - message.born <= delay_ms + LATE_MS
+                due = message.born + delay_ms
+                assert due <= message.stored <= max(due, ready) + LATE_MS, "on a busy machine a start takes longer"
         wait_for(lambda: (store / "config" / "delayOffset.json").exists())

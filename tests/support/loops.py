@@ -7,7 +7,10 @@ the loops mean.
 from __future__ import annotations
 
 import struct
+from types import ModuleType
 from typing import Any, Final
+
+import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.fast import plain_requests
@@ -30,6 +33,13 @@ PROPERTIES: Final = [
     "TRAN_MSG\x01TRUE", "TRAN_MSG\x01true\x02TRAN_MSG\x01false", "TRAN_MSG\x01false\x02TRAN_MSG\x01true",
     "TRAN_MSG\x01true\x02DELAY\x013", "XTRAN_MSG\x01true", "TRAN_MSG\x01", "TRAN_MSG\x01true\x02K\x02\x02K\x01\x02",
 ]  # fmt: skip
+
+
+def select_twin(patch: pytest.MonkeyPatch, loops: ModuleType, twin: ModuleType) -> None:
+    """Let all that use the inner loops of the module ``loops`` use those of this twin, as far as it has them."""
+    for name in loops.__all__:
+        if hasattr(twin, name):
+            patch.setattr(loops, name, getattr(twin, name))
 
 
 class Loops:

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 
 import structlog
 
+from gantrymq.kernel import fast
 from gantrymq.kernel.batch import AppendBatch, DispatchBatch, Source
-from gantrymq.kernel.fast import answer_rows, new_batch
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import ConsumerOffsets, TopicTable
-from gantrymq.plugins.transaction.fast import Ending, EndTerms, add_ends, close_ends, divert_rows, split_named
+from gantrymq.plugins.transaction import fast as loops
+from gantrymq.plugins.transaction.fast import Ending, EndTerms
 from gantrymq.plugins.transaction.half.check_scan import HalfWalk
 from gantrymq.plugins.transaction.half.load import load_halves
 from gantrymq.plugins.transaction.half.rows import (
@@ -88,7 +89,7 @@ class HalfStrategy:
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
         """See :class:`Strategy`. What could not be written again later is refused now."""
-        for row in divert_rows(batch, rows, TRANS_HALF_TOPIC, half_message_changes, STATE_BITS, self._fitting):
+        for row in loops.divert_rows(batch, rows, TRANS_HALF_TOPIC, half_message_changes, STATE_BITS, self._fitting):
             try:
                 check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
             except RemoteFault as fault:
@@ -147,7 +148,7 @@ class HalfStrategy:
 
     def end(self, endings: list[Ending]) -> None:
         """See :class:`Strategy`. The message and the note of its end are written as one batch."""
-        batch, ended = new_batch(answer_rows, Source.TRANSACTION), dict[int, Ending]()
+        batch, ended = fast.new_batch(fast.answer_rows, Source.TRANSACTION), dict[int, Ending]()
         table, now = self._table, self._store.log.clock.now_ms()
 
         def end_one(ending: Ending) -> None:
@@ -159,7 +160,7 @@ class HalfStrategy:
         else:
             states, origin = table.states
             terms = EndTerms(states, origin, table.moved, now, self._host, self._fitting)
-            add_ends(batch, endings, ended, terms, end_one)
+            loops.add_ends(batch, endings, ended, terms, end_one)
         if len(batch):
             self._context.append(batch)
             self._close(batch, ended)
@@ -223,7 +224,7 @@ class HalfStrategy:
         """Take in which of the ends are written."""
         table = self._table
         self._ended_at = max(self._ended_at, batch.end)
-        closed, first, last, highest, unnoted = close_ends(batch, ended, *table.states)
+        closed, first, last, highest, unnoted = loops.close_ends(batch, ended, *table.states)
         table.closed(closed, ended)
         if first >= 0:
             table.noted(first, highest, last + 1 - first)
@@ -267,7 +268,7 @@ def _split_by_queue(queue: ConsumeQueue, endings: list[Ending]) -> tuple[list[En
     if last < first:
         return [], endings
     if last - first < NEAR_ENTRIES:
-        return split_named(endings, queue.entries(first, last + 1 - first), first)
+        return loops.split_named(endings, queue.entries(first, last + 1 - first), first)
     middle = len(endings) // 2
     halves = [_split_by_queue(queue, part) for part in (endings[:middle], endings[middle:])]
     return halves[0][0] + halves[1][0], halves[0][1] + halves[1][1]

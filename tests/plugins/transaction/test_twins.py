@@ -17,8 +17,8 @@ from gantrymq.kernel.layouts import ENTRY
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.record import Record
 from gantrymq.kernel.store.log.record import encode as encode_record
+from gantrymq.plugins.transaction import fast as loops
 from gantrymq.plugins.transaction import plain
-from gantrymq.plugins.transaction.half import strategy as half
 from gantrymq.plugins.transaction.half.rows import STATE_BITS, half_message_changes
 from gantrymq.plugins.transaction.half.strategy import HalfStrategy
 from gantrymq.remoting.codes import ONEWAY_FLAG
@@ -29,6 +29,7 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, Producer, TransactedStore, received
 from support.columns import GIVEN
+from support.loops import select_twin
 
 pytestmark = pytest.mark.once  # it runs both twins
 
@@ -308,25 +309,14 @@ STEPS = st.one_of(
     st.just(walk),
     st.just(no_room),
 )
-LOOPS = ("add_ends", "close_ends", "divert_rows", "split_named")
-
-
 HOSTS = [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"]
 
 
 def lived(steps: list[Step], host: bytes, twin: Any, kernel: Any) -> Any:
     """All that can be seen of a strategy that these steps were done with, in a broker at ``host``."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in LOOPS:
-            patch.setattr(half, name, getattr(twin, name))
-        for name in ("match_records", "read_endings"):
-            patch.setattr(f"gantrymq.plugins.transaction.endings.{name}", getattr(twin, name))
-        patch.setattr("gantrymq.plugins.transaction.half_rows", twin.half_rows)
-        patch.setattr("gantrymq.testing.transacted.new_batch", kernel.new_batch)
-        patch.setattr("gantrymq.testing.transacted.read_requests", kernel.read_requests)
-        patch.setattr("gantrymq.kernel.fast.read_records", kernel.read_records)
-        patch.setattr(half, "new_batch", kernel.new_batch)
-        patch.setattr(half, "answer_rows", kernel.answer_rows)
+        select_twin(patch, loops, twin)
+        select_twin(patch, kernel_fast, kernel)
         world = TransactedStore(MemoryEnv(), config=attrs.evolve(TINY, store_host=host), check_max=3)
         world.producers.join()
         halves: list[Half] = []
