@@ -19,9 +19,11 @@ GROUPS = {
     "nameserver": "The nameserver",
     "replication": "Replication",
     "floods": "A sender beside heavy requests",
+    "client": "The Python client",
 }
 """By name, with the title of its section. The budget is run in several rounds, the others in one."""
-USUAL_GROUPS = tuple(name for name in GROUPS if name not in ("indexing", "nameserver", "replication", "floods"))
+RARE_GROUPS = ("indexing", "nameserver", "replication", "floods", "client")
+USUAL_GROUPS = tuple(name for name in GROUPS if name not in RARE_GROUPS)
 """What is run unless told otherwise; the rest takes minutes more."""
 QUEUES = 8
 QUEUES_OF_A_TOPIC_MAX = 1000

@@ -1,0 +1,25 @@
+"""The group ``client``: it measures what it says. No number of a run is asserted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+def test_the_group_measures_each_way_to_send(load: Any) -> None:
+    client, living, measuring = load("client"), load("living"), load("measuring")
+    figures, told = load("figures").Figures(), []
+    client.produce_with_client("gantrymq", measuring.Timing(0.5, 0.2, 2.0), living.Sizes(), figures, told.append)
+    found = {each.what: each.median("gantrymq") for each in figures.of("client")}
+    assert len(found) == 4
+    assert all(value is not None and value > 0 for value in found.values())
+    assert len(told) == 1
+
+
+def test_it_is_run_when_it_is_asked_for(load: Any) -> None:
+    read = load("arguments").read
+    assert "client" not in read([]).groups
+    assert "client" in read(["--groups", "client"]).groups
+    assert load("living").SPECIAL["client"]
