@@ -1,12 +1,14 @@
 """The connected producers and consumers, from their heartbeats, and their groups.
 
-Slot: none; essential. Hooks: config_section, configure, register_processors, register_tasks, collect_metrics,
-connections_changed.
-Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes,
-max_subscriptions, max_kept_bytes. Files: none.
-Provides: ConsumerGroups, ProducerGroups. Answers for RocketMQ's ClientManageProcessor, ConsumerManager,
-ProducerManager, DefaultConsumerIdsChangeListener, code 38 of ConsumerManageProcessor and the connections of
-AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40 towards clients.
+Slot: none; essential.
+Hooks: config_section, configure, register_processors, register_tasks, collect_metrics, connections_changed.
+Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_heartbeat_bytes, max_subscriptions,
+max_kept_bytes.
+Files: none.
+Provides: ConsumerGroups, ProducerGroups.
+Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager, DefaultConsumerIdsChangeListener, code
+38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40
+towards clients.
 """
 
 from __future__ import annotations

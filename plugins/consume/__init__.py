@@ -1,11 +1,13 @@
 """Serve pulls: PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361).
 
-Slot: none; essential. Hooks: collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
+Slot: none; essential.
+Hooks: collect_metrics, config_section, configure, register_processors, register_tasks, stopping.
 Config ``[plugin.consume]``: ``memory_messages``, ``memory_bytes``, ``disk_messages``, ``disk_bytes`` (RocketMQ's limits
 of one answer), ``max_messages`` and ``max_bytes`` (the limits for clients that accept more), ``scan_entries`` (queue
 entries examined for one response when a filter drops most), ``memory_percent`` (the part of the log that counts as in
-memory) and ``slave_read_enable``. Files: none. Answers for RocketMQ's ``PullMessageProcessor`` and
-``DefaultMessageStore.getMessage``.
+memory) and ``slave_read_enable``.
+Files: none.
+Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
 
 A pull is answered in the sweep in which it arrives, unless other pulls have used up its budget, or its messages are
 only on the disk: a worker thread reads those, so that readers of old messages do not delay senders.

@@ -6,7 +6,8 @@ is bounded without this plugin: past ``limits.unacknowledged_bytes`` the broker 
 Slot: none.
 Hooks: before_append, config_section, configure, started.
 Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgement).
-Files: none. Answers for RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
+Files: none.
+Answers for RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Flush strategies: group commit (the default), by interval, or by interval from a buffer.
 
-Slot: flush. Hooks: config_section, configure, make_flush_strategy, register_ack_gates. Config ``[plugin.flush]``:
-``mode`` ("sync": a response waits for fdatasync, and everything that arrives during one shares the next; "async":
-responses do not wait, a power cut may lose the last ``interval`` plus ``least_bytes``; "buffered": as async, but a
-thread writes in large steps, and a response waits until the message is written; ``limits.unacknowledged_bytes`` bounds
-the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout`` (sync and buffered: after it the sender
-gets FLUSH_DISK_TIMEOUT). Files: none. Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and
-``TransientStorePool`` with ``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
+Slot: flush.
+Hooks: config_section, configure, make_flush_strategy, register_ack_gates.
+Config ``[plugin.flush]``: ``mode`` ("sync": a response waits for fdatasync, and everything that arrives during one
+shares the next; "async": responses do not wait, a power cut may lose the last ``interval`` plus ``least_bytes``;
+"buffered": as async, but a thread writes in large steps, and a response waits until the message is written;
+``limits.unacknowledged_bytes`` bounds the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout``
+(sync and buffered: after it the sender gets FLUSH_DISK_TIMEOUT).
+Files: none.
+Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
+``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Finds messages by key: RocketMQ's index files, built while messages are dispatched.
 
-Slot: index. Hooks: config_section, configure, dispatch, persist, register_tasks, stopping. Config ``[plugin.index]``:
-``slots``, ``entries`` (the shape of a file; an index of another shape is rebuilt), ``flush_interval``,
-``sync_interval``, ``catch_up_bytes``. Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse;
-``gantrymq.index``, the flushed part of the index. Provides: MessageIndex. Answers for RocketMQ's ``IndexService`` and
-``CommitLogDispatcherBuildIndex``.
+Slot: index.
+Hooks: config_section, configure, dispatch, persist, register_tasks, stopping.
+Config ``[plugin.index]``: ``slots``, ``entries`` (the shape of a file; an index of another shape is rebuilt),
+``flush_interval``, ``sync_interval``, ``catch_up_bytes``.
+Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse; ``gantrymq.index``, the flushed part of the index.
+Provides: MessageIndex.
+Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """Locks of queues, so that only one member of an orderly consumer group consumes from a queue at a time.
 
-Slot: none. Hooks: config_section, configure, connections_changed, register_processors. Config ``[plugin.locks]``:
-``expire_after`` (a lock that is not renewed for this time expires), ``free_after_disconnect`` (so does a lock whose
-owner has been disconnected for this time), ``max_locks``, ``max_bytes`` (their memory). Files: none; a restart releases
-all locks. Provides: QueueLocks. Answers for RocketMQ's ``RebalanceLockManager``: codes 41 and 42. In RocketMQ, a member
-that leaves keeps its locks until they expire.
+Slot: none.
+Hooks: config_section, configure, connections_changed, register_processors.
+Config ``[plugin.locks]``: ``expire_after`` (a lock that is not renewed for this time expires),
+``free_after_disconnect`` (so does a lock whose owner has been disconnected for this time), ``max_locks``, ``max_bytes``
+(their memory).
+Files: none; a restart releases all locks.
+Provides: QueueLocks.
+Answers for RocketMQ's ``RebalanceLockManager``: codes 41 and 42. In RocketMQ, a member that leaves keeps its locks
+until they expire.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Hold pulls that found nothing, and answer them when a message arrives or their time is up.
 
-Slot: none. Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls,
-register_tasks, stopping. Config ``[plugin.longpoll]``: ``max_held`` (the most held pulls; beyond it pulls are answered
-"not found" at once, those of the address with the most first), ``max_held_per_address`` (of one address; 0: no such
-limit), ``max_wait`` (the longest time for which a pull is held). Files: none. Answers for RocketMQ's
-``PullRequestHoldService``.
+Slot: none.
+Hooks: collect_metrics, config_section, configure, connections_changed, dispatch, hold_pulls, register_tasks, stopping.
+Config ``[plugin.longpoll]``: ``max_held`` (the most held pulls; beyond it pulls are answered "not found" at once, those
+of the address with the most first), ``max_held_per_address`` (of one address; 0: no such limit), ``max_wait`` (the
+longest time for which a pull is held).
+Files: none.
+Answers for RocketMQ's ``PullRequestHoldService``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
 Hooks: config_section, configure, register_tasks, runtime_info.
-Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``. Files: none.
+Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``.
+Files: none.
 Answers for RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
 This plugin counts nothing: each scrape asks all plugins (hook ``collect_metrics``). ``server`` is the web server,

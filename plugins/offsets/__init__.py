@@ -1,10 +1,13 @@
 """Offsets of consumer groups, and the lowest and highest offset of queues.
 
-Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
-Config ``[plugin.offsets]``: max_entries, from_start_within. Files: ``config/consumerOffset.json``, every
-``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a damaged one). Provides: ConsumerOffsets. Answers
-for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes 14, 15,
-29 to 32, 43, 308, 314, 343.
+Slot: none; essential.
+Hooks: config_section, configure, recovered, register_processors, collect_metrics, persist.
+Config ``[plugin.offsets]``: max_entries, from_start_within.
+Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a
+damaged one).
+Provides: ConsumerOffsets.
+Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes
+14, 15, 29 to 32, 43, 308, 314, 343.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 Slot: none; essential.
 Hooks: before_append, configure, config_section, register_processors.
 Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), ``trace`` (TRACE_ON).
-Files: none. Provides: SendRules. Answers for RocketMQ's ``SendMessageProcessor``.
+Files: none.
+Provides: SendRules.
+Answers for RocketMQ's ``SendMessageProcessor``.
 
 ``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
 store such a message as an ordinary one would deliver it too early. A slave (``broker.id`` above 0) refuses everything.

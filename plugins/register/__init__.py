@@ -1,8 +1,11 @@
 """Register this broker and its topics with the nameservers.
 
-Slot: none; default. Hooks: config_section, configure, register_tasks, runtime_info, started, stopping.
-Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``. Files: none.
-Provides: RouteChanges, Registration. Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
+Slot: none; default.
+Hooks: config_section, configure, register_tasks, runtime_info, started, stopping.
+Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``.
+Files: none.
+Provides: RouteChanges, Registration.
+Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
 Each nameserver has its own task and connection, so an unreachable one delays no other.
 """

@@ -2,7 +2,8 @@
 
 Slot: none.
 Hooks: before_append, register_processors.
-Config: none; the group's ``retryQueueNums`` and ``retryMaxTimes`` count. Files: none.
+Config: none; the group's ``retryQueueNums`` and ``retryMaxTimes`` count.
+Files: none.
 Answers for RocketMQ's ``SendMessageProcessor.consumerSendMsgBack`` (code 36) and ``handleRetryAndDLQ``.
 
 A message comes again by the topic ``%RETRY%group``, to which its consumers subscribe by themselves. The wait before is

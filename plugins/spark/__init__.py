@@ -1,7 +1,10 @@
 """``gantrymq export``: topics to Parquet files through Spark, from any cluster that speaks the protocol.
 
-Slot: none. Hooks: add_commands. Config: none. Files: none in the store; the command writes into the given folder.
-``gantrymq.spark`` does the work; it is imported when the command runs, and never by the broker.
+Slot: none.
+Hooks: add_commands.
+Config: none.
+Files: none in the store; the command writes into the given folder. ``gantrymq.spark`` does the work; it is imported
+when the command runs, and never by the broker.
 """
 
 from __future__ import annotations

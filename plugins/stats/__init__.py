@@ -3,9 +3,10 @@
 Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
 started.
-Config ``[plugin.stats]``: by_queue, max_items. Files: none: everything counts from the start, as in RocketMQ.
-Provides: Statistics. Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its
-part of code 28.
+Config ``[plugin.stats]``: by_queue, max_items.
+Files: none: everything counts from the start, as in RocketMQ.
+Provides: Statistics.
+Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its part of code 28.
 
 On the hot path there is one look at the clock before and one after a batch. Messages are counted each second by how far
 the consume queues have come (``table``), pulls by who answers them (``Statistics.pulled``).

@@ -1,12 +1,13 @@
 """Topics and consumer groups: which there are, how many queues, who may do what.
 
-Slot: none; essential. Hooks: config_section, configure, recovered, register_processors, before_append,
-advertise, collect_metrics, persist.
+Slot: none; essential.
+Hooks: config_section, configure, recovered, register_processors, before_append, advertise, collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 trace_topic, trace_topic_name, broker_permission.
 Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
-Provides: TopicTable, GroupTable. Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator
-and the part of AdminBrokerProcessor for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
+Provides: TopicTable, GroupTable.
+Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator and the part of AdminBrokerProcessor
+for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
 A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
 can still be consumed after a crash. Where that could not be written (a full disk), or both files are lost, the next
