@@ -305,7 +305,7 @@ class Consumer(Generic[R]):
             await self._commit_quietly(puller, confirmed=True)
         await self._save_quietly()
         if self._locks is not None:
-            await self._locks.release([*self._pullers, *self._releasing])
+            await self._locks.release_all()
         await self._cluster.leave_as_consumer(self.group)
 
     def _ensure_open(self) -> None:
@@ -417,6 +417,8 @@ class Consumer(Generic[R]):
             lapsed = {queue for queue in self._pullers if not locks.holds(queue)}
             due = [queue for queue in (*self._pullers, *self._releasing) if locks.is_due(queue)]
             refused = await locks.take(due)
+            if locks.others(self._pullers.keys() | self._releasing.keys()):
+                self.rebalance_soon()
             lost = [queue for queue in self._pullers if queue in refused or queue in lapsed]
             for queue in lost:
                 # somebody else may have gone on in this queue: begin again at the group's offset
@@ -554,6 +556,8 @@ class Consumer(Generic[R]):
         lost = [queue for queue in self._pullers if queue not in mine]
         await self._give_up(lost)
         gained = sorted(mine - self._pullers.keys() - self._releasing.keys())
+        if self._locks is not None:
+            await self._locks.release(self._locks.others(mine | self._pullers.keys() | self._releasing.keys()))
         refused: set[MessageQueue] = set()
         if gained and self._locks is not None:
             await self._locks.take(gained)

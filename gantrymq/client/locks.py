@@ -6,7 +6,7 @@ Source: RocketMQ 4.9.7 ``RebalanceImpl.lock``, ``ProcessQueue``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Final
 
 import anyio
@@ -31,6 +31,8 @@ class QueueLocks:
         self._cluster = cluster
         self._group = group
         self._asked_at: dict[MessageQueue, float] = {}
+        self._asking: set[MessageQueue] = set()
+        """Asked for, and no answer has come: the broker may have given the lock all the same."""
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether no other member can have ``queue`` now."""
@@ -50,6 +52,7 @@ class QueueLocks:
 
         async def ask(broker: str, wanted: set[MessageQueue]) -> None:
             asked_at = anyio.current_time()
+            self._asking |= wanted
             try:
                 answer = await self._call(RequestCode.LOCK_BATCH_MQ, wanted)
                 with reading(broker):
@@ -57,6 +60,7 @@ class QueueLocks:
             except GantryError as error:
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
                 return
+            self._asking -= wanted
             for queue in wanted & given:
                 self._asked_at[queue] = asked_at
             for queue in wanted - given:
@@ -69,12 +73,23 @@ class QueueLocks:
         return refused
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Give the locks back. What fails is logged: the lock expires."""
-        for broker, held in _by_broker(queue for queue in queues if self._asked_at.pop(queue, None)).items():
+        """Give the locks back. What fails is logged, and they are among the :meth:`others` again."""
+        given = [queue for queue in queues if self._asked_at.pop(queue, None) is not None or queue in self._asking]
+        self._asking.difference_update(given)
+        for broker, held in _by_broker(given).items():
             try:
                 await self._call(RequestCode.UNLOCK_BATCH_MQ, held)
             except GantryError as error:
+                self._asking |= held
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
+
+    def others(self, needed: Set[MessageQueue]) -> set[MessageQueue]:
+        """Locks that nobody needs: the answer came too late, or a renewal overtook the release."""
+        return {*self._asked_at, *self._asking} - needed
+
+    async def release_all(self) -> None:
+        """Give back all locks, also those that were asked for in vain so far."""
+        await self.release(self.others(set()))
 
     def forget(self, queue: MessageQueue) -> None:
         """Count the lock of ``queue`` as lost."""

@@ -104,6 +104,7 @@ class FakeBroker(Fake):
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.groups: dict[str, list[str]] = defaultdict(list)
         self.locks: dict[tuple[str, MessageQueue], str] = {}
+        self.gone: set[str] = set()
 
     def store(self, topic: str, queue_id: int, body: bytes, properties: str = "", sys_flag: int = 0) -> int:
         """Append a record; its queue offset."""
@@ -187,7 +188,7 @@ class FakeBroker(Fake):
     def on_heart_beat(self, request: Command) -> Command:
         data = HeartbeatData.from_bytes(request.body)
         for consumer in data.consumer_data_set:
-            if data.client_id not in self.groups[consumer.group_name]:
+            if data.client_id not in (*self.groups[consumer.group_name], *self.gone):
                 self.groups[consumer.group_name].append(data.client_id)
         return request.answer(0)
 
@@ -196,7 +197,8 @@ class FakeBroker(Fake):
         mine = {
             queue
             for queue in body.mq_set
-            if self.locks.setdefault((body.consumer_group, queue), body.client_id) == body.client_id
+            if body.client_id not in self.gone
+            and self.locks.setdefault((body.consumer_group, queue), body.client_id) == body.client_id
         }
         return request.answer(0, body=LockBatchResponseBody(lock_ok_mq_set=mine).to_bytes())
 
@@ -210,6 +212,7 @@ class FakeBroker(Fake):
 
     def forget(self, client_id: str) -> None:
         """The client's connection has been gone for so long that it is no member any more and has no locks."""
+        self.gone.add(client_id)  # a request of it may still lie in a socket
         for members in self.groups.values():
             if client_id in members:
                 members.remove(client_id)

@@ -168,6 +168,64 @@ async def test_a_queue_goes_to_another_member_when_what_is_in_work_is_done(fake_
             assert codes.index(42) > codes.index(15)
 
 
+async def test_a_lock_that_was_asked_for_while_leaving_is_given_back(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", ordered=True) as messages:
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while messages.queues or cluster.broker.locks:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            cluster.broker.answers[41] = lambda request: cluster.broker.on_lock_batch_mq(request) and None
+            cluster.broker.groups["g"] = [client.client_id]
+            await cluster.broker.notify("g")
+            await cluster.broker.wait_for(41, 2)
+        assert not cluster.broker.locks
+
+
+async def test_a_lock_that_came_too_late_is_given_back_when_the_queue_is_another_members(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.CALL_SECONDS", 0.05)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[41] = lambda request: cluster.broker.on_lock_batch_mq(request) and None
+        async with client.consumer("T", "g", ordered=True):
+            await cluster.broker.wait_for(41, 2)
+            assert cluster.broker.locks
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            with anyio.fail_after(20):
+                while cluster.broker.locks:
+                    await cluster.broker.changed.wait()
+
+
+async def test_a_renewal_that_overtakes_the_release_is_given_back(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        released = anyio.Event()
+
+        async def late(request: Any) -> Any:
+            await released.wait()
+            return cluster.broker.on_lock_batch_mq(request)
+
+        def release(request: Any) -> Any:
+            released.set()
+            return cluster.broker.on_unlock_batch_mq(request)
+
+        async with client.consumer("T", "g", ordered=True):
+            cluster.broker.answers[41] = late
+            await cluster.broker.wait_for(41, 2)
+            cluster.broker.answers[42] = release
+            cluster.broker.groups["g"] = ["0-another-member"]
+            await cluster.broker.notify("g")
+            await cluster.broker.wait_for(42, 2)
+            with anyio.fail_after(20):
+                while cluster.broker.locks:
+                    await cluster.broker.changed.wait()
+
+
 class Stop:
     """How one member ends."""
 
@@ -266,7 +324,7 @@ async def test_order_holds_whoever_joins_leaves_or_dies(
             members.start_soon(group.member, running[-1])
 
         join()
-        with anyio.fail_after(150):
+        with anyio.fail_after(100):
             stored = 0
             while group.count < queues * count:
                 if stored < count:
