@@ -70,7 +70,9 @@ def show_plugin(name: str, as_json: bool, **flags: Any) -> None:
     click.echo(f"{found['name']}: {found['purpose'] or 'says nothing of its purpose'}\n")
     for fact in facts:
         value = found[fact]
-        text = ", ".join(value) if isinstance(value, list) else {None: "-", True: "yes", False: "no"}.get(value, value)
+        text = ", ".join(value) if isinstance(value, list) else value
+        if value is None or isinstance(value, bool):
+            text = {None: "-", True: "yes", False: "no"}[value]
         click.echo(f"{fact.replace('_', ' '):<12}{text}")
     if found["config"]:
         click.echo(f"\n[{found['section']}]")

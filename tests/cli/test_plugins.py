@@ -102,7 +102,7 @@ def test_a_plugin_is_shown_to_people_and_one_that_says_little_too(cli: Cli, modu
     assert outcome.code == 0, outcome.err
     lines = outcome.out.splitlines()
     assert lines[0].startswith("flush: ")
-    assert "slot        flush" in lines
+    assert {"slot        flush", "essential   no", "api version 1"} <= set(lines)
     assert "[plugin.flush]" in lines
     assert any(line.split()[:3] == ["mode", '"sync"', "default"] for line in lines)
     assert any(line.split() == ["make_flush_strategy", "1", "1"] for line in lines)
