@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import cached_property
 from os import PathLike
 from typing import Final, Literal
 
@@ -14,7 +15,8 @@ from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connect_options import ConnectOptions
-from gantrymq.client.consumer import Consumer, open_consumer
+from gantrymq.client.consumer import Consumer
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
@@ -26,15 +28,14 @@ from gantrymq.client.options import (
     Start,
     Topics,
 )
-from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer, open_producer
-from gantrymq.client.reader import Reader, open_reader
+from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
+from gantrymq.client.reader import Reader, make_reader
 from gantrymq.client.sender import Sender
 from gantrymq.client.transactions import (
     CHECKS_AT_ONCE,
     Check,
     Local,
     TransactionalProducer,
-    open_transactional_producer,
 )
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
@@ -42,20 +43,32 @@ from gantrymq.remoting.tasks import hosted_tasks
 DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 
 
-class Client:
+class Client(Lifetime):
     """What :func:`connect` gives. Valid until its block ends; after that everything raises :class:`ClientClosed`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.admin = Admin(cluster)
+    def __init__(self, options: ConnectOptions) -> None:
+        super().__init__("client")
+        self._options = options
+        self._running: Cluster | None = None
+        self._ends_first: set[Lifetime] = set()
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._running is None:
+            raise self._closed_error()
+        return self._running
+
+    @cached_property
+    def admin(self) -> Admin:
+        """Topics, offsets and single messages."""
+        return Admin(self._cluster)
 
     @property
     def client_id(self) -> str:
         """The name under which brokers know this client."""
         return self._cluster.client_id
 
-    @asynccontextmanager
-    async def producer(
+    def producer(
         self,
         group: str = DEFAULT_PRODUCER_GROUP,
         *,
@@ -65,7 +78,7 @@ class Client:
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
-    ) -> AsyncIterator[Producer]:
+    ) -> Producer:
         """A producer for the length of the block, whose end sends what is enqueued.
 
         ``timeout`` (seconds) is the bound of one send with all its ``retries``. With ``retry_when_not_stored`` a
@@ -76,11 +89,9 @@ class Client:
         """
         sender = Sender(self._cluster, group, timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
-        async with open_producer(self._cluster, sender, accumulator) as producer:
-            yield producer
+        return Producer(self._cluster, sender, accumulator).ends_with(self._ends_first)
 
-    @asynccontextmanager
-    async def transactional_producer(
+    def transactional_producer(
         self,
         group: str,
         *,
@@ -90,7 +101,7 @@ class Client:
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
         checks_at_once: int = CHECKS_AT_ONCE,
-    ) -> AsyncIterator[TransactionalProducer]:
+    ) -> TransactionalProducer:
         """A producer of messages that consumers see only when the local branch of their transaction succeeded.
 
         ``local`` is the branch of sends that give none of their own. ``check`` is called with the half message when a
@@ -100,12 +111,11 @@ class Client:
         this client already has a transactional producer of that group.
         """
         sender = Sender(self._cluster, group, timeout, retries)
-        opened = open_transactional_producer(self._cluster, sender, local, check, topics, checks_at_once)
-        async with opened as producer:
-            yield producer
+        return TransactionalProducer(self._cluster, sender, local, check, topics, checks_at_once).ends_with(
+            self._ends_first
+        )
 
-    @asynccontextmanager
-    async def consumer(
+    def consumer(
         self,
         topics: Topics,
         group: str,
@@ -122,7 +132,7 @@ class Client:
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
-    ) -> AsyncIterator[Consumer[ReceivedMessage]]:
+    ) -> Consumer[ReceivedMessage]:
         """A member of the consumer ``group`` for the length of the block.
 
         ``topics`` is one topic, several, or a mapping of topics to tags or :class:`Sql`. ``tags`` selects by tag
@@ -149,12 +159,9 @@ class Client:
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
             on_revoked=on_revoked, offsets_file=offsets_file,
         )  # fmt: skip
-        opened = self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
-        async with opened as consumer:
-            yield consumer
+        return self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
 
-    @asynccontextmanager
-    async def consumer_of(
+    def consumer_of(
         self,
         make: type[R],
         topics: Topics,
@@ -163,15 +170,30 @@ class Client:
         tags: str | Sql = "*",
         start: Start = "last",
         settings: ConsumerSettings | None = None,
-    ) -> AsyncIterator[Consumer[R]]:
+    ) -> Consumer[R]:
         """As :meth:`consumer`, with messages of the class ``make``."""
         now = int(time.time() * 1000)
         options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
-        async with open_consumer(self._cluster, options) as consumer:
-            yield consumer
+        return Consumer(self._cluster, options).ends_with(self._ends_first)
 
     @asynccontextmanager
-    async def reader(
+    async def _open(self) -> AsyncIterator[None]:
+        """The connections stand for the length of the block."""
+        async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
+            cluster = Cluster(tasks, self._options)
+            try:
+                await cluster.start()
+                self._running = cluster
+                try:
+                    yield
+                finally:
+                    # those with a block of their own have ended by now
+                    for one in list(self._ends_first):
+                        await one.close()
+            finally:
+                await cluster.aclose()
+
+    def reader(
         self,
         topics: Topics,
         *,
@@ -180,22 +202,19 @@ class Client:
         start: Start = "first",
         until: Literal["end"] | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
-    ) -> AsyncIterator[Reader[DeliveredRecord]]:
+    ) -> Reader[DeliveredRecord]:
         """A reader of all queues of ``topics`` for the length of the block, from any place, shared with nobody.
 
         It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
         that was there when it first polled. Raises :class:`InvalidName`, ValueError.
         """
-        opened = open_reader(
+        return make_reader(
             self._cluster, DeliveredRecord, topics, group=group, tags=tags, start=start, until=until,
             pull_batch=pull_batch,
-        )  # fmt: skip
-        async with opened as reader:
-            yield reader
+        ).ends_with(self._ends_first)  # fmt: skip
 
 
-@asynccontextmanager
-async def connect(
+def connect(
     nameservers: str | Sequence[str] | None = None,
     *,
     access_key: str | None = None,
@@ -203,27 +222,26 @@ async def connect(
     security_token: str | None = None,
     tls: bool | ssl.SSLContext = False,
     unit_name: str | None = None,
-) -> AsyncIterator[Client]:
+) -> Client:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
     Without ``nameservers`` the environment variable NAMESRV_ADDR has them. A URL with a path, such as
     ``http://host:8080/rocketmq/nsaddr``, is asked for their addresses now and every two minutes; with ``unit_name`` for
-    those of a unit, which also becomes part of the client's id. Runs on trio and on asyncio. With ``access_key`` and
-    ``secret_key`` (and ``security_token``, where a service gave one) every request is signed for brokers with access
-    control. ``tls`` encrypts all connections: True checks servers' certificates against the machine's authorities; an
-    ``ssl.SSLContext`` says what to trust instead. Raises ValueError for what is no address and for half of the
-    credentials, :class:`ConnectFailed` when no nameserver can be reached (:class:`TlsFailed` when it can, but not by
-    TLS). The block may end in another task than it began in. When it ends, connections close; producers and consumers
-    must have ended by then.
+    those of a unit, which also becomes part of the client's id. Runs on trio and on asyncio.
+
+    With ``access_key`` and ``secret_key`` (and ``security_token``, where a service gave one) every request is signed
+    for brokers with access control. ``tls`` encrypts all connections: True checks servers' certificates against the
+    machine's authorities; an ``ssl.SSLContext`` says what to trust instead.
+
+    Raises ValueError for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver
+    can be reached (:class:`TlsFailed` when it can, but not by TLS).
+
+    Use it in an ``async with`` block, or with ``await client.start()`` and ``await client.close()`` from any task, as
+    its producers and consumers. It connects then, and its end closes the connections, after the producers and consumers
+    that were started and have not ended.
     """
     options = ConnectOptions.checked(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
         unit_name=unit_name,
     )  # fmt: skip
-    async with hosted_tasks(lambda error: cluster.fail(error)) as tasks:
-        cluster = Cluster(tasks, options)
-        try:
-            await cluster.start()
-            yield Client(cluster)
-        finally:
-            await cluster.aclose()
+    return Client(options)

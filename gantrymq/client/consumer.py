@@ -25,7 +25,6 @@ from gantrymq.client.direct import DirectDelivery
 from gantrymq.client.errors import (
     AccessDenied,
     BrokerError,
-    ClientClosed,
     ConnectError,
     GantryError,
     InvalidName,
@@ -33,6 +32,7 @@ from gantrymq.client.errors import (
     NotANameserver,
 )
 from gantrymq.client.lanes import Lane
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.local_offsets import LocalOffsets, default_path
 from gantrymq.client.locks import QueueLocks
 from gantrymq.client.options import ConsumerOptions, QueuesChanged
@@ -76,7 +76,7 @@ R = TypeVar("R", bound=DeliveredRecord)
 log = LibraryLog()
 
 
-class Consumer(Generic[R]):
+class Consumer(Lifetime, Generic[R]):
     """An iterator over the messages that fall to this member of the group.
 
     A message counts as outstanding until it is acknowledged; with a thousand outstanding in a queue nothing more of
@@ -84,8 +84,9 @@ class Consumer(Generic[R]):
     the group starts anew from its offset.
     """
 
-    def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]], pulling: TaskGroup) -> None:
+    def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> None:
         """``options``: one of each topic; they differ in nothing but topic and subscription."""
+        super().__init__(f"consumer of group {options[0].group}")
         self.topics = tuple(each.topic for each in options)
         self.group = options[0].group
         self._cluster = cluster
@@ -100,7 +101,7 @@ class Consumer(Generic[R]):
         retries = options[0].of_retries()
         unwanted = settings.broadcast or retries is None or retries.topic in self._subscribed
         self._retries = None if unwanted else retries
-        self._pulling = pulling
+        self._pulling: TaskGroup | None = None
         self._pullers: dict[MessageQueue, Puller[R]] = {}
         self._resets: dict[MessageQueue, int] = {}
         self._fetched = self._acknowledged = self._returned = 0
@@ -113,7 +114,7 @@ class Consumer(Generic[R]):
         self._current: deque[R] = deque()
         self._arrived = anyio.Event()
         self._unbalanced = anyio.Event()
-        self._closed = False
+        self._closed = True
         self._refusal: AccessDenied | None = None
 
     def __aiter__(self) -> Self:
@@ -264,7 +265,7 @@ class Consumer(Generic[R]):
         """Share the queues out again at once, not at the next interval."""
         self._unbalanced.set()
 
-    async def start(self, upkeep: TaskGroup) -> None:
+    async def _join(self, upkeep: TaskGroup) -> None:
         """Join the group and take the first share of the queues; where that fails it is tried again in ``upkeep``.
 
         Raises :class:`NotANameserver`, :class:`AccessDenied` when a broker refuses the client's credentials,
@@ -289,7 +290,7 @@ class Consumer(Generic[R]):
         if self._settings.consume_timeout is not None:
             upkeep.start_soon(self._keep_expiring, self._settings.consume_timeout)
 
-    async def aclose(self) -> None:
+    async def _leave(self) -> None:
         """Stop pulling, commit what is done, and leave the group."""
         pullers = list(self._pullers.values())
         for puller in pullers:
@@ -308,10 +309,31 @@ class Consumer(Generic[R]):
             await self._locks.release_all()
         await self._cluster.leave_as_consumer(self.group)
 
+    def _puller_tasks(self) -> TaskGroup:
+        assert self._pulling is not None  # it is there before the consumer joins its group
+        return self._pulling
+
     def _ensure_open(self) -> None:
         self._cluster.ensure_open()
         if self._closed:
-            raise ClientClosed(f"the consumer of group {self.group} is closed: its `async with` block has ended")
+            raise self._closed_error()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """It is a member of its group for the length of the block."""
+        self._cluster.ensure_open()
+        async with hosted_tasks(self._cluster.fail) as pulling:
+            self._pulling = pulling
+            self._cluster.join_as_consumer(self.group, self)
+            self._closed = False
+            try:
+                # what shares out and commits has ended before the consumer closes what it works on
+                async with hosted_tasks(self._cluster.fail) as upkeep:
+                    await self._join(upkeep)
+                    yield
+            finally:
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await self._leave()
 
     async def _more(self, most: int) -> None:
         if self._ready or self._lanes:
@@ -349,7 +371,7 @@ class Consumer(Generic[R]):
             lane.resume()
 
         self._returned += 1
-        self._pulling.start_soon(resume)
+        self._puller_tasks().start_soon(resume)
 
     def _offer(self, lane: Lane[R]) -> None:
         self._lanes.append(lane)
@@ -618,7 +640,7 @@ class Consumer(Generic[R]):
             local=self._local,
         )  # fmt: skip
         self._pullers[queue] = puller
-        await self._pulling.start(puller.run)
+        await self._puller_tasks().start(puller.run)
 
     async def _members(self, topic: str, route: TopicRouteData) -> list[str]:
         failure: GantryError = NoRoute(f"topic {topic} has no broker that could name the members of {self.group}")
@@ -666,20 +688,3 @@ class Batches(Generic[R]):
     async def __anext__(self) -> list[R]:
         """As :meth:`Consumer.next_batch`."""
         return await self._consumer.next_batch(self._max)
-
-
-@asynccontextmanager
-async def open_consumer(cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> AsyncIterator[Consumer[R]]:
-    """A :class:`Consumer` that is a member of its group for the length of the block."""
-    cluster.ensure_open()
-    async with hosted_tasks(cluster.fail) as pulling:
-        consumer = Consumer(cluster, options, pulling)
-        cluster.join_as_consumer(consumer.group, consumer)
-        try:
-            # what shares out and commits has ended before the consumer closes what it works on
-            async with hosted_tasks(cluster.fail) as upkeep:
-                await consumer.start(upkeep)
-                yield consumer
-        finally:
-            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                await consumer.aclose()

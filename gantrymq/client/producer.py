@@ -22,7 +22,8 @@ from gantrymq.client.checks import (
     encode_message_properties,
 )
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
-from gantrymq.client.errors import ClientClosed, GantryError, InvalidMessage, UnsupportedByBroker
+from gantrymq.client.errors import GantryError, InvalidMessage, UnsupportedByBroker
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.outgoing import ONLY_KEY, encode_row, has_times, prepare, prepare_batches, prepare_plain
 from gantrymq.client.sender import QueueChoice, Sender, choose_queue, pick
 from gantrymq.message import DeliveredRecord, Message, MessageQueue, SendResult
@@ -35,15 +36,16 @@ REPLY_TIMEOUT_SECONDS: Final = 3.0
 """How long a request waits for its reply unless told otherwise; RocketMQ's producers must always say."""
 
 
-class Producer:
+class Producer(Lifetime):
     """Sends messages as a member of ``group``. Many tasks may send at once: their messages share the connections."""
 
     def __init__(self, cluster: Cluster, sender: Sender, accumulator: Accumulator) -> None:
+        super().__init__(f"producer of group {sender.group}")
         self.group = sender.group
         self._cluster = cluster
         self._sender = sender
         self._accumulator = accumulator
-        self._closed = False
+        self._closed = True
         self._known_to_brokers = False
 
     async def send(
@@ -254,7 +256,7 @@ class Producer:
         self._ensure_open()
         return list(await self._sender.queues(topic))
 
-    async def aclose(self) -> None:
+    async def _finish(self) -> None:
         """Send what is in the buffer; from now on every use raises :class:`ClientClosed`.
 
         What cannot be stored fails, after the producer's timeout at the latest; when cancelled, after three seconds.
@@ -272,24 +274,23 @@ class Producer:
     def _ensure_open(self) -> None:
         self._cluster.ensure_open()
         if self._closed:
-            raise ClientClosed(f"the producer of group {self.group} is closed: its `async with` block has ended")
+            raise self._closed_error()
 
-
-@asynccontextmanager
-async def open_producer(cluster: Cluster, sender: Sender, accumulator: Accumulator) -> AsyncIterator[Producer]:
-    """A :class:`Producer` that is a member of its group, as brokers see it, for the length of the block."""
-    cluster.ensure_open()
-    check_group(sender.group)
-    producer = Producer(cluster, sender, accumulator)
-    cluster.join_as_producer(sender.group)
-    try:
-        yield producer
-    finally:
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """It is a member of its group, as brokers see it, for the length of the block."""
+        self._cluster.ensure_open()
+        check_group(self.group)
+        self._cluster.join_as_producer(self.group)
+        self._closed = False
         try:
-            await producer.aclose()
+            yield
         finally:
-            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                await cluster.leave_as_producer(sender.group)
+            try:
+                await self._finish()
+            finally:
+                with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                    await self._cluster.leave_as_producer(self.group)
 
 
 def as_message(

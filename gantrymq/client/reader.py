@@ -20,12 +20,12 @@ from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import reading
 from gantrymq.client.errors import (
     AccessDenied,
-    ClientClosed,
     ConnectError,
     GantryError,
     InvalidName,
     broker_error,
 )
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.lookup import TOOLS_GROUP
 from gantrymq.client.options import (
     PULL_BATCH_MAX,
@@ -103,7 +103,7 @@ class _Queue(Generic[R]):
         return given
 
 
-class Reader(Generic[R]):
+class Reader(Lifetime, Generic[R]):
     """Reads the queues of some topics from any place. Nobody shares them, and nothing is acknowledged."""
 
     def __init__(
@@ -116,8 +116,8 @@ class Reader(Generic[R]):
         start: Start,
         until: Literal["end"] | None,
         pull_batch: int,
-        tasks: TaskGroup,
     ) -> None:
+        super().__init__("reader")
         self._cluster = cluster
         self._admin = Admin(cluster)
         self._wanted = wanted
@@ -126,7 +126,7 @@ class Reader(Generic[R]):
         self._start = start
         self._until = until
         self._pull_batch = pull_batch
-        self._tasks = tasks
+        self._tasks: TaskGroup | None = None
         self._queues: dict[MessageQueue, _Queue[R]] = {}
         self._assigned = False
         self._looked_at = float("-inf")
@@ -134,7 +134,7 @@ class Reader(Generic[R]):
         self._arrived = anyio.Event()
         self._failure: GantryError | None = None
         self._current: deque[R] = deque()
-        self._closed = False
+        self._closed = True
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -262,7 +262,7 @@ class Reader(Generic[R]):
         for queue, offset in offsets.items():
             await self._admin.set_consumer_offset(group, queue, offset)
 
-    def close(self) -> None:
+    def _finish(self) -> None:
         """From now on every use raises :class:`ClientClosed`."""
         self._closed = True
         self._arrived.set()
@@ -270,7 +270,19 @@ class Reader(Generic[R]):
     def _ensure_open(self) -> None:
         self._cluster.ensure_open()
         if self._closed:
-            raise ClientClosed("the reader is closed: its `async with` block has ended")
+            raise self._closed_error()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """It reads for the length of the block."""
+        self._cluster.ensure_open()
+        async with hosted_tasks(self._cluster.fail) as tasks:
+            self._tasks = tasks
+            self._closed = False
+            try:
+                yield
+            finally:
+                self._finish()
 
     def _named_group(self) -> str:
         if self._group is None:
@@ -300,6 +312,7 @@ class Reader(Generic[R]):
     async def _add(self, queues: Iterable[MessageQueue]) -> None:
         for queue in sorted(queues):
             known = self._queues[queue] = _Queue[R](queue)
+            assert self._tasks is not None  # it is open
             self._tasks.start_soon(self._fetch, known)
 
     async def _known(self, queues: Iterable[MessageQueue]) -> list[_Queue[R]]:
@@ -417,8 +430,7 @@ class Reader(Generic[R]):
             await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
 
 
-@asynccontextmanager
-async def open_reader(
+def make_reader(
     cluster: Cluster,
     make: type[R],
     topics: Topics,
@@ -428,9 +440,8 @@ async def open_reader(
     start: Start,
     until: Literal["end"] | None,
     pull_batch: int,
-) -> AsyncIterator[Reader[R]]:
-    """A :class:`Reader` for the length of the block."""
-    cluster.ensure_open()
+) -> Reader[R]:
+    """A :class:`Reader` of what a user gave; :class:`InvalidName` and ValueError for what is wrong."""
     if group is not None:
         check_group(group)
     check_start(start)
@@ -438,11 +449,4 @@ async def open_reader(
     if until not in ("end", None):
         raise ValueError(f"until {until!r} is not 'end'")
     wanted = subscriptions(topics, tags, int(time.time() * 1000))
-    async with hosted_tasks(cluster.fail) as tasks:
-        reader = Reader(
-            cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch, tasks=tasks
-        )
-        try:
-            yield reader
-        finally:
-            reader.close()
+    return Reader(cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch)

@@ -15,10 +15,12 @@ from typing import Final, TypeVar
 
 import anyio
 import attrs
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from gantrymq.client.checks import check_group
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
-from gantrymq.client.errors import BadAnswer, ClientClosed, GantryError, InvalidMessage
+from gantrymq.client.errors import BadAnswer, GantryError, InvalidMessage
+from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.outgoing import prepare_half
 from gantrymq.client.producer import as_message
 from gantrymq.client.routes import DEFAULT_TOPIC
@@ -57,17 +59,30 @@ class _Question:
     record: DeliveredRecord
 
 
-class TransactionalProducer:
+class TransactionalProducer(Lifetime):
     """Sends messages in transactions as a member of ``group``, and answers the brokers that ask about them."""
 
-    def __init__(self, cluster: Cluster, sender: Sender, local: Local | None, check: Check) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        sender: Sender,
+        local: Local | None,
+        check: Check,
+        topics: Iterable[str],
+        checks_at_once: int,
+    ) -> None:
+        """Brokers of ``topics``, and those that create topics, learn of it at once: they may have check-backs that an
+        earlier member of the group has left open."""
+        super().__init__(f"producer of group {sender.group}")
+        self._topics = tuple(topics)
+        self._checks_at_once = checks_at_once
         self.group = sender.group
         self._cluster = cluster
         self._sender = sender
         self._local = local
         self._check = check
-        self._ask, self._asked = anyio.create_memory_object_stream[_Question](CHECKS_WAITING_MAX)
-        self._closed = False
+        self._asking: MemoryObjectSendStream[_Question] | None = None
+        self._closed = True
 
     async def send(
         self,
@@ -129,26 +144,47 @@ class TransactionalProducer:
 
     def take_check(self, address: str, header: CheckTransactionHeader, record: DeliveredRecord) -> None:
         """Take the question of the broker at ``address`` about a half message; a task of the producer's answers it."""
+        assert self._asking is not None  # it joins the group after it is there
         try:
-            self._ask.send_nowait(_Question(address, header, record))
+            self._asking.send_nowait(_Question(address, header, record))
         except anyio.WouldBlock:
             log.warning("transaction_check_dropped", group=self.group, broker=address, waiting=CHECKS_WAITING_MAX)
 
-    async def answer_checks(self) -> None:
+    async def _answer_checks(self, asked: MemoryObjectReceiveStream[_Question]) -> None:
         """Answer the questions one after the other, until cancelled."""
         while True:
-            await self._answer(await self._asked.receive())
-
-    def close(self) -> None:
-        """From now on every use raises :class:`ClientClosed`."""
-        self._closed = True
-        self._ask.close()
-        self._asked.close()
+            await self._answer(await asked.receive())
 
     def _ensure_open(self) -> None:
         self._cluster.ensure_open()
         if self._closed:
-            raise ClientClosed(f"the producer of group {self.group} is closed: its `async with` block has ended")
+            raise self._closed_error()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[None]:
+        """It can be asked by brokers for the length of the block."""
+        cluster = self._cluster
+        cluster.ensure_open()
+        check_group(self.group)
+        self._asking, asked = anyio.create_memory_object_stream[_Question](CHECKS_WAITING_MAX)
+        with self._asking, asked:
+            try:
+                cluster.join_as_transactional(self.group, self)
+                self._closed = False
+                try:
+                    # who answers ends before the brokers are told that nobody does
+                    async with hosted_tasks(cluster.fail) as answering:
+                        for _ in range(self._checks_at_once):
+                            answering.start_soon(self._answer_checks, asked)
+                        for topic in (*self._topics, DEFAULT_TOPIC):
+                            await cluster.routes.learn(topic)
+                        await cluster.heartbeat()
+                        yield
+                finally:
+                    with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+                        await cluster.leave_as_transactional(self.group)
+            finally:
+                self._closed = True
 
     async def _answer(self, question: _Question) -> None:
         record, asked = question.record, question.header
@@ -180,36 +216,6 @@ class TransactionalProducer:
         remark = None if error is None else "".join(format_exception_only(error)).strip()[:REMARK_MAX_CHARACTERS]
         channel = await self._cluster.broker(address)
         await channel.send_oneway(Command(RequestCode.END_TRANSACTION, header.to_ext(), remark=remark))
-
-
-@asynccontextmanager
-async def open_transactional_producer(
-    cluster: Cluster, sender: Sender, local: Local | None, check: Check, topics: Iterable[str], checks_at_once: int
-) -> AsyncIterator[TransactionalProducer]:
-    """A :class:`TransactionalProducer` that brokers can ask, for the length of the block.
-
-    The brokers of ``topics``, and those that create topics, learn of it at once: they may have check-backs that an
-    earlier member of the group has left open.
-    """
-    cluster.ensure_open()
-    check_group(sender.group)
-    producer = TransactionalProducer(cluster, sender, local, check)
-    try:
-        cluster.join_as_transactional(sender.group, producer)
-        try:
-            # who answers ends before the brokers are told that nobody does
-            async with hosted_tasks(cluster.fail) as answering:
-                for _ in range(checks_at_once):
-                    answering.start_soon(producer.answer_checks)
-                for topic in (*topics, DEFAULT_TOPIC):
-                    await cluster.routes.learn(topic)
-                await cluster.heartbeat()
-                yield producer
-        finally:
-            with anyio.move_on_after(LEAVE_SECONDS, shield=True):
-                await cluster.leave_as_transactional(sender.group)
-    finally:
-        producer.close()
 
 
 def in_thread(work: Callable[[T], Outcome], at_once: int) -> Callable[[T], Awaitable[Outcome]]:

@@ -1,0 +1,119 @@
+"""``start`` and ``close`` instead of blocks: from any task, in any order, once only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import Outcome
+from gantrymq.remoting.codes import RequestCode
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+
+
+async def test_all_begin_with_start_and_end_with_close(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = gantrymq.connect(cluster.address)
+        assert await client.start() is client
+        producer = client.producer()
+        consumer = client.consumer("T", "g", start="first")
+        transactional = client.transactional_producer("tx", check=lambda half: Outcome.UNKNOWN)
+        reader = client.reader("T")
+        for one in (producer, consumer, transactional, reader):
+            await one.start()
+        await producer.send("T", b"x")
+        assert [each.body for each in await reader.poll()] == [b"x"]
+        message = await anext(consumer)
+        await message.ack()
+        for one in (reader, transactional, consumer, producer, client):
+            await one.close()
+        assert cluster.broker.offsets["g", "T", 0] == 1
+        assert len(cluster.broker.seen(RequestCode.UNREGISTER_CLIENT)) == 3
+        for use in (lambda: producer.send("T", b"x"), lambda: anext(consumer), reader.poll, client.admin.topics):
+            with pytest.raises(gantrymq.ClientClosed, match="is closed"):
+                await use()
+
+
+async def test_another_task_may_close(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        consumer = await client.consumer("T", "g").start()
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                async def iterate() -> None:
+                    with pytest.raises(gantrymq.ClientClosed):
+                        await anext(consumer)
+
+                tasks.start_soon(iterate)
+                await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(consumer.close)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.close)
+                tasks.start_soon(client.close)
+        assert client._cluster.closed
+
+
+async def test_the_client_ends_what_was_started_and_not_closed(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = await gantrymq.connect(cluster.address).start()
+        producer = await client.producer(linger=60).start()
+        consumer = await client.consumer("T", "g", start="first").start()
+        delivery = await producer.enqueue("T", b"x")
+        with anyio.fail_after(20):
+            await client.close()
+            assert (await delivery).status is gantrymq.SendStatus.OK
+        assert len(cluster.broker.seen(RequestCode.UNREGISTER_CLIENT)) == 2
+        with pytest.raises(gantrymq.ClientClosed):
+            await anext(consumer)
+
+
+async def test_what_is_not_started_says_so(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        client = gantrymq.connect(cluster.address)
+        with pytest.raises(gantrymq.ClientClosed, match="the client is not started: use `async with`, or await"):
+            client.producer()
+        with pytest.raises(gantrymq.ClientClosed, match="the client is not started"):
+            _ = client.admin
+        await client.close()
+        async with client:
+            producer = client.producer("p")
+            with pytest.raises(gantrymq.ClientClosed, match="the producer of group p is not started"):
+                await producer.send("T", b"x")
+            consumer = client.consumer("T", "g")
+            with pytest.raises(gantrymq.ClientClosed, match="the consumer of group g is not started"):
+                await anext(consumer)
+            assert not cluster.broker.connections
+
+
+async def test_nothing_starts_twice(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(gantrymq.ClientClosed, match="the client was started before: make a new one"):
+            await client.start()
+        producer = await client.producer("p").start()
+        await producer.close()
+        await producer.close()
+        with pytest.raises(gantrymq.ClientClosed, match="the producer of group p was started before"):
+            async with producer:
+                pass
+
+
+async def test_a_start_that_fails_leaves_nothing_behind(fake_cluster: Cluster) -> None:
+    client = gantrymq.connect("127.0.0.1:1")
+    with pytest.raises(gantrymq.ConnectFailed):
+        await client.start()
+    await client.close()
+    with pytest.raises(gantrymq.ClientClosed):
+        client.producer()
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        await client.consumer("T", "g").start()
+        second = client.consumer("T", "g")
+        with pytest.raises(gantrymq.GantryError, match="already consumes as group g"):
+            await second.start()
+        await second.close()
