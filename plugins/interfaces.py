@@ -209,6 +209,10 @@ class Replication(Protocol):
     def fenced(self) -> str:
         """Why this master may not be one any more, since another was promoted; empty while it may."""
 
+    @property
+    def returns(self) -> bool:
+        """Whether this master starts again as a slave by itself when it is fenced."""
+
     def master_is(self, broker: str, ha: str) -> None:
         """A nameserver says where the master serves clients, and where slaves find its log; empty: it knows none."""
 

@@ -68,7 +68,7 @@ class ChangeableSettings:
         table = {**CONSTANTS, "brokerRole": "ASYNC_MASTER", **write_keys(self._sections())}
         for row in self._broker.config.explain():
             live = self._live.get(row.section)
-            shown = getattr(live.current, row.key) if live is not None and row.key in live.keys else row.value
+            shown = row.value if live is None else getattr(live.current, row.key)
             table[f"{row.section}.{row.key}"] = write_plain(shown)
         if self._broker.broker_id:
             table["brokerRole"] = "SLAVE"

@@ -13,9 +13,9 @@ Provides: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` an
 
 ``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
 ``matches`` answers it, ``find`` looks for its master, ``epochs`` knows who was promoted last, ``lease`` who was heard,
-``fencing`` keeps a deposed master from messages, ``slave`` takes, ``tables`` are the master's, ``master_address`` is
-where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who, ``status``, ``lag`` and ``metrics``
-report it. ``docs/howto/cluster.md``.
+``fencing`` keeps a deposed master from messages, ``deposed`` makes it a slave again, ``slave`` takes, ``tables`` are
+the master's, ``master_address`` is where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who,
+``status``, ``lag`` and ``metrics`` report it. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.ha.compare import cut_as_planned
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
+from gantrymq.plugins.ha.deposed import become_slave
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.lag import LagWatch
@@ -50,6 +51,7 @@ from gantrymq.plugins.ha.vip import VipPort
 from gantrymq.plugins.interfaces import LiveSettings, Replication
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.epoch import EPOCH_KEY, Epoch
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.peers import LOOPBACK, PeerRule
 
 if TYPE_CHECKING:
@@ -96,6 +98,11 @@ class HaPlugin:
     def fenced(self) -> str:
         """Why this master takes nothing any more; empty while it may."""
         return self._epochs.fenced
+
+    @property
+    def returns(self) -> bool:
+        """Whether this master starts again as a slave by itself when it is fenced."""
+        return self._epochs.returns
 
     @property
     def refusal(self) -> str:
@@ -150,6 +157,8 @@ class HaPlugin:
         else:
             origin, source = origin_of(broker, "broker", "id")
             self._epochs.begin_as_master(source if origin == "override" else "")
+            if self._epochs.fenced:
+                broker.before_listening.append(partial(self._return, broker))
             self._config = section = self._with_role(broker, section)
         broker.registry.provide(Replication, self)
         if broker.broker_id:
@@ -170,6 +179,15 @@ class HaPlugin:
         """Readers are served when the log is known to be the master's, or when there is no master to ask."""
         if self.slave is not None:
             await self.slave.settle()
+
+    async def _return(self, broker: Broker) -> None:
+        """A master whose number is a promotion's becomes a slave again when it is fenced."""
+        await self._epochs.wait_fenced()
+        assert self._epochs.slave_number is not None
+        try:
+            await become_slave(broker, self._epochs.slave_number, self._epochs.fenced)
+        except RemoteFault as fault:
+            raise StartError(f"this broker is to start again as a slave: {fault.remark}") from None
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
@@ -205,10 +223,13 @@ class HaPlugin:
         roles = BackgroundTask("ha roles", self._roles.run)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)
-            return [
+            tasks = [
                 BackgroundTask("ha master", self.master.run), BackgroundTask("ha lag", lag.run),
                 BackgroundTask("vip port", VipPort(broker).run), roles,
             ]  # fmt: skip
+            if self._epochs.returns and not self._epochs.fenced:
+                tasks.append(BackgroundTask("ha return", partial(self._return, broker)))
+            return tasks
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)
         self._tables = Tables(broker, self._master_address, self._config.sync_tables)
         return [BackgroundTask("ha slave", self.slave.run), BackgroundTask("ha tables", self._tables.run), roles]
@@ -217,7 +238,7 @@ class HaPlugin:
         promoted = self._roles.promoted
         master_at = "" if self.slave is None or promoted is not None else self.slave.connected_to
         if change_number(broker, changed.id, master_at) and changed.id == 0:
-            self._epochs.begin(promoted or self._epochs.next())
+            self._epochs.begin(promoted or self._epochs.next(), broker.broker_id)
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:

@@ -40,6 +40,10 @@ class Epochs:
         self.own: Epoch | None = None
         self.master_role: Role | None = None
         """``sync_master`` or ``async_master``, as the master says that was followed last; None before one has."""
+        self.slave_number: int | None = None
+        """Which ``broker.id`` this broker had when it was promoted; None when it never was, or by a start."""
+        self.returns = False
+        """Whether it becomes a slave again by itself when it is fenced."""
         self._is_new = not env.exists(self._path)
         self._raised = trio.lowlevel.ParkingLot()
         self.fenced = ""
@@ -50,19 +54,23 @@ class Epochs:
     def begin_as_master(self, number_from: str = "") -> None:
         """This broker starts as a master: one that was a slave begins an epoch, which is a promotion.
 
-        :class:`StartError` when another broker was promoted since it was one. ``number_from``: the file in which a
-        promotion has kept its number, if one has.
+        When another broker was promoted since it was one: it is fenced if it :attr:`returns`, else
+        :class:`StartError`. ``number_from``: the file in which a promotion has kept its number, if one has.
         """
+        self.returns = bool(number_from) and self.slave_number is not None
         if self._is_new:
             self._write(FIRST, FIRST)
         elif self.own is None:
             self.begin(self.next())
         elif self.known.contradicts(self.own):
+            reason = f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since"
+            if self.returns:
+                self.fenced = reason
+                return
+            where = f"; a promotion has kept id = 0 in {number_from}: write a free number there" if number_from else ""
             raise StartError(
-                f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since: another one "
-                "has its place. Start it as a slave (broker.id above 0"
-                + (f"; a promotion has kept id = 0 in {number_from}: take that line out" if number_from else "")
-                + "); to make it the master again use `gantrymq cluster promote` then"
+                f"{reason}: another one has its place. Start it as a slave (broker.id above 0{where}); to make it the "
+                "master again use `gantrymq cluster promote` then"
             )
 
     def begin_as_slave(self) -> None:
@@ -74,8 +82,12 @@ class Epochs:
         """An epoch for a promotion: above all that is known."""
         return Epoch(max(self.known.number + 1, at_least), f"{self._env.random_int(1 << _TOKEN_BITS):08x}")
 
-    def begin(self, epoch: Epoch) -> None:
-        """This broker is the master of ``epoch`` from its next start on, or from now."""
+    def begin(self, epoch: Epoch, slave_number: int | None = None) -> None:
+        """This broker is the master of ``epoch`` from its next start on, or from now.
+
+        ``slave_number``: the number that it had until then, if it is another one from the next start on.
+        """
+        self.slave_number = slave_number or self.slave_number
         log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
         self._write(epoch, epoch)
 
@@ -103,9 +115,15 @@ class Epochs:
             self.fenced = f"epoch {epoch} has begun, {source} says; this broker was the master of epoch {mine}"
             log.error(
                 "master_fenced", reason=self.fenced, epoch=str(mine), known=str(epoch), source=source,
-                action="start this broker as a slave, with a broker.id above 0",
+                action="none: it starts again as a slave" if self.returns
+                else "start this broker as a slave, with a broker.id above 0",
             )  # fmt: skip
             self._raised.unpark_all()
+
+    async def wait_fenced(self) -> None:
+        """Returns when this master is fenced."""
+        while not self.fenced:
+            await self._raised.park()
 
     async def wait_raised(self, epoch: Epoch) -> None:
         """Returns when a higher epoch than this is known."""
@@ -118,6 +136,7 @@ class Epochs:
             self.known = read_epoch(said["known"])
             self.own = None if said["own"] is None else read_epoch(said["own"])
             self.master_role = _ROLES.get(str(said.get("masterRole")))
+            self.slave_number = None if said.get("slaveNumber") is None else int(said["slaveNumber"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
                 f"{self._path} cannot be read: {error!r:.200}. It says of which epoch this broker is the master. "
@@ -125,8 +144,10 @@ class Epochs:
             ) from None
 
     def _write(self, known: Epoch, own: Epoch | None) -> None:
-        said = {"known": str(known), "own": None if own is None else str(own)}
+        said: dict[str, object] = {"known": str(known), "own": None if own is None else str(own)}
         if self.master_role:
             said["masterRole"] = self.master_role
+        if self.slave_number is not None:
+            said["slaveNumber"] = self.slave_number
         self._env.replace(self._path, json.dumps(said).encode())
         self.known, self.own, self._is_new = known, own, False

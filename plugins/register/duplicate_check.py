@@ -128,7 +128,7 @@ class DuplicateCheck:
             f"that of epoch {own}: start it as a slave (broker.id above 0)"
         )
         self.replication.learn_epoch(other, address)
-        if not self.has_registered:
+        if not self.has_registered and not self.replication.returns:
             self.lost = True
             raise StartError(text)
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)

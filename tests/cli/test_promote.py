@@ -29,6 +29,7 @@ class Brokers:
         self._home = home
         names = self._start("names", "nameserver", "--listen", "127.0.0.1:0")
         self.nameserver = names.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+        self.children: dict[int, Child] = {}
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(2, around=(0, 1, -2))]
 
     def _start(self, log: str, *arguments: str) -> Child:
@@ -42,6 +43,7 @@ class Brokers:
             f"broker-{number}", "broker", "--nameserver", self.nameserver, "--listen", self.addresses[number],
             "--data", str(self._home / f"data-{number}"), "--config", str(file),
         )  # fmt: skip
+        self.children[number] = child
         return child
 
     def log_of(self, number: int, end: int) -> bytes:
@@ -53,6 +55,21 @@ class Brokers:
 def ready(child: Child) -> Child:
     child.wait_line(lambda line: line.startswith("ready"))
     return child
+
+
+def master_of(nameserver: str) -> str:
+    """Where the nameserver says that the master is; empty for nowhere."""
+    with gantrymq.sync.connect(nameserver) as client:
+        found = client.admin.cluster().broker_addr_table.get("broker-a")
+    return "" if found is None else found.broker_addrs.get(0, "")
+
+
+def role_of(address: str) -> str:
+    """The broker's role now; empty while it does not answer."""
+    try:
+        return runtime_info(address)["brokerRole"]
+    except OSError:
+        return ""
 
 
 def offset(address: str) -> int:
@@ -114,6 +131,39 @@ def test_a_slave_takes_the_place_of_a_killed_master_and_the_old_one_follows_it(
         rows = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
         assert [row["id"] for row in rows] == [0, 1], "what was ordered is kept over a restart"
         assert again.terminate() == 0
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_promoted_broker_returns_as_a_slave_when_its_successor_was_promoted(
+    tmp_path: Path, cli: Callable[..., Any], how: str
+) -> None:
+    """The promotion has kept ``id = 0`` in its store, over its file."""
+    with ExitStack() as stack:
+        brokers = Brokers(stack, tmp_path)
+        nameserver, (first, second) = brokers.nameserver, brokers.addresses
+        promote = ("cluster", "promote", "broker-a", "--nameserver", nameserver, "--answer-timeout", "1")
+        ready(brokers.broker(0, "ASYNC_MASTER", 0)).kill()
+        ready(brokers.broker(1, "SLAVE", 1))
+        assert cli(*promote).code == 0
+        wait_for(lambda: role_of(second) == "ASYNC_MASTER")
+        ready(brokers.broker(0, "SLAVE", 1))
+        send(nameserver, b"a")
+        wait_for(lambda: offset(first) == offset(second))
+        deposed = brokers.children[1]
+        deposed.kill() if how == "kill" else deposed.process.send_signal(signal.SIGSTOP)
+        assert cli(*promote).code == 0
+        wait_for(lambda: role_of(first) == "ASYNC_MASTER")
+        wait_for(lambda: master_of(nameserver) == first)
+        send(nameserver, b"b")
+        if how == "kill":
+            deposed = ready(brokers.broker(1, "SLAVE", 1))
+        else:
+            deposed.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: role_of(second) == "SLAVE", 30.0)
+        wait_for(lambda: offset(first) == offset(second), 30.0)
+        assert deposed.process.poll() is None, "in the same process"
+        rows = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
+        assert {row["address"]: row["id"] for row in rows} == {first: 0, second: 1}
 
 
 def test_a_second_master_of_one_name_ends_with_a_sentence_and_no_traceback(tmp_path: Path) -> None:

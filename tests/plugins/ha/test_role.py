@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gantrymq
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.plugins.ha import HaPlugin
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.remoting.channel import open_channel
@@ -36,11 +41,12 @@ def ha_of(broker: Broker) -> HaPlugin:
     return next(info.plugin for info in broker.manager.plugins if isinstance(info.plugin, HaPlugin))
 
 
-async def role_told(broker: Broker) -> str:
-    """As administrators and slaves see it."""
+async def settings_told(broker: Broker) -> dict[str, str]:
+    """What administrators and slaves see of its role."""
     async with open_channel(broker.address) as channel:
         answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
-        return read_properties(bytes(answer.body or b""))["brokerRole"]
+        said = read_properties(bytes(answer.body or b""))
+        return {name: said[name] for name in ("brokerRole", "brokerId", "plugin.ha.role", "broker.id")}
 
 
 @pytest.mark.parametrize("of_master", ["sync_master", "async_master"])
@@ -55,7 +61,9 @@ async def test_a_promoted_slave_promises_what_its_master_did(pair: Any, of_maste
     for _ in range(2):
         async with pair.master(home="slave") as promoted:
             assert await pair.send(promoted, b"b") == [code]
-            assert await role_told(promoted) == of_master.upper()
+            assert await settings_told(promoted) == {
+                "brokerRole": of_master.upper(), "brokerId": "0", "plugin.ha.role": of_master, "broker.id": "0",
+            }  # fmt: skip
             async with pair.slave(promoted, home="next") as slave:
                 await pair.connected(promoted)
                 assert await pair.send(promoted, b"c") == [0]
@@ -72,7 +80,7 @@ async def test_what_the_configuration_says_of_the_role_counts_more(pair: Any) ->
 @pytest.mark.parametrize(
     ("overrides", "hint"),
     [
-        (b"[broker]\nid = 0\n", r"; a promotion has kept id = 0 in overrides\.toml: take that line out\)"),
+        (b"[broker]\nid = 0\n", r"; a promotion has kept id = 0 in overrides\.toml: write a free number there\)"),
         (b"", r"0\);"),
     ],
 )
@@ -91,3 +99,67 @@ async def test_a_deposed_broker_says_where_a_promotion_has_kept_its_number(
         ):
             pass
     assert failure.group_contains(StartError, match=hint)
+
+
+async def test_a_broker_that_a_promotion_made_the_master_starts_as_a_slave_again_once_it_is_deposed(
+    tmp_path: Path,
+) -> None:
+    """Its configuration file says that it is a slave."""
+    settings, file = {"plugin.ha.listen": "127.0.0.1:0"}, b"[broker]\nid = 5\n"
+    path = tmp_path / OVERRIDES_PATH
+
+    def make() -> Broker:
+        changed = path.read_bytes() if path.exists() else b""
+        return make_broker(tmp_path, settings=settings, enable=["ha"], file=file, overrides=changed)
+
+    async with run_broker(make()) as slave, open_channel(slave.address) as channel:
+        assert (await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0"))).code == 0
+    async with run_broker(make()) as promoted:
+        assert promoted.broker_id == 0
+    Epochs(promoted.env, promoted.root).learn(read_epoch("7-00000001"), "a test", is_master=False)
+    deposed = make()
+    async with run_broker(deposed):
+        assert deposed.restarting
+        with pytest.raises(gantrymq.ConnectError):  # its readers are served once it is a slave
+            async with open_channel(deposed.address):
+                pass
+    async with run_broker(make()) as again:
+        assert again.broker_id == 5
+        assert not again.restarting
+        assert (await settings_told(again))["brokerRole"] == "SLAVE"
+
+
+async def test_a_deposed_broker_that_cannot_keep_its_number_refuses_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = b"[broker]\nid = 0\n"
+    broker = make_broker(tmp_path, settings={"plugin.ha.listen": "127.0.0.1:0"}, enable=["ha"], overrides=overrides)
+    (tmp_path / "config").mkdir()
+    epochs = Epochs(broker.env, broker.root)
+    epochs.begin(read_epoch("3-00000001"), 1)
+    epochs.learn(read_epoch("7-00000001"), "a test", is_master=False)
+
+    def full(_self: object, _changes: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Overrides, "keep", full)
+    with pytest.raises(ExceptionGroup) as failure:
+        async with run_broker(broker):
+            pass
+    assert failure.group_contains(StartError, match=r"start again as a slave: .*overrides\.toml")
+
+
+async def test_a_fenced_master_becomes_a_slave_when_it_is_given_another_number(tmp_path: Path) -> None:
+    """Its configuration makes it the master, so it waits for somebody to say so."""
+    settings, path = {"plugin.ha.listen": "127.0.0.1:0"}, tmp_path / OVERRIDES_PATH
+    async with run_broker(make_broker(tmp_path, settings=settings, enable=["ha"])) as master:
+        ha_of(master).learn_epoch(read_epoch("7-00000001"), "a test")
+        assert ha_of(master).fenced
+        assert not ha_of(master).returns
+        async with open_channel(master.address) as channel:
+            answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=1\n"))
+        assert answer.code == 0
+        assert master.restarting
+    slave = make_broker(tmp_path, settings=settings, enable=["ha"], overrides=path.read_bytes())
+    async with run_broker(slave):
+        assert slave.broker_id == 1

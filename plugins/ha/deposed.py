@@ -1,0 +1,55 @@
+"""A promoted broker that was deposed itself becomes a slave again, under the number that it had before.
+
+Only its promotion made it the master: its configuration says that it is a slave, and ``config/overrides.toml`` says 0
+over it. A broker whose configuration makes it the master is not renumbered: somebody wrote that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
+
+import structlog
+import trio
+
+from gantrymq.plugins.interfaces import LiveSettings
+from gantrymq.remoting.bodies.routes import ClusterInfo
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ConnectError, RemoteFault
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.broker import Broker
+
+log = structlog.get_logger("gantrymq.ha")
+
+ANSWER_S: Final = 2.0
+"""How long a nameserver may take to say which numbers are free."""
+
+
+async def become_slave(broker: Broker, number: int, reason: str) -> None:
+    """Start again as a slave, as ``number`` or as the lowest free one; returns when the restart is under way.
+
+    :class:`RemoteFault` when the number cannot be kept for the next start.
+    """
+    taken = await _numbers_in_use(broker)
+    if number in taken:
+        number = next(free for free in range(1, len(taken) + 2) if free not in taken)
+    log.info("deposed_master_returns", number=number, reason=reason)
+    broker.registry.get(LiveSettings).update(b"brokerId=%d\n" % number)
+
+
+async def _numbers_in_use(broker: Broker) -> Collection[int]:
+    """Of the other brokers of this name, as the first nameserver says that answers; none where none does."""
+    for nameserver in broker.config.broker.nameservers:
+        try:
+            with trio.fail_after(ANSWER_S):
+                async with open_channel(nameserver) as channel:
+                    answer = await channel.call(Command(RequestCode.GET_BROKER_CLUSTER_INFO))
+            found = ClusterInfo.from_bytes(answer.body or b"{}").broker_addr_table.get(broker.name)
+        except (ConnectError, RemoteFault, ValueError, trio.TooSlowError):
+            continue
+        addresses = {} if found is None else found.broker_addrs
+        return {number for number, address in addresses.items() if address != broker.address}
+    return ()
