@@ -50,7 +50,7 @@ LEASE_LEAST_S: Final = 2.0
     "--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Prefix of the keys in etcd."
 )
 @seconds_option("--interval", 0.5, "Time between two checks of the brokers.")
-@seconds_option("--answer-timeout", 1.0, "How long each broker may take to respond.")
+@seconds_option("--answer-timeout", 1.0, "How long each broker may take to respond; slaves of a lost master up to 4 times.")
 @seconds_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
 @seconds_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
 @seconds_option(
@@ -135,12 +135,14 @@ async def _watch(locks: Mapping[str, LockStore], rules: WatchRules, nameserver: 
             tried.set()
             await trio.sleep(rules.interval)
 
-    async def look(name: str, more: Mapping[str, int], without: Collection[str]) -> Sequence[dict[str, Any]]:
+    async def look(
+        name: str, more: Mapping[str, int], without: Collection[str], timeout: float
+    ) -> Sequence[dict[str, Any]]:
         await tried.wait()
         if client is None:
             raise GantryError(reason)
-        with trio.fail_after(2 * rules.answer_timeout):
-            return await broker_rows(client, rules.answer_timeout, name, more, without)
+        with trio.fail_after(2 * timeout):
+            return await broker_rows(client, timeout, name, more, without)
 
     async with trio.open_nursery() as nursery:
         with ending_by_signal(nursery.cancel_scope.cancel):

@@ -30,16 +30,21 @@ ATTEMPTS_MIN: Final = 2
 READ_S: Final = 10.0
 """How often to look whether somebody has changed the members in the store, and what a deposed master does."""
 
-Look = Callable[[Mapping[str, int], Collection[str]], Awaitable[Sequence[Row]]]
+PATIENCE_MAX: Final = 4
+"""So many times ``answer_timeout`` a slave may take at most while the master is lost."""
+
+Look = Callable[[Mapping[str, int], Collection[str], float], Awaitable[Sequence[Row]]]
 """The brokers of the name as they are now: those that a nameserver knows, and these numbers by their addresses.
 
-The brokers at the addresses of the second argument are not asked, and count as not answering.
+The brokers at the addresses of the second argument are not asked, and count as not answering; the others have so many
+seconds to answer.
 """
 
 
 @attrs.frozen(kw_only=True)
 class WatchRules:
-    """Times in seconds. ``interval``: from one look to the next. ``answer_timeout``: of each broker, in a look.
+    """Times in seconds. ``interval``: from one look to the next. ``answer_timeout``: of each broker, in a look; more,
+    with each attempt, for the slaves of a lost master (:data:`PATIENCE_MAX`).
 
     ``master_timeout``: how long the master may be silent. ``promoted_timeout``: how long a promoted slave may take to
     be there as the master. ``accept_loss``: promote also where something acknowledged may be lost.
@@ -76,6 +81,8 @@ class Watcher:
         self._master = ""
         self._silent_since: float | None = None
         self._attempts = 0
+        self._patience = 1
+        """How many times ``answer_timeout`` the slaves have: those of a machine that is overloaded need more."""
         self._grace_until = 0.0
         self._missing_since: dict[str, float] = {}
         self._said: dict[str, str] = {}
@@ -97,7 +104,7 @@ class Watcher:
             self._not_kept(error)
         asked_at = self._clock()
         try:
-            rows = await self._look(self._asked_besides(), ())
+            rows = await self._look(self._asked_besides(), (), self._rules.answer_timeout)
         except (GantryError, trio.TooSlowError, OSError) as error:
             reason = str(error) or "no answer in time"
             if self._is_news("nameserver", reason):
@@ -174,7 +181,7 @@ class Watcher:
         """Without the master: while this watcher waited for it, the slaves' answers have become old."""
         master = self._master or self._members.master
         try:
-            return await self._look(self._asked_besides(), {master})
+            return await self._look(self._asked_besides(), {master}, self._patience * self._rules.answer_timeout)
         except (GantryError, trio.TooSlowError, OSError):
             return rows  # the next look says why
 
@@ -199,6 +206,7 @@ class Watcher:
         elif address != self._master:
             log.info("master_found", broker=self._name, address=address, epoch=master["epoch"])
         self._silent_since, self._attempts, self._grace_until, self._master = None, 0, 0.0, address
+        self._patience = 1
         for key in ("lost", "refused", "heard", "lock"):
             self._said.pop(key, "")
         self._note_missing(rows)
@@ -274,7 +282,7 @@ class Watcher:
                 accept_loss=self._rules.accept_loss,
                 epoch_at_least=revision,
                 end_at_least=members.floor,
-                answer_timeout=self._rules.answer_timeout,
+                answer_timeout=self._patience * self._rules.answer_timeout,
                 report=lambda step: log.info("promotion_step", broker=self._name, step=step),
                 check=lambda: self._keeper.check(revision),
             )
@@ -282,6 +290,7 @@ class Watcher:
             log.warning("promotion_abandoned", broker=self._name, reason=str(error))
             return
         except (PromotionRefused, GantryError, trio.TooSlowError, OSError) as error:
+            self._patience = min(self._patience + 1, PATIENCE_MAX)
             if self._is_news("refused", str(error)):
                 log.error("promotion_refused", broker=self._name, reason=str(error) or "no answer in time")
             return

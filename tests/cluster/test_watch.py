@@ -73,9 +73,11 @@ class Watched:
                 with on(process):
                     keeper = LockKeeper(MemoryLock(self.store, process.host), trio.current_time, self.rules.interval)
 
-                    async def look(more: Mapping[str, int], without: Collection[str]) -> Sequence[dict[str, Any]]:
-                        with trio.fail_after(2 * self.rules.answer_timeout):
-                            return await broker_rows(client, self.rules.answer_timeout, "broker-a", more, without)
+                    async def look(
+                        more: Mapping[str, int], without: Collection[str], timeout: float
+                    ) -> Sequence[dict[str, Any]]:
+                        with trio.fail_after(2 * timeout):
+                            return await broker_rows(client, timeout, "broker-a", more, without)
 
                     nursery.start_soon(keeper.run)
                     nursery.start_soon(Watcher("broker-a", look, keeper, trio.current_time, self.rules).run)
@@ -159,6 +161,34 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
 
 
 @pytest.mark.soak(1)
+@pytest.mark.parametrize("seed", seeds(4))
+def test_a_promoted_broker_that_is_deposed_follows_its_successor_by_itself(seed: int) -> None:
+    """Under the number that it had, or another one if the first master has taken that."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 2, SETTINGS) as three:
+            cluster.machine(A).kill()
+            await cluster.until(lambda: cluster.is_master(B) or cluster.is_master(C), 10, "one is promoted")
+            first = B if cluster.is_master(B) else C
+            await cluster.start_broker(A, 1 if first == B else 2, SETTINGS)
+            await cluster.until(lambda: cluster.slaves_of(first) == 2, what="both follow it")
+            await three.load.more(3)
+            cluster.machine(first).pause()
+            others = [host for host in three.hosts if host != first]
+            await cluster.until(lambda: any(cluster.is_master(host) for host in others), 10, "another one is promoted")
+            (second,) = (host for host in others if cluster.is_master(host))
+            await three.load.more(3)
+            cluster.machine(first).resume()
+            await cluster.until(lambda: cluster.slaves_of(second) == 2, 40, "both others follow it")
+            await three.load.more(3)
+            assert three.lines("deposed_master_returns")
+        await three.load.check(f"{second}:10911")
+        await three.load.check(f"{first}:10911")
+
+    simulate(scenario, seed)
+
+
+@pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(2))
 def test_a_watcher_whose_lease_has_run_out_leaves_the_promotion_to_the_next_holder(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -222,6 +252,23 @@ def test_a_watcher_that_alone_is_cut_off_from_the_master_does_not_depose_it() ->
             cluster.network.heal()
             await pair.load.more(3)
         assert not pair.lines("epoch_began")
+
+    simulate(scenario, 1)
+
+
+def test_a_slave_that_answers_slowly_is_promoted_all_the_same() -> None:
+    """As that of a machine that is overloaded: it is given more time with each attempt."""
+
+    async def scenario(cluster: Cluster) -> None:
+        async with Watched(cluster, 1, PAIR) as pair:
+            for link in cluster.network.between(B, WATCHERS):
+                link.delay_s = (0.7, 0.8)
+            cluster.machine(A).kill()
+            await pair.promoted(B, 30)
+            assert pair.lines("promotion_refused"), "the first attempt found no slave"
+            cluster.network.heal()
+            await pair.load.more(3)
+        assert len(pair.lines("epoch_began")) == 1
 
     simulate(scenario, 1)
 
