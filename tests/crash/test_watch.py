@@ -157,6 +157,31 @@ def test_without_etcd_nobody_is_promoted_and_when_it_is_back_somebody_is(pair: H
 
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
+def test_a_slave_is_promoted_also_while_etcds_leader_is_lost_with_the_master(
+    tmp_path: Path, etcd_program: Path, how: str
+) -> None:
+    """Of three members; the watchers have the addresses of all."""
+    with HaGroup(tmp_path, etcd_program, PAIR, etcd_members=3) as pair:
+        prepare(pair)
+        for _ in range(2):
+            pair.watch()
+        wait_for(lambda: any(pair.events(number, "lock_taken") for number in range(2)))
+
+        async def script(load: Load) -> None:
+            leader = await trio.to_thread.run_sync(pair.etcd.leader)
+            leader.kill() if how == "kill" else leader.pause()
+            pair.brokers[0].kill()
+            await load.until(SendStatus.OK, MORE, 40)
+            if how == "pause":
+                leader.resume()  # it has been replaced, and must not give the lock to anybody
+                await load.until(SendStatus.OK, MORE)
+
+        under_load(pair, script)
+        assert promoted(pair) == 1
+        print(f"{how}: silent {silences(pair)}")
+
+
+@pytest.mark.parametrize("how", ["kill", "pause"])
 def test_with_two_slaves_everything_acknowledged_is_on_both_that_are_left(three: HaGroup, how: str) -> None:
     """And a master that was paused takes nothing when it goes on."""
     for _ in range(2):

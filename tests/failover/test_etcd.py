@@ -13,7 +13,7 @@ import trio
 
 from gantrymq.failover.etcd import Credentials, EtcdLock, parse_endpoints
 from gantrymq.failover.lock import LockKeeper, StoreUnavailable
-from support.etcd import EtcdServer
+from support.etcd import EtcdCluster, EtcdServer
 
 DEAD = "http://127.0.0.1:1"
 
@@ -186,3 +186,94 @@ def test_what_is_no_address_of_etcd_is_refused(text: str) -> None:
 def test_addresses_of_etcd() -> None:
     found = parse_endpoints("http://a:1, https://[::1]/")
     assert [(each.protocol, each.host, each.port) for each in found] == [("http", "a", 1), ("https", "::1", 2379)]
+
+
+@pytest.fixture
+def three(tmp_path: Path, etcd_program: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(etcd_program, tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_the_lock_outlives_the_loss_of_etcds_leader(
+    three: EtcdCluster, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its holder keeps it, with its revision; nobody else gets it meanwhile; and it can be given on afterwards."""
+    keeper = LockKeeper(lock(three.address, "one", 5.0), trio.current_time, 0.1)
+    two = lock(three.address, "two", 5.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        first = await held(keeper)
+        leader = await trio.to_thread.run_sync(three.leader)
+        await trio.to_thread.run_sync(leader.kill if how == "kill" else leader.pause)
+        await answers_again(two, other_than=first)
+        await trio.sleep(5)  # as long as the lease
+        assert await held(keeper) == first
+        assert await two.take() is None
+        await trio.to_thread.run_sync(leader.start if how == "kill" else leader.resume)
+        await trio.sleep(2)
+        assert await held(keeper) == first
+        nursery.cancel_scope.cancel()
+    assert await take(two) > first
+    assert "lock_lost" not in capsys.readouterr().out
+
+
+async def held(keeper: LockKeeper) -> int:
+    with trio.fail_after(20):
+        while (revision := keeper.revision) is None:  # noqa: ASYNC110 - a clock tells
+            await trio.sleep(0.02)
+    return revision
+
+
+async def answers_again(other: EtcdLock, other_than: int) -> None:
+    """Returns when most members have elected a leader; the lock is held meanwhile."""
+    with trio.fail_after(30):
+        while True:
+            try:
+                assert await other.take() is None, f"the lock of revision {other_than} is held"
+            except StoreUnavailable:
+                continue
+            return
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("how", ["kill", "pause"])
+async def test_one_member_of_three_is_not_enough_and_two_are(three: EtcdCluster, how: str) -> None:
+    one, two = lock(three.address, "one"), lock(three.address, "two")
+    first = await one.take()
+    assert first
+    lost = three.members[:2]
+    for member in lost:
+        await trio.to_thread.run_sync(member.kill if how == "kill" else member.pause)
+    with trio.fail_after(10), pytest.raises(StoreUnavailable):
+        await one.renew()
+    with trio.fail_after(10), pytest.raises(StoreUnavailable):
+        await two.take()
+    await trio.to_thread.run_sync(lost[0].spawn if how == "kill" else lost[0].resume)
+    with trio.fail_after(30):
+        while True:
+            try:
+                second = await two.take()
+            except StoreUnavailable:
+                continue
+            if second is not None:  # the lease of the first one has run out
+                break
+            await trio.sleep(0.1)
+    assert second > first
+    assert not await one.renew()
+
+
+@pytest.mark.trio
+async def test_each_member_that_is_lost_in_turn_costs_no_lock(three: EtcdCluster) -> None:
+    """A rolling restart of etcd."""
+    keeper = LockKeeper(lock(three.address, "one", 5.0), trio.current_time, 0.1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keeper.run)
+        first = await held(keeper)
+        for member in three.members:
+            await trio.to_thread.run_sync(member.kill)
+            await trio.sleep(1)
+            await trio.to_thread.run_sync(member.start)
+            assert await held(keeper) == first
+        nursery.cancel_scope.cancel()

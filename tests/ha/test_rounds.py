@@ -13,15 +13,18 @@ are grouped: each group has a new cluster, a pair or a triple, with synchronous 
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import random
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -53,7 +56,7 @@ SHAPES = ((3, "sync"), (2, "async"), (2, "sync"), (3, "async"))
 FIRST_GROUP = 0 if "GANTRYMQ_HA_ROUNDS" in os.environ else slice_number() % len(SHAPES)
 """A short run has one group, of another shape each day."""
 TOPIC, QUEUES, SENDERS = "HaTopic", 4, 3
-AGAIN_S = 60.0
+AGAIN_S = 120.0
 """In so long everything works again, on a machine that is busy with other things."""
 KEPT_S = 8.0
 """A master that its slaves still hear is not replaced by a watcher that does not hear it: no promotion in so long."""
@@ -89,8 +92,8 @@ class Figures:
         self.unpromised: Counter[Outcome] = Counter()
         self.reads = 0
         self.excused = 0
-        self.from_loss: list[float] = []
-        """From the last message that the old master took to the first of the new one, in seconds."""
+        self.from_loss: dict[str, list[float]] = defaultdict(list)
+        """From the last message that the old master took to the first of the new one, in seconds, by kind of loss."""
         self.from_order: list[float] = []
         """From the beginning of the promotion, where a watcher promotes from the loss."""
 
@@ -98,9 +101,14 @@ class Figures:
         return (
             f"{self.rounds} rounds, {dict(self.faults)}; sends {_by_name(self.outcomes)}, {self.reads} reads; reads of "
             f"what is gone, promised to nobody: {_by_name(self.unpromised)}, {self.excused} slaves excused; "
-            f"{len(self.from_loss)} promotions, unavailable: {_spread(self.from_loss)}; since the order, or the "
-            f"loss: {_spread(self.from_order)}"
+            f"{len(self.from_order)} measured promotions, unavailable: {_spread([*chain(*self.from_loss.values())])} "
+            f"({', '.join(f'{loss} {len(times)}: {_spread(times)}' for loss, times in sorted(self.from_loss.items()))})"
+            f"; since the order, or the loss: {_spread(self.from_order)}"
         )
+
+    def times(self) -> str:
+        """Each time without a master that takes messages, as JSON, so that runs can be put together."""
+        return json.dumps({loss: [round(each, 2) for each in times] for loss, times in self.from_loss.items()})
 
 
 def _by_name(counts: Counter[Outcome]) -> dict[str, int]:
@@ -108,7 +116,10 @@ def _by_name(counts: Counter[Outcome]) -> dict[str, int]:
 
 
 def _spread(values: list[float]) -> str:
-    return f"p50 {statistics.median(values):.2f} s, max {max(values):.2f} s" if values else "never"
+    if not values:
+        return "never"
+    most = sorted(values)[math.ceil(0.99 * len(values)) - 1]
+    return f"p50 {statistics.median(values):.2f} s, p99 {most:.2f} s, max {max(values):.2f} s"
 
 
 class Group:
@@ -253,9 +264,9 @@ class Group:
             return
         if not goes_on and self.chance.random() < 0.5:
             await self.back(old)  # at once: the promoted one may not be ready yet
-            await self.measure(began, old, counts=beside != "etcd away")
+            await self.measure(began, old, loss, counts=beside != "etcd away")
             return
-        await self.measure(began, old, counts=beside != "etcd away")
+        await self.measure(began, old, loss, counts=beside != "etcd away")
         self.cluster.links.heal()
         if goes_on:
             await trio.sleep(self.chance.uniform(0, 1))
@@ -401,7 +412,7 @@ class Group:
                 return began
         raise AssertionError(f"not promoted in {AGAIN_S:g} s: {refused}")
 
-    async def measure(self, began: float, old: int, *, counts: bool) -> None:
+    async def measure(self, began: float, old: int, loss: str, *, counts: bool) -> None:
         """Wait for the first message that the new master takes, and note how long none was taken if that ``counts``.
 
         The promoted slave of a pair has no slave of its own, so it takes messages without confirming them.
@@ -421,7 +432,7 @@ class Group:
         if not counts:
             return
         last = max(taken(before), default=began)
-        self.figures.from_loss.append(max(first - last, 0.0))
+        self.figures.from_loss[loss].append(max(first - last, 0.0))
         self.figures.from_order.append(first - began)
 
     # ------------------------------------------------------------------------------------------------------ waiting
@@ -567,5 +578,5 @@ def test_rounds_of_faults_and_promotions_break_no_promise(
             error.add_note(f"GANTRYMQ_HA_SEED={seed}, {brokers} brokers, flush {flush}; {figures}")
             raise
         left, group = left - rounds, group + 1
-        print(f"{time.monotonic() - began:.0f} s: {figures}", flush=True)
+        print(f"{time.monotonic() - began:.0f} s: {figures}\nunavailable: {figures.times()}", flush=True)
     assert figures.outcomes[Outcome.OK] >= 20 * figures.rounds

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from support.foreign import ToolMissing, hold_lock
@@ -47,15 +48,26 @@ def _run(folder: Path, *command: str) -> None:
 
 
 class EtcdServer:
-    """One member alone, at ``address`` for as long as it runs; its data stay in ``home``. ``options``: etcd's own."""
+    """One member, at ``address`` for as long as it runs; its data stay in ``home``. ``options``: etcd's own.
 
-    def __init__(self, program: Path, home: Path, options: Sequence[str] = ()) -> None:
+    It is alone unless ``peers`` has the peer addresses of all members by their names, its own ``name`` among them.
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        home: Path,
+        options: Sequence[str] = (),
+        *,
+        name: str = "one",
+        peers: Mapping[str, str] | None = None,
+    ) -> None:
         self._program = program
         self._options = options
         self._home = home
-        client, peer = free_ports(2)
-        self.address = f"{'https' if '--cert-file' in options else 'http'}://127.0.0.1:{client}"
-        self._peer = f"http://127.0.0.1:{peer}"
+        self.address = f"{'https' if '--cert-file' in options else 'http'}://127.0.0.1:{free_ports()[0]}"
+        self._name = name
+        self._peers = peers or {name: _peer_address()}
         self._child: Child | None = None
 
     def __enter__(self) -> EtcdServer:
@@ -70,16 +82,21 @@ class EtcdServer:
 
     def start(self) -> None:
         """Returns when it answers."""
+        self.spawn()
+        wait_for(self.answers)
+
+    def spawn(self) -> None:
+        """Start it; as one of several it answers when most of them run."""
+        own = self._peers[self._name]
         self._child = Child(
             [
-                str(self._program), "--data-dir", str(self._home / "etcd"), "--name", "one",
+                str(self._program), "--data-dir", str(self._home / f"etcd-{self._name}"), "--name", self._name,
                 "--listen-client-urls", self.address, "--advertise-client-urls", self.address,
-                "--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer,
-                "--initial-cluster", f"one={self._peer}", *self._options,
+                "--listen-peer-urls", own, "--initial-advertise-peer-urls", own,
+                "--initial-cluster", ",".join(f"{name}={peer}" for name, peer in self._peers.items()), *self._options,
             ],
-            self._home / "etcd.log",
+            self._home / f"etcd-{self._name}.log",
         )  # fmt: skip
-        wait_for(self._answers)
 
     def kill(self) -> None:
         """As by kill -9."""
@@ -100,7 +117,8 @@ class EtcdServer:
             raise ChildFailed("etcd was not started")
         return self._child
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it serves requests; ChildFailed when it has ended."""
         if self._running.process.poll() is not None:
             raise ChildFailed(f"etcd has ended: {self._running.log.read_text()[-2000:]}")
         if self._options:  # with TLS etcd answers only clients that have a certificate
@@ -111,3 +129,58 @@ class EtcdServer:
                 return b"true" in connection.getresponse().read()
             except OSError:
                 return False
+
+    def leads(self) -> bool:
+        """Whether it is the leader; False where it does not answer."""
+        with closing(HTTPConnection(self.address.removeprefix("http://"), timeout=1.0)) as connection:
+            try:
+                connection.request("POST", "/v3/maintenance/status", body="{}")
+                status = json.loads(connection.getresponse().read())
+            except (OSError, HTTPException, ValueError):
+                return False
+        return "leader" in status and status["leader"] == status["header"]["member_id"]
+
+
+class EtcdCluster:
+    """Several members; ``address`` has the addresses of all. Their data stay in ``home``."""
+
+    def __init__(self, program: Path, home: Path, members: int = 3) -> None:
+        names = ["one", "two", "three", "four", "five"][:members]
+        peers = {name: _peer_address() for name in names}
+        self.members = [EtcdServer(program, home, name=name, peers=peers) for name in names]
+        self.address = ",".join(member.address for member in self.members)
+
+    def __enter__(self) -> EtcdCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members:
+            member.__exit__(*error)
+
+    def start(self) -> None:
+        """Returns when all answer."""
+        for member in self.members:
+            member.spawn()
+        for member in self.members:
+            wait_for(member.answers)
+
+    def kill(self) -> None:
+        """All of them, as by kill -9."""
+        for member in self.members:
+            member.kill()
+
+    def leader(self) -> EtcdServer:
+        """The member that leads; waits until there is one."""
+        found: list[EtcdServer] = []
+
+        def is_found() -> bool:
+            found[:] = [member for member in self.members if member.leads()]
+            return bool(found)
+
+        wait_for(is_found)
+        return found[0]
+
+
+def _peer_address() -> str:
+    return f"http://127.0.0.1:{free_ports()[0]}"

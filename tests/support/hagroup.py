@@ -11,7 +11,7 @@ from pathlib import Path
 from gantrymq.kernel.config.sources import OVERRIDES_PATH
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
-from support.etcd import EtcdServer
+from support.etcd import EtcdCluster
 from support.foreign import ask, runtime_info
 from support.processes import Child, free_ports, gantrymq_child, wait_for
 
@@ -25,9 +25,17 @@ class HaGroup:
     ``settings``: of all, as ``section.key: value``. ``with`` starts the nameserver and etcd, and ends everything.
     """
 
-    def __init__(self, home: Path, etcd: Path, roles: Sequence[str], settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        etcd: Path,
+        roles: Sequence[str],
+        settings: Mapping[str, str] | None = None,
+        *,
+        etcd_members: int = 1,
+    ) -> None:
         self.home = home
-        self.etcd = EtcdServer(etcd, home)
+        self.etcd = EtcdCluster(etcd, home, etcd_members)
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(len(roles), around=(0, 1, -2))]
         self.nameserver = f"127.0.0.1:{free_ports()[0]}"
         self.brokers: dict[int, Child] = {}
