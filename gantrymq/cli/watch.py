@@ -50,7 +50,9 @@ LEASE_LEAST_S: Final = 2.0
     "--prefix", default="/gantrymq/failover", show_default=True, metavar="KEY", help="Prefix of the keys in etcd."
 )
 @seconds_option("--interval", 0.5, "Time between two checks of the brokers.")
-@seconds_option("--answer-timeout", 1.0, "How long each broker may take to respond; slaves of a lost master up to 4 times.")
+@seconds_option(
+    "--answer-timeout", 1.0, "Response timeout of each broker; for slaves of a lost master up to 4 times as long."
+)
 @seconds_option("--master-timeout", 2.0, "A master that does not respond for this time is lost.")
 @seconds_option("--lease", 5.0, "How long the lock of a lost watcher remains held.", least=LEASE_LEAST_S)
 @seconds_option(
