@@ -31,6 +31,7 @@ from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
 from gantrymq.kernel.plugin_faults import PluginFaults
+from gantrymq.kernel.plugin_state import PluginStates
 from gantrymq.kernel.registry import Registry
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.queues.table import ConsumeQueues
@@ -84,7 +85,9 @@ class Broker:
         self.kept_rows = KeptRows(env.monotonic)
         """What plugins refused of messages that the broker keeps already."""
         self._before_append = self._faults.before_append(self.kept_rows)
-        self._on_dispatch = self._faults.on_batches("dispatch")
+        self._states = PluginStates(manager, env, self.root, self._faults)
+        self._on_dispatch = self._states.follow(self._faults.on_batches("dispatch"))
+        self._on_recovery = self._faults.on_batches("dispatch", self._states.names)
         self.restarting = False
         """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
         self.before_listening: list[Callable[[], Awaitable[None]]] = []
@@ -205,7 +208,8 @@ class Broker:
             self.store.open()
             try:
                 self.manager.call_each("configure", broker=self, config=self.config)
-                self.store.recover(self._dispatch)
+                self.store.recover(self._dispatch_again)
+                await self._states.load(self, self.store)
                 self.manager.call_each("recovered", broker=self)
                 recovered = True
                 await self._serve(task_status)
@@ -361,6 +365,10 @@ class Broker:
         if self._on_dispatch is not None:
             self._on_dispatch(batch)
 
+    def _dispatch_again(self, batch: DispatchBatch) -> None:
+        if self._on_recovery is not None:
+            self._on_recovery(batch)
+
     async def _run_task(self, info: PluginInfo, task: BackgroundTask) -> None:
         try:
             await task.run()
@@ -397,9 +405,12 @@ class Broker:
                 log.warning("state_not_written", plugin=info.name, error=str(error))
             except Exception:
                 log.exception("persist_failed", plugin=info.name)
+        self._unwritten.update(self._states.collect(self))
 
     def write_state(self) -> None:
         """Write what was collected; for a worker thread. What fails is kept for the next time."""
+        if self._states.collected > self.log.durable:
+            self.log.flush()  # no state may count what a power cut takes back
         for path, data in list(self._unwritten.items()):
             try:
                 self.env.replace(path, data)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.filters import FilterCompiler
     from gantrymq.kernel.metrics import Metrics
     from gantrymq.kernel.network.connection import ConnectionsBatch
+    from gantrymq.kernel.plugin_state import SavedState
     from gantrymq.kernel.processors import Processor, RequestBatch
     from gantrymq.kernel.store.log.commitlog import CommitLog
     from gantrymq.kernel.tasks import BackgroundTask
@@ -166,6 +167,17 @@ def collect_metrics(broker: Broker, metrics: Metrics) -> None:
 
 
 @hookspec
+def load_state(broker: Broker, state: SavedState) -> bool | None:
+    """The state that ``save_state`` returned in an earlier life of the broker.
+
+    When: once, the store being recovered, before :func:`recovered`. ``state.data`` is None at the plugin's first start,
+    and when it is lost. Then ``dispatch`` is called for each message from ``state.offset`` on, once, whatever ended the
+    broker. ``state.missing``: a range of the log that is deleted already. Returns True to see the log from its first
+    message on instead. May: raise ``StartError``. Errors: stop the start. First user: stamp.
+    """
+
+
+@hookspec
 def recovered(broker: Broker) -> None:
     """The store is recovered: the log's end and the queues' ends are what they will be when clients come.
 
@@ -264,6 +276,16 @@ def persist(broker: Broker) -> dict[str, bytes] | None:
     When: rare, every ``[broker] persist_interval`` and at the stop. Returns path to content, or None. A worker thread
     writes each file atomically and keeps the one before as ``.bak``; what cannot be written is tried again with the
     next round. Errors: are logged. First user: offsets.
+    """
+
+
+@hookspec
+def save_state(broker: Broker) -> bytes:  # type: ignore[empty-body]
+    """What the plugin has built from ``dispatch``, as one value.
+
+    When: rare, as :func:`persist`, if messages were dispatched since; never amid a batch. The kernel stores it with its
+    place in the log, in one file, for :func:`load_state`. A plugin that has this hook has that one and ``dispatch``.
+    Errors: are logged, the state before stays. First user: stamp.
     """
 
 

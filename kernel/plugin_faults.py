@@ -128,6 +128,15 @@ class PluginFaults:
 
         return call
 
+    def is_disabled(self, plugin: str) -> bool:
+        """Whether the plugin is not called any more, after an error."""
+        return plugin in self._disabled
+
+    def dispatch_alone(self, plugin: str) -> Callable[[Any], object] | None:
+        """As :meth:`on_batches`, the hook ``dispatch`` of this plugin alone."""
+        others = {info.name for info in self._manager.plugins} - {plugin}
+        return self.on_batches("dispatch", others)
+
     def task_failed(self, info: PluginInfo, task: str, error: Exception) -> None:
         """Follow the policy after the background task ``task`` raised ``error``: returns when the broker goes on.
 

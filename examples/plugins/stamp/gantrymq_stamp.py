@@ -1,7 +1,7 @@
 """Stamps a property on every message of some topics, and counts what the broker dispatches of them.
 
-Slot: none. Hooks: config_section, configure, before_append, dispatch, stopping.
-Config ``[plugin.stamp]``: topics, name, value. Files: none.
+Slot: none. Hooks: config_section, configure, before_append, dispatch, load_state, save_state, stopping.
+Config ``[plugin.stamp]``: topics, name, value. Files: the state that the kernel keeps, ``config/plugins/stamp.state``.
 
 Enable it by its entry point (the package being installed) or as module:attr (the folder being on PYTHONPATH)::
 
@@ -16,6 +16,7 @@ Enable it by its entry point (the package being installed) or as module:attr (th
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.batch import AppendBatch, DispatchBatch
     from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.plugin_state import SavedState
 
 log = structlog.get_logger("gantrymq.stamp")
 
@@ -86,12 +88,22 @@ class StampPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Committed messages in log order; ``replay`` ones belong to an earlier life of the broker."""
-        if batch.replay:
-            return
+        """Committed messages in log order, each once: :meth:`save_state` says how far the counts are."""
         for topic in batch.topics:
             if topic in self._topics:
                 self.counts[topic] = self.counts.get(topic, 0) + 1
+
+    @hookimpl
+    def load_state(self, state: SavedState) -> None:
+        """The counts of the broker's earlier lives; ``dispatch`` brings what came after them."""
+        if state.missing is not None:
+            log.warning("not_counted", start=state.missing[0], end=state.missing[1])
+        self.counts = {} if state.data is None else json.loads(state.data)
+
+    @hookimpl
+    def save_state(self) -> bytes:
+        """The counts; the kernel notes to which place in the log they belong."""
+        return json.dumps(self.counts).encode()
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
