@@ -112,10 +112,6 @@ class Broker(Protocol):
     def unacknowledged_for(self) -> float:
         """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
 
-    @property
-    def kept_rows(self) -> KeptRows:
-        """What plugins refused of messages that the broker keeps: ``refused`` counts it by plugin and source."""
-
     # ---------------------------------------------------------------------------------------------- time and turns
 
     @property

@@ -23,8 +23,8 @@ from gantrymq.kernel.store.recovery.salvage import find_record
 from gantrymq.kernel.store.state_file import load_state
 
 if TYPE_CHECKING:
-    from gantrymq.kernel.batch import DispatchBatch
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.batch import DispatchBatch
     from gantrymq.kernel.env import Env
     from gantrymq.kernel.manager import PluginInfo, PluginManager
     from gantrymq.kernel.plugin_faults import PluginFaults
