@@ -1,4 +1,4 @@
-"""Which peers may do something, by their addresses, and how peers share what there is too little of."""
+"""Permissions of peers by address, and fair sharing of scarce resources between addresses."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_WITH_TIMES: Final = 413
-"""V5_0_0: the first whose brokers deliver a message at a time of its own."""
+"""V5_0_0: the first version with timed messages."""
 _FIRST: Final = 212
 """V4_0_0_SNAPSHOT; the names before it follow no rule."""
 _HIGHER: Final = 612

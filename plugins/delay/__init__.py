@@ -1,10 +1,10 @@
-"""Deliver messages later: after the delay of a level (property DELAY), or at a time of their own (TIMER_DELIVER_MS).
+"""Deliver messages later: after the delay of a level (property DELAY), or at a given time (TIMER_DELIVER_MS).
 
 Slot: none.
 Hooks: before_append, collect_metrics, configure, config_section, persist, register_processors, register_tasks,
 retention_floor, runtime_info, stopping.
 Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` (``pipelined`` or ``synchronous``),
-``max_delay`` (of messages with a time of their own).
+``max_delay`` (of timed messages).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
 ``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
 Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (370, and 45 for

@@ -156,5 +156,5 @@ async def send_epoch(address: str, epoch: Epoch, master: str = "", ha_address: s
 
 
 def format_peer(request: Request) -> str:
-    """Who asks."""
+    """The address of the peer that sent the request."""
     return str(request.connection.address)

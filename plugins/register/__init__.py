@@ -62,7 +62,7 @@ class RegisterPlugin:
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """By what this run is told from another broker."""
+        """Distinguishes this run from other brokers and runs."""
         return self._duplicate_check.runtime_info()
 
     @hookimpl

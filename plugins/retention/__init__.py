@@ -1,17 +1,17 @@
-"""Delete old messages, and take no new ones when the disk is nearly full.
+"""Delete old messages, and refuse new ones when the disk is nearly full.
 
 Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, register_tasks.
-Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day when it is looked for older
-ones, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
-messages go at any hour, above ``disk_force`` the oldest go whatever their age, unless they are needed, above
-``disk_full`` nothing is taken until the disk is below ``disk_force`` again; none of the three counts while
-``enough_free`` is free. ``files_at_once``: files a round. ``reserve``: the last bytes of the log when there is no room
-for its next file. What frees space, the delivery of what waited and the end of a transaction, is taken beyond
-``disk_full`` and out of the reserve. ``reserve_file``: room that is given back while messages are refused, so that
-tables can be written.
-Files: ``gantrymq.reserve``; deletes those of ``commitlog/`` as a whole, and of ``consumequeue/`` what pointed there;
-never the file in use, and nothing that a plugin still needs (hook ``retention_floor``): the log names who does.
+Config ``[plugin.retention]``: ``keep`` (age of messages, 72 h), ``at`` (hours of the day at which older ones are
+deleted, ``04``; several as ``04;16``), ``check_interval``; shares of the disk in percent: above ``disk_reclaim`` old
+messages are deleted at any hour, above ``disk_force`` the oldest regardless of age unless a plugin needs them, above
+``disk_full`` messages are refused until the disk is below ``disk_force`` again; all three are ignored while
+``enough_free`` is free. ``files_at_once``: files per round. ``reserve``: the last bytes of the log, used when there is
+no space for its next file. Rows that free space (due deliveries, ends of transactions) are accepted beyond ``disk_full``
+and use the reserve. ``reserve_file``: disk space that is released while messages are refused, so that tables can be
+written.
+Files: ``gantrymq.reserve``; deletes whole files of ``commitlog/`` and the files of ``consumequeue/`` that point to them,
+but never the current file and nothing that a plugin needs (hook ``retention_floor``): the log names that plugin.
 Answers for RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
 """
 

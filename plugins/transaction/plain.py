@@ -36,10 +36,9 @@ Refuse = Callable[["Request", RemoteFault], None]
 
 @attrs.define(eq=False)
 class Ending:
-    """A producer's word on its half message: who says it, what names the message, and whether it is "commit".
+    """A producer's commit or rollback: the producer, the offsets of the half message, and whether it is a commit.
 
-    ``record`` is the message, once it was found to be the one that is meant. There may be others with the same
-    attributes.
+    ``record`` is the half message, after it was verified. Other classes have the same attributes.
     """
 
     request: Request
@@ -53,7 +52,7 @@ class Ending:
 
 
 def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
-    """What producers say; ``refuse`` answers a request that cannot be read. One that says nothing yet is left out."""
+    """The endings of the requests; ``refuse`` answers an invalid request. A request without an outcome is left out."""
     endings = []
     for request in requests:
         try:
@@ -75,7 +74,7 @@ def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
 
 
 def split_named(endings: Sequence[Ending], entries: bytes, first: int) -> tuple[list[Ending], list[Ending]]:
-    """The ``endings`` whose half message the queue names, and the others.
+    """Split ``endings`` into those whose half message has a queue entry, and the others.
 
     ``entries`` are those of the half messages' queue from its offset ``first`` on, 20 bytes each. One names the half
     message of an ending when it is the entry of the ending's table offset and holds its log offset.

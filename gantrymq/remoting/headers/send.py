@@ -71,7 +71,7 @@ class SendMessageResponse(Header, kw_only=True):
     queue_offset: Int64
     transaction_id: str | None = None
     recall_handle: str | None = None
-    """Of a message with a time of its own: what RECALL_MESSAGE wants (5.3)."""
+    """The handle of a timed message for RECALL_MESSAGE (5.3)."""
 
 
 class ReplyMessageHeader(Header, kw_only=True):

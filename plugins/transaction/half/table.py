@@ -1,7 +1,7 @@
-"""Which half messages are open: a byte for each one between the oldest that is open and the newest, and some before.
+"""The open half messages: a byte for each one between the oldest open one and the newest, and for some before.
 
-A half message is named by its queue offset in RMQ_SYS_TRANS_HALF_TOPIC. One that was checked is put back as a copy
-behind all others, and the transaction goes on as that copy: ``moved`` knows it by its first offset.
+A half message is identified by its queue offset in RMQ_SYS_TRANS_HALF_TOPIC. After a check-back it is appended again as
+a copy, and the transaction continues as that copy; ``moved`` has the copy by the first offset.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Callable, Container
 
 OPEN, COMMITTED, ROLLED_BACK, GONE = range(4)
-"""What a byte says; GONE: it goes on as a copy, was put aside, or ended before this broker was started."""
+"""The values of a byte; GONE: it continues as a copy, was discarded, or ended before this broker was started."""
 
 REMEMBERED = 65_536
-"""How the last transactions ended is remembered for so many at least, so that another word is told from the same."""
+"""Outcomes of at least this many transactions are remembered, to distinguish another outcome from the same one."""
 CHUNK_OPS = 1024
-"""Progress in the queue of ends is known to so many."""
+"""The most positions of progress in the queue of op messages."""
 
 
 class HalfTable:
-    """The open half messages of a store, and how far both queues are done with. ``next_half`` tells the end."""
+    """The open half messages of a store, and the progress in both queues. ``next_half`` returns the end."""
 
     def __init__(self, base: int, next_half: Callable[[], int]) -> None:
         self._states = bytearray()
@@ -36,7 +36,7 @@ class HalfTable:
         self._ops: deque[tuple[int, int, int]] = deque()
 
     def refresh(self) -> None:
-        """Take in what was appended since the last call."""
+        """Add half messages that were appended since the last call."""
         new = self._next_half() - self._origin - len(self._states)
         if new > 0:
             self._states += bytes(new)
@@ -59,14 +59,14 @@ class HalfTable:
         return len(self._states) - self._ended
 
     def state(self, offset: int) -> int:
-        """How a half message stands; GONE for one of which nothing is known any more."""
+        """The state of a half message; GONE if it is no longer known."""
         index = offset - self._origin
         if index >= len(self._states):
             self.refresh()
         return self._states[index] if 0 <= index < len(self._states) else GONE
 
     def current(self, first: int) -> int:
-        """As which half message a transaction goes on that began as ``first``."""
+        """The half message as which a transaction continues that began as ``first``."""
         return self.moved.get(first, first)
 
     def close(self, offset: int, state: int) -> None:
@@ -91,7 +91,7 @@ class HalfTable:
             self._advance()
 
     def put_aside(self, first: int) -> None:
-        """Nobody ended the transaction that began as ``first``; it is remembered among the last ones."""
+        """Discard the transaction that began as ``first``; it is remembered among the last discarded ones."""
         self.moved.pop(first, None)
         if len(self.aside) >= REMEMBERED:
             del self.aside[next(iter(self.aside))]
@@ -113,7 +113,7 @@ class HalfTable:
             self._ended -= drop
             self.copies = {
                 key: copy for key, copy in self.copies.items() if copy >= self._origin or copy in self.moved
-            }  # how the others ended is not known any more
+            }  # the outcomes of the others are no longer known
 
     # ------------------------------------------------------------------------------------------- the queue of ends
 

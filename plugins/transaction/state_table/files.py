@@ -108,7 +108,7 @@ class StateFiles:
             self.redo.load()
             if marks is None:
                 if not clean:
-                    raise StoreDamaged("RocketMQ's broker did not stop in order, and nothing vouches for its redo log")
+                    raise StoreDamaged("RocketMQ's broker did not stop cleanly, and its redo log may be incomplete")
                 self.position = self.redo.log_end
             else:
                 self.position = min(marks.offset, commit_log.end)
