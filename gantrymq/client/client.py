@@ -27,6 +27,7 @@ from gantrymq.client.options import (
     Sql,
     Start,
     Topics,
+    check_number,
 )
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
 from gantrymq.client.reader import Reader, make_reader
@@ -37,6 +38,7 @@ from gantrymq.client.transactions import (
     Local,
     TransactionalProducer,
 )
+from gantrymq.client.worker import CONCURRENCY, CONCURRENCY_MAX, DRAIN_SECONDS, Handler, work
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
 
@@ -175,6 +177,33 @@ class Client(Lifetime):
         now = int(time.time() * 1000)
         options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
         return Consumer(self._cluster, options).ends_with(self._ends_first)
+
+    async def run(
+        self,
+        handler: Handler,
+        topics: Topics,
+        group: str,
+        *,
+        concurrency: int = CONCURRENCY,
+        tags: str | Sql = "*",
+        start: Start = "last",
+        ordered: bool = False,
+        max_retries: int | None = None,
+        drain_timeout: float = DRAIN_SECONDS,
+        signals: bool = True,
+    ) -> None:
+        """Call ``handler`` with each message of ``group``, ``concurrency`` at once, until SIGTERM or SIGINT.
+
+        A message is done when the handler returns. When it raises, the error is logged and the message comes again
+        after the broker's delay, ``max_retries`` times, then it is a dead letter. Plain functions run in threads. With
+        ``ordered`` the messages of a queue are handled one after another. At the signal no further message is taken;
+        those in work may take ``drain_timeout`` seconds, then offsets are committed. Only the main thread gets signals;
+        with ``signals=False`` the worker ends when it is cancelled. Raises as :meth:`consumer`.
+        """
+        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        opened = self.consumer(topics, group, tags=tags, start=start, ordered=ordered, max_retries=max_retries)
+        async with opened as consumer:
+            await work(consumer, handler, concurrency, drain_timeout, signals=signals)
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
