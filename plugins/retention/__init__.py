@@ -7,10 +7,10 @@ deleted, ``04``; several as ``04;16``), ``check_interval``; shares of the disk i
 messages are deleted at any hour, above ``disk_force`` the oldest regardless of age unless a plugin needs them, above
 ``disk_full`` messages are refused until the disk is below ``disk_force`` again; all three are ignored while
 ``enough_free`` is free. ``files_at_once``: files per round. ``reserve``: the last bytes of the log, used when there is
-no space for its next file. Rows that free space (due deliveries, ends of transactions) are accepted beyond ``disk_full``
+no space for its next file. Rows that free space (due deliveries, ends of transactions) are accepted above ``disk_full``
 and use the reserve. ``reserve_file``: disk space that is released while messages are refused, so that tables can be
 written.
-Files: ``gantrymq.reserve``; deletes whole files of ``commitlog/`` and the files of ``consumequeue/`` that point to them,
+Files: ``gantrymq.reserve``; deletes whole files of ``commitlog/`` and their files of ``consumequeue/``,
 but never the current file and nothing that a plugin needs (hook ``retention_floor``): the log names that plugin.
 Answers for RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
 """
