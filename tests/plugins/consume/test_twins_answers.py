@@ -15,6 +15,7 @@ from hypothesis import given
 
 from gantrymq.kernel.batch import AppendBatch, PullBatch
 from gantrymq.kernel.config.declarations import LimitsSection
+from gantrymq.kernel.delivery import Deliveries
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.fast import plain_requests, tag_code
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
@@ -112,7 +113,9 @@ class Run:
         self, store: Store, twin: Any, answers: Any, max_bytes: int, suggests: bool = False, broker_id: int = 0
     ) -> None:
         self.twin, self.tables, self.held = twin, Tables(), []  # type: ignore[var-annotated]
-        registry = SimpleNamespace(get=lambda kind: self.tables, find=lambda kind: self.tables)
+        registry = SimpleNamespace(
+            get=lambda kind: self.tables, find=lambda kind: None if kind is Deliveries else self.tables
+        )
         hook = SimpleNamespace(hold_pulls=self.hold)
         broker: Any = SimpleNamespace(
             registry=registry, manager=SimpleNamespace(hook=hook), queues=store.queues, log=store.log,
