@@ -20,13 +20,20 @@ class Faults:
     """Brokers by name; one that never failed is not known."""
 
     def __init__(self) -> None:
-        self._faults: dict[str, tuple[float, float]] = {}
+        self._faults: dict[str, tuple[float, float, bool]] = {}
+        """Until when a broker is avoided, for how many seconds then, and whether one send tries it meanwhile."""
 
     def failed(self, broker: str) -> None:
-        """A send to ``broker`` brought nothing: avoid it for some time."""
-        _, seconds = self._faults.get(broker, (0.0, FIRST_SECONDS / 2))
+        """A send to ``broker`` failed: avoid it for some time.
+
+        Sends that were under way together fail together: they count as one failure.
+        """
+        now = anyio.current_time()
+        until, seconds, is_tried = self._faults.get(broker, (now, FIRST_SECONDS / 2, False))
+        if now < until and not is_tried:
+            return
         seconds = min(2 * seconds, LONGEST_SECONDS)
-        self._faults[broker] = (anyio.current_time() + seconds, seconds)
+        self._faults[broker] = (now + seconds, seconds, False)
 
     def worked(self, broker: str) -> None:
         """``broker`` took a message: it is as good as any."""
@@ -38,9 +45,9 @@ class Faults:
         fault = self._faults.get(broker)
         if fault is None:
             return True
-        until, seconds = fault
+        until, seconds, _ = fault
         now = anyio.current_time()
         if now < until:
             return False
-        self._faults[broker] = (now + PROBE_SECONDS, seconds)
+        self._faults[broker] = (now + PROBE_SECONDS, seconds, True)
         return True
