@@ -6,15 +6,16 @@ does. Errors are those of ``gantrymq.client``. Any thread may call; a consumer i
 
 from __future__ import annotations
 
+import atexit
 import ssl
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import anyio
 from anyio.from_thread import start_blocking_portal
@@ -22,6 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from gantrymq.client import accumulator, admin, client, consumer, producer, reader, transactions
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES
 from gantrymq.client.admin import TOPIC_QUEUES
+from gantrymq.client.blocking_lifetime import BlockingLifetime, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.lookup import FOREVER
@@ -52,8 +54,6 @@ from gantrymq.message import (
 )
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 from gantrymq.remoting.logs import LibraryLog
-
-T = TypeVar("T")
 
 _of_parent: list[object] = []
 """Event loops that a forked process has inherited dead; to collect one would mean to wait for its thread."""
@@ -155,12 +155,21 @@ class PendingSend:
             return await self._inner
 
 
-class Producer:
+class Producer(BlockingLifetime):
     """:class:`gantrymq.Producer` with blocking calls."""
 
-    def __init__(self, loop: Loop, inner: producer.Producer) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, inner: producer.Producer, owner: set[BlockingLifetime]) -> None:
+        super().__init__(f"producer of group {inner.group}", owner)
+        self._loop = Loop(loop.portal, self._what, loop)
         self._inner = inner
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with opened_in(self._loop, self._inner):
+            try:
+                yield
+            finally:
+                self._loop.close()
 
     def send(
         self,
@@ -286,13 +295,28 @@ class Producer:
         return self._loop.call(self._inner.queues, topic)
 
 
-class TransactionalProducer:
+class TransactionalProducer(BlockingLifetime):
     """:class:`gantrymq.TransactionalProducer` with blocking calls."""
 
-    def __init__(self, loop: Loop, inner: transactions.TransactionalProducer, local: Local | None) -> None:
-        self._loop = loop
+    def __init__(
+        self,
+        loop: Loop,
+        inner: transactions.TransactionalProducer,
+        local: Local | None,
+        owner: set[BlockingLifetime],
+    ) -> None:
+        super().__init__(f"producer of group {inner.group}", owner)
+        self._loop = Loop(loop.portal, self._what, loop)
         self._inner = inner
         self._local = local
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with opened_in(self._loop, self._inner):
+            try:
+                yield
+            finally:
+                self._loop.close()
 
     def send(
         self,
@@ -322,18 +346,31 @@ class TransactionalProducer:
         return TransactionResult(half, outcome, error)
 
 
-class Consumer:
+class Consumer(BlockingLifetime):
     """:class:`gantrymq.Consumer` as a plain iterator.
 
     Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
     """
 
-    def __init__(self, loop: Loop, inner: consumer.Consumer[ReceivedMessage]) -> None:
-        self._loop = loop
+    def __init__(
+        self, loop: Loop, inner: consumer.Consumer[ReceivedMessage], group: str, owner: set[BlockingLifetime]
+    ) -> None:
+        super().__init__(f"consumer of group {group}", owner)
+        self._loop = Loop(loop.portal, self._what, loop)
         self._inner = inner
         self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
         self._current: deque[ReceivedMessage] = deque()
         self._done: deque[tuple[Delivery, int]] = deque()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with opened_in(self._loop, self._inner):
+            try:
+                yield
+            finally:
+                if not self._loop.is_foreign:
+                    self._loop.call(self._settle)
+                    self._loop.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return self
@@ -373,11 +410,6 @@ class Consumer:
         """As :meth:`gantrymq.Consumer.commit`."""
         self._loop.call(self._commit)
 
-    def close(self) -> None:
-        """Hand over what was acknowledged; every use raises :class:`ClientClosed` from now on."""
-        self._loop.call(self._settle)
-        self._loop.close()
-
     async def _settle(self) -> None:
         self._hand_over()
 
@@ -401,13 +433,22 @@ class Consumer:
             delivery.acknowledge(queue_offset)
 
 
-class Reader:
+class Reader(BlockingLifetime):
     """:class:`gantrymq.client.reader.Reader` with blocking calls."""
 
-    def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord]) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord], owner: set[BlockingLifetime]) -> None:
+        super().__init__("reader", owner)
+        self._loop = Loop(loop.portal, self._what, loop)
         self._inner = inner
         self._current: deque[DeliveredRecord] = deque()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with opened_in(self._loop, self._inner):
+            try:
+                yield
+            finally:
+                self._loop.close()
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -556,20 +597,55 @@ class Admin:
         self._loop.call(self._inner.set_consumer_offset, group, queue, offset)
 
 
-class Client:
-    """:class:`gantrymq.Client` with blocking calls."""
+class Client(BlockingLifetime):
+    """:class:`gantrymq.Client` with blocking calls. Its end closes what was started and not closed."""
 
-    def __init__(self, loop: Loop, inner: client.Client) -> None:
-        self._loop = loop
+    def __init__(self, inner: client.Client, backend: Literal["asyncio", "trio"]) -> None:
+        super().__init__("client")
         self._inner = inner
-        self.admin = Admin(loop, inner.admin)
+        self._backend = backend
+        self._running: Loop | None = None
+        self._ends_first: set[BlockingLifetime] = set()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        started = start_blocking_portal(self._backend)
+        loop = Loop(started.__enter__(), "client")
+        try:
+            with opened_in(loop, self._inner):
+                self._running = loop
+                atexit.register(self.close)  # at the end of the interpreter it would wait for a thread that is gone
+                try:
+                    yield
+                finally:
+                    atexit.unregister(self.close)
+                    if not loop.is_foreign:
+                        # those with a block of their own have ended by now
+                        for one in list(self._ends_first):
+                            one.close()
+                    loop.close()
+        finally:
+            if loop.is_foreign:
+                _of_parent.append(started)
+            else:
+                started.__exit__(*sys.exc_info())
+
+    @property
+    def _loop(self) -> Loop:
+        if self._running is None:
+            raise ClientClosed("the client is not started: use `with`, or call its start() first")
+        return self._running
+
+    @cached_property
+    def admin(self) -> Admin:
+        """Topics, offsets and single messages."""
+        return Admin(self._loop, self._inner.admin)
 
     @property
     def client_id(self) -> str:
         """The name under which brokers know this client."""
         return self._inner.client_id
 
-    @contextmanager
     def producer(
         self,
         group: str = client.DEFAULT_PRODUCER_GROUP,
@@ -580,9 +656,9 @@ class Client:
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
-    ) -> Iterator[Producer]:
+    ) -> Producer:
         """As :meth:`gantrymq.Client.producer`."""
-        self._loop.ensure_open()
+        loop = self._loop
         opened = self._inner.producer(
             group,
             timeout=timeout,
@@ -592,14 +668,8 @@ class Client:
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
         )
-        loop = Loop(self._loop.portal, f"producer of group {group}")
-        with _opened(loop, opened) as inner:
-            try:
-                yield Producer(loop, inner)
-            finally:
-                loop.close()
+        return Producer(loop, opened, self._ends_first)
 
-    @contextmanager
     def transactional_producer(
         self,
         group: str,
@@ -610,24 +680,18 @@ class Client:
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
         checks_at_once: int = CHECKS_AT_ONCE,
-    ) -> Iterator[TransactionalProducer]:
+    ) -> TransactionalProducer:
         """As :meth:`gantrymq.Client.transactional_producer`.
 
         ``local`` runs in the thread that sends, ``check`` in threads of its own: what it uses must allow that.
         """
-        self._loop.ensure_open()
+        loop = self._loop
         opened = self._inner.transactional_producer(
             group, check=transactions.in_thread(check, checks_at_once), topics=topics, timeout=timeout,
             retries=retries, checks_at_once=checks_at_once,
         )  # fmt: skip
-        loop = Loop(self._loop.portal, f"producer of group {group}")
-        with _opened(loop, opened) as inner:
-            try:
-                yield TransactionalProducer(loop, inner, local)
-            finally:
-                loop.close()
+        return TransactionalProducer(loop, opened, local, self._ends_first)
 
-    @contextmanager
     def consumer(
         self,
         topics: Topics,
@@ -645,29 +709,21 @@ class Client:
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
-    ) -> Iterator[Consumer]:
+    ) -> Consumer:
         """As :meth:`gantrymq.Client.consumer`; ``on_assigned`` and ``on_revoked`` are called in threads of their own.
 
         With ``ordered`` the next message of a queue comes only after the acknowledgment has taken effect, that is when
         the one before was acknowledged and the next messages are asked for.
         """
-        self._loop.ensure_open()
+        loop = self._loop
         settings = ConsumerSettings.checked(
             ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
             on_revoked=_in_thread(on_revoked), offsets_file=offsets_file,
         )  # fmt: skip
         opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
-        loop = Loop(self._loop.portal, f"consumer of group {group}")
-        with _opened(loop, opened) as inner:
-            consumer = Consumer(loop, inner)
-            try:
-                yield consumer
-            finally:
-                if not loop.is_foreign:
-                    consumer.close()
+        return Consumer(loop, opened, group, self._ends_first)
 
-    @contextmanager
     def reader(
         self,
         topics: Topics,
@@ -677,16 +733,11 @@ class Client:
         start: Start = "first",
         until: Literal["end"] | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
-    ) -> Iterator[Reader]:
+    ) -> Reader:
         """As :meth:`gantrymq.Client.reader`."""
-        self._loop.ensure_open()
+        loop = self._loop
         opened = self._inner.reader(topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch)
-        loop = Loop(self._loop.portal, "reader")
-        with _opened(loop, opened) as inner:
-            try:
-                yield Reader(loop, inner)
-            finally:
-                loop.close()
+        return Reader(loop, opened, self._ends_first)
 
 
 def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
@@ -699,7 +750,6 @@ def _in_thread(changed: QueuesChanged | None) -> QueuesChanged | None:
     return run
 
 
-@contextmanager
 def connect(
     nameservers: str | Sequence[str] | None = None,
     *,
@@ -709,37 +759,10 @@ def connect(
     tls: bool | ssl.SSLContext = False,
     unit_name: str | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
-) -> Iterator[Client]:
+) -> Client:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
-    started = start_blocking_portal(backend)
-    loop = Loop(started.__enter__(), "client")
-    try:
-        opened = client.connect(
-            nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
-            unit_name=unit_name,
-        )  # fmt: skip
-        with _opened(loop, opened) as inner:
-            try:
-                yield Client(loop, inner)
-            finally:
-                loop.close()
-    finally:
-        if loop.is_foreign:
-            _of_parent.append(started)
-        else:
-            started.__exit__(*sys.exc_info())
-
-
-@contextmanager
-def _opened(loop: Loop, opened: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """What ``opened`` gives, closed at the end; in a forked process it is left alone: its event loop is not there."""
-    entered = loop.portal.wrap_async_context_manager(opened)
-    inner = entered.__enter__()
-    try:
-        yield inner
-    except BaseException:
-        if loop.is_foreign or not entered.__exit__(*sys.exc_info()):
-            raise
-    else:
-        if not loop.is_foreign:
-            entered.__exit__(None, None, None)
+    inner = client.connect(
+        nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
+        unit_name=unit_name,
+    )  # fmt: skip
+    return Client(inner, backend)

@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 class Loop:
-    """The way into the event loop, shut when ``what`` ends."""
+    """The way into the event loop, shut when ``what`` ends, or what has the loop of ``parent``."""
 
-    def __init__(self, portal: BlockingPortal, what: str) -> None:
+    def __init__(self, portal: BlockingPortal, what: str, parent: Loop | None = None) -> None:
         self.portal = portal
+        self._parent = parent
         self._what = what
         self._closed = False
         self._process = os.getpid()
@@ -37,7 +38,9 @@ class Loop:
         if self.is_foreign:
             raise ClientClosed(f"the {self._what} belongs to the process that forked this one: connect after the fork")
         if self._closed:
-            raise ClientClosed(f"the {self._what} is closed: its `with` block has ended")
+            raise ClientClosed(f"the {self._what} is closed: its `with` block has ended, or close() was called")
+        if self._parent is not None:
+            self._parent.ensure_open()
 
     def close(self) -> None:
         """Let no call in any more."""

@@ -167,3 +167,54 @@ def test_a_forked_process_is_told_to_connect_itself(fake_in_thread: Any) -> None
     )
     assert done.returncode == 0, done.stderr
     assert len(fake_in_thread.broker.seen(310)) == 3
+
+
+def test_all_begin_with_start_and_end_with_close(fake_in_thread: Any, backend: Any) -> None:
+    broker = fake_in_thread.broker
+    before = threading.active_count()
+    client = gantrymq.sync.connect(fake_in_thread.address, backend=backend)
+    with pytest.raises(gantrymq.ClientClosed, match="the client is not started: use `with`, or call its start"):
+        client.producer()
+    assert client.start() is client
+    producer, consumer, reader = client.producer("p"), client.consumer("T", "g", start="first"), client.reader("T")
+    transactional = client.transactional_producer("tx", check=lambda half: gantrymq.Outcome.UNKNOWN)
+    with pytest.raises(gantrymq.ClientClosed, match="the producer of group p is not started"):
+        producer.send("T", b"x")
+    for one in (producer, consumer, reader, transactional):
+        assert one.start() is one  # type: ignore[attr-defined]
+    producer.send("T", b"x")
+    assert [each.body for each in reader.poll()] == [b"x"]
+    next(consumer).ack()
+    for one in (reader, consumer, transactional, producer):
+        one.close()  # type: ignore[attr-defined]
+        one.close()  # type: ignore[attr-defined]
+    assert sum(broker.offsets.values()) == 1
+    with pytest.raises(gantrymq.ClientClosed, match="the producer of group p was started before"):
+        producer.start()
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    closing.join(20)
+    assert threading.active_count() == before
+
+
+def test_the_client_ends_what_was_started_and_not_closed(fake_in_thread: Any, backend: Any) -> None:
+    client = gantrymq.sync.connect(fake_in_thread.address, backend=backend).start()
+    producer = client.producer("p", linger=60).start()
+    consumer = client.consumer("T", "g", start="first").start()
+    pending = producer.enqueue("T", b"x")
+    client.close()
+    assert pending.result().status is gantrymq.SendStatus.OK
+    for use in (producer.flush, consumer.next_batch, client.admin.topics):
+        with pytest.raises(gantrymq.ClientClosed, match="is closed"):
+            use()
+
+
+def test_a_program_that_closes_nothing_ends_and_sends_what_it_has(fake_in_thread: Any, backend: Any) -> None:
+    program = f"""
+import gantrymq.sync
+client = gantrymq.sync.connect({fake_in_thread.address!r}, backend={backend!r}).start()
+producer = client.producer(linger=60).start()
+producer.enqueue("T", b"x")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert sum(len(queue) for queue in fake_in_thread.broker.queues.values()) == 1

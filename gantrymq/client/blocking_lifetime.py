@@ -1,0 +1,82 @@
+"""Objects of the blocking client that begin and end: in a ``with`` block, or by ``start`` and ``close``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+from gantrymq.client.errors import ClientClosed
+from gantrymq.client.loop import Loop
+
+T = TypeVar("T")
+
+
+class BlockingLifetime:
+    """Gives a class ``with``, :meth:`start` and :meth:`close`; what happens then is in :meth:`_open`."""
+
+    def __init__(self, what: str, owner: set[BlockingLifetime] | None = None) -> None:
+        """``what`` it is, for errors. It is in ``owner`` between beginning and end."""
+        self._what = what
+        self._owner = owner
+        self._opened: AbstractContextManager[None] | None = None
+        self._was_started = False
+        self._closing = threading.Lock()
+
+    def _open(self) -> AbstractContextManager[None]:
+        """What begins and ends."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Begin, instead of a ``with`` block; returns the object itself. Once only.
+
+        Raises what the beginning of the block raises, and :class:`ClientClosed` for one that was started before.
+        """
+        if self._was_started:
+            raise ClientClosed(f"the {self._what} was started before: make a new one")
+        self._was_started = True
+        opened = self._open()
+        opened.__enter__()
+        self._opened = opened
+        if self._owner is not None:
+            self._owner.add(self)
+        return self
+
+    def close(self) -> None:
+        """End, as the end of the ``with`` block does; any thread may call it, again as well. It waits for the end.
+
+        Nothing happens to what was never started.
+        """
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._closing:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                if self._owner is not None:
+                    self._owner.discard(self)
+                opened.__exit__(kind, error, trace)
+
+
+@contextmanager
+def opened_in(loop: Loop, inner: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """``inner``, begun in the event loop and ended there; in a forked process it is left alone, which has no loop."""
+    loop.ensure_open()
+    entered = loop.portal.wrap_async_context_manager(inner)
+    value = entered.__enter__()
+    try:
+        yield value
+    except BaseException:
+        if loop.is_foreign or not entered.__exit__(*sys.exc_info()):
+            raise
+    else:
+        if not loop.is_foreign:
+            entered.__exit__(None, None, None)
