@@ -23,7 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from gantrymq.client import accumulator, admin, client, consumer, producer, reader, transactions
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES
 from gantrymq.client.admin import TOPIC_QUEUES
-from gantrymq.client.blocking_lifetime import BlockingLifetime, opened_in
+from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
 from gantrymq.client.lookup import FOREVER
@@ -155,21 +155,12 @@ class PendingSend:
             return await self._inner
 
 
-class Producer(BlockingLifetime):
+class Producer(BlockingMember):
     """:class:`gantrymq.Producer` with blocking calls."""
 
     def __init__(self, loop: Loop, inner: producer.Producer, owner: set[BlockingLifetime]) -> None:
-        super().__init__(f"producer of group {inner.group}", owner)
-        self._loop = Loop(loop.portal, self._what, loop)
+        super().__init__(f"producer of group {inner.group}", loop, inner, owner)
         self._inner = inner
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        with opened_in(self._loop, self._inner):
-            try:
-                yield
-            finally:
-                self._loop.close()
 
     def send(
         self,
@@ -295,7 +286,7 @@ class Producer(BlockingLifetime):
         return self._loop.call(self._inner.queues, topic)
 
 
-class TransactionalProducer(BlockingLifetime):
+class TransactionalProducer(BlockingMember):
     """:class:`gantrymq.TransactionalProducer` with blocking calls."""
 
     def __init__(
@@ -305,18 +296,9 @@ class TransactionalProducer(BlockingLifetime):
         local: Local | None,
         owner: set[BlockingLifetime],
     ) -> None:
-        super().__init__(f"producer of group {inner.group}", owner)
-        self._loop = Loop(loop.portal, self._what, loop)
+        super().__init__(f"producer of group {inner.group}", loop, inner, owner)
         self._inner = inner
         self._local = local
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        with opened_in(self._loop, self._inner):
-            try:
-                yield
-            finally:
-                self._loop.close()
 
     def send(
         self,
@@ -346,7 +328,7 @@ class TransactionalProducer(BlockingLifetime):
         return TransactionResult(half, outcome, error)
 
 
-class Consumer(BlockingLifetime):
+class Consumer(BlockingMember):
     """:class:`gantrymq.Consumer` as a plain iterator.
 
     Acknowledgments take effect when the next messages are fetched, at :meth:`commit`, and when the block ends.
@@ -355,22 +337,14 @@ class Consumer(BlockingLifetime):
     def __init__(
         self, loop: Loop, inner: consumer.Consumer[ReceivedMessage], group: str, owner: set[BlockingLifetime]
     ) -> None:
-        super().__init__(f"consumer of group {group}", owner)
-        self._loop = Loop(loop.portal, self._what, loop)
+        super().__init__(f"consumer of group {group}", loop, inner, owner)
         self._inner = inner
         self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
         self._current: deque[ReceivedMessage] = deque()
         self._done: deque[tuple[Delivery, int]] = deque()
 
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        with opened_in(self._loop, self._inner):
-            try:
-                yield
-            finally:
-                if not self._loop.is_foreign:
-                    self._loop.call(self._settle)
-                    self._loop.close()
+    def _before_end(self) -> None:
+        self._loop.call(self._settle)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return self
@@ -433,22 +407,13 @@ class Consumer(BlockingLifetime):
             delivery.acknowledge(queue_offset)
 
 
-class Reader(BlockingLifetime):
+class Reader(BlockingMember):
     """:class:`gantrymq.client.reader.Reader` with blocking calls."""
 
     def __init__(self, loop: Loop, inner: reader.Reader[DeliveredRecord], owner: set[BlockingLifetime]) -> None:
-        super().__init__("reader", owner)
-        self._loop = Loop(loop.portal, self._what, loop)
+        super().__init__("reader", loop, inner, owner)
         self._inner = inner
         self._current: deque[DeliveredRecord] = deque()
-
-    @contextmanager
-    def _open(self) -> Iterator[None]:
-        with opened_in(self._loop, self._inner):
-            try:
-                yield
-            finally:
-                self._loop.close()
 
     @property
     def topics(self) -> tuple[str, ...]:

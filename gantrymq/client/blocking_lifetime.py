@@ -66,6 +66,31 @@ class BlockingLifetime:
                 opened.__exit__(kind, error, trace)
 
 
+class BlockingMember(BlockingLifetime):
+    """What a blocking client makes: its end lets no call in any more and ends the object in the event loop."""
+
+    def __init__(
+        self, what: str, loop: Loop, opened: AbstractAsyncContextManager[object], owner: set[BlockingLifetime]
+    ) -> None:
+        """``opened`` is the object of the async client; ``loop`` is the client's."""
+        super().__init__(what, owner)
+        self._loop = Loop(loop.portal, what, loop)
+        self._entered = opened
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with opened_in(self._loop, self._entered):
+            try:
+                yield
+            finally:
+                if not self._loop.is_foreign:
+                    self._before_end()
+                self._loop.close()
+
+    def _before_end(self) -> None:
+        """What is left to do while calls are still let in."""
+
+
 @contextmanager
 def opened_in(loop: Loop, inner: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """``inner``, begun in the event loop and ended there; in a forked process it is left alone, which has no loop."""

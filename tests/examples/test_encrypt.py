@@ -1,4 +1,4 @@
-"""The example ``encrypt``: nothing of a body is in the store's files, and who is given messages gets them clear.
+"""The example ``encrypt``: the store's files contain no plaintext body, and consumers receive decrypted messages.
 
 By way of pulls, queries, questions about transactions, retries, delays; with rotation of keys, and without a key.
 """
