@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.processors import Request, RequestBatch
 from gantrymq.kernel.rare_warnings import RareWarnings
@@ -24,14 +24,8 @@ Take = Callable[[list[Request]], None]
 
 def authorized(manager: PluginManager, take: Take, clock: Callable[[], float]) -> Take:
     """``take`` itself where no plugin has the hook, else what asks the plugins first."""
-    found = manager.implementations(HOOK)
-    for info, implementation in found:
-        if implementation.wrapper or implementation.hookwrapper or implementation.argnames != ("batch",):
-            raise StartError(f"plugin {info.name!r}: {HOOK} cannot wrap others; it must be {HOOK}(self, batch)")
-    if not found:
-        return take
-    asked = [(info, implementation.function) for info, implementation in found]
-    return Authorization(manager, asked, take, RareWarnings(clock))
+    plugins = manager.batch_functions(HOOK)
+    return Authorization(manager, plugins, take, RareWarnings(clock)) if plugins else take
 
 
 class Authorization:

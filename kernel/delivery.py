@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import attrs
 import structlog
 
-from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError
+from gantrymq.kernel.errors import LogPoisoned, PluginError
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.rare_warnings import RareWarnings
@@ -107,11 +107,7 @@ class Deliveries:
     def __init__(self, manager: PluginManager, clock: Callable[[], float]) -> None:
         self._manager = manager
         self._warnings = RareWarnings(clock)
-        self._plugins: list[tuple[PluginInfo, Callable[[DeliverBatch], Any]]] = []
-        for info, implementation in manager.implementations(HOOK):
-            if implementation.wrapper or implementation.hookwrapper or implementation.argnames != ("batch",):
-                raise StartError(f"plugin {info.name!r}: {HOOK} cannot wrap others; it must be {HOOK}(self, batch)")
-            self._plugins.append((info, implementation.function))
+        self._plugins = manager.batch_functions(HOOK)
 
     def deliver(
         self, records: bytes, purpose: Purpose, connection: Connection | None = None, group: str | None = None

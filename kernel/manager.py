@@ -154,6 +154,19 @@ class PluginManager:
             for implementation in reversed(getattr(self.hook, hook_name).get_hookimpls())
         ]
 
+    def batch_functions(self, hook_name: str) -> list[tuple[PluginInfo, Callable[[Any], Any]]]:
+        """The implementations of a hook that the kernel calls one by one with a batch, in call order.
+
+        :class:`StartError` for one that wraps others or does not take exactly ``batch``.
+        """
+        found = self.implementations(hook_name)
+        for info, implementation in found:
+            if implementation.wrapper or implementation.hookwrapper or implementation.argnames != ("batch",):
+                raise StartError(
+                    f"plugin {info.name!r}: {hook_name} cannot wrap others; it must be {hook_name}(self, batch)"
+                )
+        return [(info, implementation.function) for info, implementation in found]
+
     def failing_plugin(self, hook_name: str, error: BaseException) -> PluginInfo | None:
         """The plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
         owners = {
