@@ -27,10 +27,11 @@ settings.load_profile("any machine")
 
 TESTS = Path(__file__).parent
 FOREIGN_MARKERS = ("interop", "spark", "crash")
-RERUN_MARKERS = ("interop", "crash")
 SECOND_ATTEMPT = os.environ.get("CI") == "true" and os.environ.get("GANTRYMQ_STRICT") != "true"
-"""In CI, tests that wait for several real processes on a busy machine get a second attempt. The summary names each one
+"""In CI, a test that fails gets a second attempt: the machine is busy, and the tests are many. The summary names each one
 that needed it: it is a fault to look into. Everywhere else, and with GANTRYMQ_STRICT=true, the first failure counts."""
+MAX_SECOND_ATTEMPTS = 8
+"""A run in which more tests than this needed a second attempt fails: something is wrong that is not chance."""
 TWIN_FOLDERS = ("broker", "crash", "fuzz", "hostile", "kernel", "plugins")
 """What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
 twins. Of the other folders only what has the marker ``twins`` does."""
@@ -104,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if folder_of(item.path) not in TWIN_FOLDERS and not item.get_closest_marker("twins"):
             item.add_marker("once")
-        if SECOND_ATTEMPT and any(item.get_closest_marker(name) for name in RERUN_MARKERS):
+        if SECOND_ATTEMPT:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=5))
     yield
     if not is_whole() and not any("::" in argument for argument in config.args):  # what was named is run
@@ -116,6 +117,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         foreign = {item.path for item in items if any(item.get_closest_marker(name) for name in FOREIGN_MARKERS)}
         ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
         items.sort(key=lambda item: ranks.get(item.path, len(ranks) + (item.path not in foreign)))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run in which many tests needed a second attempt."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    again = {report.nodeid for report in reporter.stats.get("rerun", ())} if reporter else set()
+    if len(again) > MAX_SECOND_ATTEMPTS and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(again)} tests needed a second attempt, more than {MAX_SECOND_ATTEMPTS}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @cache

@@ -438,13 +438,13 @@ async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callabl
     blocking, seen = threading.Event(), threading.Event()
 
     def block(batch: object) -> None:
-        blocking.wait(10)
+        blocking.wait(3)
 
     def watch(logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
-        if event["event"] == "loop_blocked":
+        if event["event"] == "loop_blocked" and event["plugin"] == "bad":  # a busy machine holds up others too
             told.append(event)
             blocking.set()
-        if event["event"] == "loop_resumed":
+        if event["event"] == "loop_resumed" and blocking.is_set():
             seen.set()
         raise structlog.DropEvent
 
@@ -453,9 +453,11 @@ async def test_a_plugin_that_blocks_the_loop_is_named_while_it_does(bad: Callabl
     structlog.configure(processors=[watch])
     async with run_broker(make_broker(tmp_path, enable=enable, settings={"broker.watchdog": "20ms"})) as broker:
         async with open_channel(broker.address) as channel:
-            assert (await call(channel, send("T", b"x"))).code == 0
+            for _ in range(5):  # one that follows on another's delay is not told of by itself
+                assert (await call(channel, send("T", b"x"))).code == 0
+                if blocking.is_set():
+                    break
         assert await trio.to_thread.run_sync(seen.wait, 10)
-    assert told[0]["plugin"] == "bad"
     assert any("test_bad_plugins" in place for place in told[0]["where"])
 
 
