@@ -28,8 +28,8 @@ settings.load_profile("any machine")
 TESTS = Path(__file__).parent
 FOREIGN_MARKERS = ("interop", "spark", "crash")
 SECOND_ATTEMPT = os.environ.get("CI") == "true" and os.environ.get("GANTRYMQ_STRICT") != "true"
-"""In CI, a test that fails gets a second attempt: the machine is busy, and the tests are many. The summary names each one
-that needed it: it is a fault to look into. Everywhere else, and with GANTRYMQ_STRICT=true, the first failure counts."""
+"""In CI, a test that fails gets a second attempt: the machine is busy and the tests are many. The summary names each
+one that needed it: it is a fault to look into. Elsewhere, and with GANTRYMQ_STRICT=true, the first failure counts."""
 MAX_SECOND_ATTEMPTS = 8
 """A run in which more tests than this needed a second attempt fails: something is wrong that is not chance."""
 TWIN_FOLDERS = ("broker", "crash", "fuzz", "hostile", "kernel", "plugins")
