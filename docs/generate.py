@@ -119,7 +119,8 @@ only the fixtures need `pytest`. [Test your code](../howto/test-your-code.md) st
 What is not on this page, and every name with a leading underscore, may change without notice.
 """
 TESTING_MODULES = (
-    "fixtures", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit", "transacted",
+    "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit",
+    "transacted",
     "tinystore", "ledger", "history", "simulated.run", "simulated.cluster", "simulated.machine", "simulated.env",
     "simulated.network", "simulated.link", "simulated.weather", "simulated.load", "simulated.seeds",
 )  # fmt: skip

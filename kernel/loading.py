@@ -20,13 +20,13 @@ from gantrymq.kernel.manager import PluginManager, did_you_mean
 ENTRY_POINTS = "gantrymq.plugins"
 
 
-def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: Sequence[str] = ()) -> PluginManager:
+def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: Sequence[str] = ()) -> PluginManager:
     """The default plugins without ``disable``, then ``enable`` in its order, each named as described above.
 
-    Raises :class:`StartError` for a plugin that cannot be found or imported, for a disabled essential plugin, and for
-    an unknown name in ``disable``.
+    ``enable`` may also have plugins themselves, as a class or an object. Raises :class:`StartError` for a plugin that
+    cannot be found or imported, for a disabled essential plugin, and for an unknown name in ``disable``.
     """
-    found = [(origin, _load(origin)) for origin in (*defaults, *enable)]
+    found = [_load(origin) for origin in (*defaults, *enable)]
     names = {str(getattr(plugin, "name", origin)): plugin for origin, plugin in found}
     for name in disable:
         if name not in names:
@@ -38,7 +38,14 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[str] = (), disable: S
     return PluginManager(chosen, hookspecs, disabled)
 
 
-def _load(origin: str) -> Any:
+def _load(origin: Any) -> tuple[str, Any]:
+    """The origin as text and the plugin; a class is instantiated."""
+    target = _find(origin) if isinstance(origin, str) else origin
+    plugin = target() if isinstance(target, type) else target
+    return origin if isinstance(origin, str) else f"{type(plugin).__module__}:{type(plugin).__qualname__}", plugin
+
+
+def _find(origin: str) -> Any:
     if ":" in origin:
         module_name, _, attribute = origin.rpartition(":")
         target: Any = _run_file(origin, module_name) if module_name.endswith(".py") else _import(origin, module_name)
@@ -57,7 +64,7 @@ def _load(origin: str) -> Any:
             target = points[origin].load()
         except (ImportError, AttributeError) as error:
             raise StartError(f"plugin {origin!r}: {error}") from None
-    return target() if isinstance(target, type) else target
+    return target
 
 
 def _import(origin: str, name: str) -> ModuleType:

@@ -3,7 +3,8 @@
 ``gantry_broker`` runs from the first test that asks for it to the end of the run, ``gantry_topic`` is a topic on it
 that nobody else has, ``gantry_client`` a connected client without async. ``--gantry-nameserver HOST:PORT`` lets the
 same tests run on a cluster that is there already, RocketMQ's own as well; the ini options ``gantry_settings`` and
-``gantry_enable`` configure the broker. How-to: ``docs/howto/test-your-code.md``.
+``gantry_enable`` configure the broker. How-to: ``docs/howto/test-your-code.md``. ``plugin_broker`` starts a broker with
+a plugin that is under test: ``docs/tutorial/write-a-plugin.md``.
 
 pytest loads this module in every run of everybody who has GantryMQ installed, so it imports next to nothing.
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pytest
 
 if TYPE_CHECKING:
     from gantrymq.sync import Client
+    from gantrymq.testing.plugin_broker import PluginBroker
 
 QUEUES: Final = 4
 """Queues of a test's topic."""
@@ -89,6 +92,41 @@ def gantry_topic(gantry_broker: GantryBroker, request: pytest.FixtureRequest) ->
     with connect(gantry_broker.nameserver) as client:
         client.admin.create_topic(topic, queues=QUEUES)
     return topic
+
+
+class StartPluginBroker:
+    """Starts brokers with plugins under test, and stops them at the end of the test."""
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        self._folder = folder
+        self._running = running
+        self._count = 0
+
+    def __call__(
+        self, *plugins: Any, settings: Mapping[str, str] | None = None, disable: Sequence[str] = ()
+    ) -> PluginBroker:
+        """A broker with an empty store, and with ``plugins`` besides the default ones; ``client`` is connected to it.
+
+        A plugin is a class, an object, or a name as ``--enable`` has it. ``settings``: ``section.key: value``.
+        ``disable``: names of default plugins. ``StartError`` when the broker refuses to start, ``ConfigError`` when it
+        refuses a setting.
+        """
+        from gantrymq.testing.plugin_broker import PluginBroker
+
+        if not plugins:
+            raise TypeError("plugin_broker() needs the plugin under test: a class, an object, or a name")
+        self._count += 1
+        folder = self._folder / f"plugin-broker-{self._count}"
+        broker = PluginBroker(folder, plugins, settings=settings, disable=disable)
+        self._running.callback(broker.stop)
+        return broker
+
+
+@pytest.fixture
+def plugin_broker(tmp_path: Path) -> Iterator[StartPluginBroker]:
+    """``plugin_broker(MyPlugin, settings={...})`` starts a broker with the plugin, and gives it and a client."""
+    with ExitStack() as running:
+        yield StartPluginBroker(tmp_path, running)
 
 
 def _setting(line: str) -> tuple[str, str]:

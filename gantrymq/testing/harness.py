@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from os import PathLike, fspath
+from typing import Any
 
 import attrs
 import trio
@@ -42,7 +43,7 @@ def make_broker(
     nameservers: Sequence[str] = (),
     *,
     settings: Mapping[str, str] | None = None,
-    enable: Sequence[str] = (),
+    enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
     env: Env | None = None,
     file: bytes = b"",
@@ -50,7 +51,9 @@ def make_broker(
 ) -> Broker:
     """A broker that is not running yet: any free port, the default plugins, ``settings`` as ``section.key: value``.
 
-    ``file`` and ``overrides``: the bytes of the configuration file, and of the one that changes while it ran are in.
+    ``enable``: plugins by name, as ``--enable`` has them, or plugins themselves: a class, or an object. ``file`` and
+    ``overrides``: the bytes of the configuration file, and of the one that changes while it ran are in. Raises
+    ``StartError`` and ``ConfigError``.
     """
     given = {
         "broker.data": fspath(data),
@@ -60,10 +63,12 @@ def make_broker(
     }
     without = [*disable, *([] if nameservers else ["register"])]
     read = read_settings(
-        "gantrymq.toml", file, sets=[f"{key}={value}" for key, value in given.items()], enable=enable, disable=without,
+        "gantrymq.toml", file, sets=[f"{key}={value}" for key, value in given.items()],
+        enable=[each for each in enable if isinstance(each, str)], disable=without,
         overrides=("overrides.toml", overrides),
     )  # fmt: skip
-    manager = load_plugins(DEFAULT_PLUGINS, read.enable, read.disable)
+    objects = [each for each in enable if not isinstance(each, str)]
+    manager = load_plugins(DEFAULT_PLUGINS, [*read.enable, *objects], read.disable)
     config = build_config(read, manager)
     broker_section = attrs.evolve(config.broker, nameservers=list(nameservers))
     return Broker(attrs.evolve(config, broker=broker_section), manager, env or SystemEnv())
@@ -94,7 +99,7 @@ async def run_cluster(
     data: str | PathLike[str],
     *,
     settings: Mapping[str, str] | None = None,
-    enable: Sequence[str] = (),
+    enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
     """A nameserver and one broker that is registered there."""
@@ -113,7 +118,7 @@ def cluster_in_thread(
     data: str | PathLike[str],
     *,
     settings: Mapping[str, str] | None = None,
-    enable: Sequence[str] = (),
+    enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """As :func:`run_cluster`, in a thread of its own, for tests on asyncio and for plain ones."""

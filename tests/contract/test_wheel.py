@@ -58,6 +58,9 @@ def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
             expected = inside if inside.startswith("gantrymq/") else f"gantrymq/{inside}"
             assert expected in wheel
     assert "gantrymq/py.typed" in wheel
+    templates = [path.relative_to(ROOT).as_posix() for path in (ROOT / "gantrymq").rglob("*.tmpl")]
+    assert templates
+    assert set(templates) <= set(wheel)
 
 
 @pytest.mark.once

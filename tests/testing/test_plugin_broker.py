@@ -1,0 +1,138 @@
+"""The fixture ``plugin_broker``: a broker with a plugin under test, its restarts, and what is wrong with the plugin."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.config.sources import ConfigError
+from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.remoting.errors import GantryError
+from gantrymq.testing.fixtures import StartPluginBroker
+from gantrymq.testing.plugin_broker import PluginBroker
+
+pytestmark = pytest.mark.once
+
+
+@attrs.frozen
+class CounterConfig:
+    topics: tuple[str, ...] = ()
+
+
+class Counter:
+    name = "counter"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[CounterConfig]]:
+        return "counter", CounterConfig
+
+    @hookimpl
+    def configure(self, broker, config) -> None:  # type: ignore[no-untyped-def]
+        self.topics = config.section(CounterConfig).topics
+
+    @hookimpl
+    def dispatch(self, batch) -> None:  # type: ignore[no-untyped-def]
+        self.count += sum(topic in self.topics for topic in batch.topics)
+
+    @hookimpl
+    def load_state(self, state) -> None:  # type: ignore[no-untyped-def]
+        self.count = int(state.data or b"0")
+
+    @hookimpl
+    def save_state(self) -> bytes:
+        return b"%d" % self.count
+
+
+class Picky:
+    name = "picky"
+
+    @hookimpl
+    def configure(self) -> None:
+        raise StartError("not today: try tomorrow")
+
+
+class Broken:
+    name = "broken"
+
+    @hookimpl
+    def before_append(self, batch) -> None:  # type: ignore[no-untyped-def]
+        raise RuntimeError("a bug")
+
+
+SETTINGS = {"plugin.counter.topics": "orders"}
+
+
+def send(running: PluginBroker, topic: str, count: int) -> None:
+    with running.client.producer() as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_restart_makes_a_new_object_and_keeps_the_store(plugin_broker: StartPluginBroker, killed: bool) -> None:
+    running = plugin_broker(Counter, settings=SETTINGS)
+    send(running, "orders", 3)
+    first = running.plugin
+    running.restart(killed=killed)
+    assert running.plugin is not first
+    assert running.plugin.count == 3
+    send(running, "orders", 2)
+    running.restart(killed=killed)
+    assert running.plugin.count == 5
+    running.restart(settings={"plugin.counter.topics": "others"})
+    send(running, "orders", 1)
+    with running.client.consumer("orders", "readers", start="first") as consumer:
+        bodies = [next(consumer).body for _ in range(6)]
+    assert sorted(bodies) == [b"0", b"0", b"0", b"1", b"1", b"2"]
+    running.stop()
+    assert running.plugin.count == 5
+
+
+def test_a_kill_leaves_what_was_not_saved_to_the_replay(
+    plugin_broker: StartPluginBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = plugin_broker(Counter, settings=SETTINGS)
+    send(running, "orders", 3)
+    lives = []
+    monkeypatch.setattr(Counter, "load_state", hookimpl(lambda self, state: lives.append(state.data)))
+    running.restart(killed=True)
+    assert lives == [b"0"], "saved before the messages came"
+    running.restart()
+    assert lives == [b"0", b"3"], "a stop saves"
+
+
+def test_two_brokers_and_a_plugin_as_an_object_or_by_name(plugin_broker: StartPluginBroker) -> None:
+    counter = Counter()
+    running = plugin_broker(counter, "metrics", settings={**SETTINGS, "plugin.metrics.listen": "127.0.0.1:0"})
+    other = plugin_broker("metrics", settings={"plugin.metrics.listen": "127.0.0.1:0"}, disable=["filter"])
+    send(running, "orders", 2)
+    send(other, "orders", 1)
+    assert running.plugin is counter
+    running.stop()
+    assert counter.count == 2
+    loaded = [info.name for info in other.cluster.broker.manager.plugins]
+    assert (loaded[-1], "filter" in loaded) == ("metrics", False)
+    assert other.plugin.name == "metrics"
+
+
+def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBroker) -> None:
+    with pytest.raises(StartError) as refused:
+        plugin_broker(Picky)
+    assert str(refused.value) == "not today: try tomorrow"
+    with pytest.raises(ConfigError, match="did you mean 'topics'"):
+        plugin_broker(Counter, settings={"plugin.counter.topic": "orders"})
+    with pytest.raises(TypeError, match="needs the plugin under test"):
+        plugin_broker()
+
+
+def test_a_bug_that_ends_the_broker_is_raised_by_its_stop(plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(Broken)
+    with pytest.raises(GantryError), running.client.producer(timeout=0.5) as producer:
+        producer.send("orders", b"x")
+    with pytest.raises(BaseExceptionGroup) as failed:
+        running.stop()
+    assert failed.group_contains(PluginError, match="plugin 'broken': before_append failed")
