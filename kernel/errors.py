@@ -26,10 +26,12 @@ _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 class StoreInUse(StartError):
     """Another broker holds the lock of this store."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, process: int = 0) -> None:
+        """``process``: the id of the process that holds ``path``; 0 if it is not known."""
+        holder = f" (process {process})" if process else ""
         super().__init__(
-            f"the store is in use: another broker holds {path}. Stop that broker, or give this one a data folder of "
-            "its own"
+            f"the store is in use: another broker{holder} holds {path}. Stop that broker, or give this one a data "
+            "folder of its own"
         )
 
 

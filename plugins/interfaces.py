@@ -14,6 +14,7 @@ from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig
 from gantrymq.remoting.bodies.topics import TopicConfig
 
 if TYPE_CHECKING:
+    from gantrymq.kernel.config.sections import Config
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.remoting.epoch import Epoch
     from gantrymq.remoting.headers.send import SendMessageHeader
@@ -276,6 +277,13 @@ class LiveSettings(Protocol):
         """Put what ``body`` (properties) says in force and keep it, as for an administrator; what has changed.
 
         ``RemoteFault`` (code 1) for a change that is not allowed; then nothing has changed.
+        """
+
+    def reload(self, config: Config) -> tuple[list[str], list[str]]:
+        """Apply the settings of ``config`` that differ and may change now.
+
+        Returns their names, and the names of the other settings that differ, which need a restart. ``RemoteFault``
+        (code 1) if a plugin refuses a value; sections before it have changed.
         """
 
     def allow(self, section: str, current: S, keys: Collection[str], change: Callable[[S], None]) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PROMOTED_S: Final = 30.0
 """How long a slave may take to be back as a master, by default."""
 PROMOTED_POLL_S: Final = 0.2
+MISSING: Final = "missing"
 
 
 @click.group()
@@ -37,15 +38,29 @@ def status(as_json: bool, nameserver: str) -> None:
 
     `offset` is the end of the broker's commit log, in bytes. `lag_seconds` is how long a slave has been behind its
     master; RocketMQ's brokers do not report it. A broker that does not respond is `unreachable`. A `fenced` master
-    refuses messages because another broker was promoted (`epoch`).
+    refuses messages because another broker was promoted (`epoch`). A master is `missing` if the nameservers know only
+    slaves of its name.
     """
-    rows = with_client(nameserver, broker_rows)
+    rows = with_missing_masters(with_client(nameserver, broker_rows))
     if as_json:
         click.echo(json.dumps([{column: row[column] for column in COLUMNS} for row in rows], indent=2))
         return
     from gantrymq.cli.tables import print_table
 
     print_table(COLUMNS, [tuple("-" if row[name] is None else row[name] for name in COLUMNS) for row in rows])
+
+
+def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``rows`` with a row before the slaves of each master that no nameserver knows."""
+    masters = {row["broker"] for row in rows if row["id"] == 0}
+    result: list[dict[str, Any]] = []
+    for row in rows:
+        if row["broker"] not in masters:
+            masters.add(row["broker"])
+            known = {name: row[name] for name in ("cluster", "broker")}
+            result.append(dict.fromkeys(COLUMNS) | known | {"id": 0, "role": MISSING})
+        result.append(row)
+    return result
 
 
 @cluster.command()

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import rich_click as click
@@ -16,6 +16,11 @@ from gantrymq.cli.connecting import nameserver_option, with_client
 if TYPE_CHECKING:
     from gantrymq.client import Client
     from gantrymq.message import DeliveredRecord
+
+
+TOPIC_WAIT_S: Final = 3.0
+"""How long a topic may be unknown to the nameservers before the command fails."""
+TOPIC_POLL_S: Final = 0.1
 
 
 @attrs.frozen
@@ -29,6 +34,7 @@ class Wanted:
     limit: float
     timeout: float
     as_json: bool
+    wait: bool
 
 
 @click.command()
@@ -51,6 +57,7 @@ class Wanted:
     metavar="SECONDS",
     help="End when no message arrived for this time.",
 )
+@click.option("--wait", is_flag=True, help="Wait for a topic that no broker has yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message, with properties and offsets.")
 def consume(
     topic: str,
@@ -60,13 +67,14 @@ def consume(
     start: str,
     limit: int | None,
     timeout: float | None,
+    wait: bool,
     as_json: bool,
 ) -> None:
     """Print the bodies of messages, one per line, and acknowledge each after it is printed.
 
     Runs until Ctrl-C, --max or --timeout. The number of messages is printed to stderr.
     """
-    wanted = Wanted(topic, group, tags, start, limit or math.inf, timeout or math.inf, as_json)
+    wanted = Wanted(topic, group, tags, start, limit or math.inf, timeout or math.inf, as_json, wait)
 
     async def work(client: Client) -> int:
         return await print_messages(client, wanted)
@@ -82,7 +90,10 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
 
     count = 0
     scope = trio.CancelScope()
-    async with client.consumer(wanted.topic, wanted.group, tags=wanted.tags, start=wanted.start) as consumer:
+    subscribed = client.consumer(wanted.topic, wanted.group, tags=wanted.tags, start=wanted.start)
+    if not wanted.wait:
+        await _find_topic(client, wanted.topic)
+    async with subscribed as consumer:
         with ending_by_signal(scope.cancel), scope:
             while count < wanted.limit:
                 with trio.move_on_after(wanted.timeout) as silence:
@@ -96,6 +107,23 @@ async def print_messages(client: Client, wanted: Wanted) -> int:
                 await message.ack()
                 count += 1
     return count
+
+
+async def _find_topic(client: Client, topic: str) -> None:
+    """Raise NoRoute, where a consumer would wait; brokers report a new topic a moment after its first message."""
+    import trio
+
+    from gantrymq.client.errors import NoRoute
+
+    deadline = trio.current_time() + TOPIC_WAIT_S
+    while True:
+        try:
+            await client.admin.route(topic)
+            return
+        except NoRoute:
+            if trio.current_time() > deadline:
+                raise
+        await trio.sleep(TOPIC_POLL_S)
 
 
 def render(message: DeliveredRecord, as_json: bool) -> bytes:

@@ -13,6 +13,7 @@ import trio
 from gantrymq.cli.failures import CommandFailed
 from gantrymq.cli.progress import Meter
 from gantrymq.message import Message, SendStatus
+from gantrymq.remoting.errors import GantryError
 
 if TYPE_CHECKING:
     from gantrymq.client.producer import Producer
@@ -26,13 +27,18 @@ BATCH_BYTES = 512 * 1024
 
 @attrs.define
 class Sending:
-    """What came of it. ``skipped``: empty lines, which are no message; ``late``: stored, but not flushed in time."""
+    """What was sent so far.
+
+    ``skipped``: empty lines, which are no message; ``late``: stored, but not flushed in time; ``next_line``: the number
+    of the line that is sent next, from 1.
+    """
 
     sent: int = 0
     bytes: int = 0
     skipped: int = 0
     late: int = 0
     seconds: float = 0.0
+    next_line: int = 1
 
     @property
     def rate(self) -> float:
@@ -63,25 +69,49 @@ async def send_lines(
 ) -> Sending:
     """Send each line that is not empty as ``make(line number from 1, line)``; one batch after the other keeps order.
 
-    Stops at the first error of the producer. ``meter`` counts lines; a batch has at most ``most`` of them.
+    Stops at the first error and raises :class:`CommandFailed` with it, the number of messages sent before it, and the
+    first line that is not known to be stored. ``meter`` counts lines; a batch has at most ``most`` of them.
     """
     result = Sending()
     started = trio.current_time()
-    before = 0
-    async with aclosing(read_lines(descriptor)) as blocks:
-        async for lines in blocks:
-            messages = [make(before + place, line) for place, line in enumerate(lines, 1) if line]
-            before += len(lines)
-            result.skipped += len(lines) - len(messages)
-            for batch in cut_batches(messages, most):
-                outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
-                result.sent += len(batch)
-                result.bytes += sum(len(message.body) for message in batch)
-                result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
-                if meter is not None:
-                    meter.advance(len(batch))
+    try:
+        async with aclosing(read_lines(descriptor)) as blocks:
+            async for lines in blocks:
+                await _send_block(producer, lines, make, meter, most, result)
+    except (CommandFailed, GantryError) as error:
+        if not result.sent:
+            raise
+        raise CommandFailed(
+            f"{error}; {result.sent} messages were sent before that, and line {result.next_line} is the first that may "
+            "be missing"
+        ) from error
     result.seconds = trio.current_time() - started
     return result
+
+
+async def _send_block(
+    producer: Producer,
+    lines: Sequence[bytes],
+    make: Callable[[int, bytes], Message],
+    meter: Meter | None,
+    most: int,
+    result: Sending,
+) -> None:
+    first = result.next_line
+    numbers = [number for number, line in enumerate(lines, first) if line]
+    messages = [make(number, lines[number - first]) for number in numbers]
+    result.skipped += len(lines) - len(messages)
+    done = 0
+    for batch in cut_batches(messages, most):
+        result.next_line = numbers[done]
+        outcomes = [await producer.send(batch[0])] if len(batch) == 1 else await producer.send_batch(batch)
+        done += len(batch)
+        result.sent += len(batch)
+        result.bytes += sum(len(message.body) for message in batch)
+        result.late += sum(outcome.status is not SendStatus.OK for outcome in outcomes)
+        if meter is not None:
+            meter.advance(len(batch))
+    result.next_line = first + len(lines)
 
 
 def cut_batches(messages: Sequence[Message], most: int = BATCH_LINES) -> list[list[Message]]:

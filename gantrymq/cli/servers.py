@@ -9,18 +9,20 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 import click
+import structlog
 import trio
 
 from gantrymq._version import __version__
 from gantrymq.cli.end_deadline import EndDeadline, end_where_memory_ends
 from gantrymq.cli.failures import CommandFailed, advice_for, leaves
 from gantrymq.cli.loading import Loaded
-from gantrymq.cli.signals import ending_by_signal
+from gantrymq.cli.signals import ending_by_signal, reloading_by_signal
 from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
@@ -35,6 +37,8 @@ REGISTRATION_SECONDS = 3.0
 """How long `ready` waits for the nameservers, which must know the broker before clients can find it."""
 COLLECTOR_THRESHOLDS = (10_000, 20, 1000)
 """Of the three generations, see :func:`gc.set_threshold`: a collection of the first takes a millisecond."""
+log = structlog.get_logger("gantrymq.server")
+
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
@@ -46,10 +50,13 @@ async def run_nameserver(
     peers: Sequence[str] = (),
     insecure: bool = False,
 ) -> None:
-    """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``."""
+    """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``.
+
+    It has no configuration file, so SIGHUP changes nothing and is logged.
+    """
     raise_descriptor_limit()
     stop = trio.Event()
-    with ending_by_signal(stop.set):
+    with ending_by_signal(stop.set), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
             server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure)
@@ -68,8 +75,9 @@ async def run_broker(
 ) -> None:
     """A broker, and a nameserver in front of it when ``nameserver_listen`` is given, until a signal comes.
 
-    A broker that requests a restart is started again, with the configuration that ``load`` returns then. ``deadline``
-    is armed when a task has failed, and when the broker has not ended in time after a signal.
+    A broker that requests a restart is started again, with the configuration that ``load`` returns then. SIGHUP loads
+    the configuration and applies what may change while the broker runs. ``deadline`` is armed when a task has failed,
+    and when the broker has not ended in time after a signal.
     """
     from gantrymq.kernel.broker import Broker
     from gantrymq.kernel.env.system import SystemEnv
@@ -97,10 +105,34 @@ async def run_broker(
                     )
                 broker = Broker(config, loaded.manager, SystemEnv())
                 broker.on_failure = deadline.arm
-                if not await _live(broker, server, nursery, stop):
-                    break
+                with reloading_by_signal(partial(_reload, broker, load)):
+                    if not await _live(broker, server, nursery, stop):
+                        break
                 loaded = load()
             nursery.cancel_scope.cancel()
+
+
+def _reload(broker: Broker, load: Callable[[], Loaded]) -> None:
+    """Apply what the user changed in the configuration, and log what needs a restart; an error changes nothing."""
+    from gantrymq.kernel.errors import StartError
+    from gantrymq.plugins.interfaces import LiveSettings
+    from gantrymq.remoting.errors import RemoteFault
+
+    live = broker.registry.find(LiveSettings)
+    if live is None:
+        log.warning("reload_failed", reason="the plugin admin is disabled; it changes settings at run time")
+        return
+    try:
+        loaded = load()
+        changed, pending = live.reload(loaded.config)
+    except (StartError, RemoteFault, OSError) as error:
+        log.warning("reload_failed", reason=str(error))
+        return
+    if [info.name for info in loaded.manager.plugins] != [info.name for info in broker.manager.plugins]:
+        pending = ["plugins", *pending]
+    log.info("settings_reloaded", changed=changed)
+    if pending:
+        log.warning("restart_needed", settings=pending)
 
 
 def settle_collector() -> None:

@@ -1,4 +1,4 @@
-"""The two signals that end a process: the first one cleanly, the second one at once."""
+"""The signals that end a process, the first one cleanly and the second one at once, and the one that reloads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ from types import FrameType
 import trio
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def reloading_by_signal(reload: Callable[[], None]) -> Iterator[None]:
+    """Each SIGHUP calls ``reload`` inside the running trio loop."""
+    token = trio.lowlevel.current_trio_token()
+    before = signal.signal(signal.SIGHUP, lambda _number, _frame: token.run_sync_soon(reload, idempotent=True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextmanager

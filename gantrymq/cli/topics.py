@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from gantrymq.cli.connecting import nameserver_option, with_client
+from gantrymq.cli.failures import CommandFailed
 
 if TYPE_CHECKING:
     from gantrymq.client import Client
@@ -24,15 +25,55 @@ def topic() -> None:
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(1, 1024), default=8, show_default=True, help="Queues on each broker.")
 @click.option("--cluster", metavar="CLUSTER", help="Use only the brokers of this cluster.")
+@click.option("--update", is_flag=True, help="Change the number of queues of a topic that exists.")
+@click.option("--force", is_flag=True, help="Remove queues even if they have messages.")
 @nameserver_option
-def create(name: str, queues: int, cluster: str | None, nameserver: str) -> None:
-    """Create a topic on every master broker, or change its number of queues."""
+def create(name: str, queues: int, cluster: str | None, update: bool, force: bool, nameserver: str) -> None:
+    """Create a topic on every master broker, or change its number of queues.
+
+    A topic that exists changes only with --update. Consumers do not read messages in queues that were removed; the
+    command refuses to remove such queues without --force. The messages can be read again when the queues are added
+    again.
+    """
 
     async def work(client: Client) -> list[str]:
+        await _check_existing(client, name, queues, cluster, update=update, force=force)
         return await client.admin.create_topic(name, queues, cluster=cluster)
 
     brokers = with_client(nameserver, work)
     click.echo(f"topic {name} has {queues} queues on each of: {', '.join(brokers)}")
+
+
+async def _check_existing(
+    client: Client, name: str, queues: int, cluster: str | None, *, update: bool, force: bool
+) -> None:
+    """Refuse what would change a topic without --update, or hide messages without --force."""
+    from gantrymq.client.errors import NoRoute
+
+    try:
+        route = await client.admin.route(name)
+    except NoRoute:
+        return
+    brokers = {data.broker_name for data in route.broker_datas if cluster in (None, data.cluster)}
+    counts = {data.broker_name: data.read_queue_nums for data in route.queue_datas if data.broker_name in brokers}
+    if not counts:
+        return  # it exists in another cluster
+    if not update:
+        places = ", ".join(f"{count} queues on {broker}" for broker, count in sorted(counts.items()))
+        raise CommandFailed(f"topic {name} exists with {places}; --update changes it")
+    if force or max(counts.values()) <= queues:
+        return
+    hidden = {}
+    for queue in await client.admin.queues(name):
+        if queue.broker_name in brokers and queue.queue_id >= queues:
+            count = await client.admin.max_offset(queue) - await client.admin.min_offset(queue)
+            if count > 0:
+                hidden[f"queue {queue.queue_id} of {queue.broker_name}"] = count
+    if hidden:
+        raise CommandFailed(
+            f"consumers could no longer read {sum(hidden.values())} messages of topic {name}, in {', '.join(hidden)}; "
+            "--force removes the queues all the same"
+        )
 
 
 @topic.command("list")

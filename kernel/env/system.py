@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -156,6 +157,17 @@ class EventWaker:
             self._descriptor = -1
 
 
+_FLOCK = struct.Struct("@hhqqi4x")
+"""``struct flock`` of Linux with 64-bit offsets: type, whence, start, length, process (fcntl(2))."""
+
+
+def _holder(descriptor: int) -> int:
+    """The id of the process whose record lock covers byte 0; 0 if nobody holds one, or in another PID namespace."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else max(process, 0)
+
+
 class SystemLock:
     """A POSIX record lock on byte 0 of a file that says ``lock``, as ``DefaultMessageStore.start`` takes it."""
 
@@ -168,11 +180,13 @@ class SystemLock:
         # descriptor of the file would release it. So the process's own holders are checked before the file is opened.
         with self._guard:
             if self._path in self._held:
-                raise StoreInUse(path)
+                raise StoreInUse(path, os.getpid())
             self._held.add(self._path)
+        holder = 0
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
+                holder = _holder(self._descriptor)
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 os.pwrite(self._descriptor, b"lock", 0)
             except BaseException:
@@ -181,7 +195,9 @@ class SystemLock:
         except BaseException as error:
             self._forget()
             if isinstance(error, BlockingIOError | PermissionError) and error.errno in (errno.EAGAIN, errno.EACCES):
-                raise (StoreInUse(path) if error.errno == errno.EAGAIN else StoreNotWritable(path, error)) from None
+                raise (
+                    StoreInUse(path, holder) if error.errno == errno.EAGAIN else StoreNotWritable(path, error)
+                ) from None
             raise
 
     def _forget(self) -> None:

@@ -23,6 +23,7 @@ from gantrymq.remoting.javaproperties import read_properties, write_properties
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.config.sections import Config
 
 T = TypeVar("T")
 
@@ -90,6 +91,31 @@ class ChangeableSettings:
         for name, value in given.items():
             section, key = self._place(name)
             changes.setdefault(section, {})[key] = self._read(section, key, name, value.strip())
+        names = self._apply(changes)
+        if names:
+            self._keep(changes)
+        return names
+
+    def reload(self, config: Config) -> tuple[list[str], list[str]]:
+        """Apply the settings of ``config`` that differ and may change now; returns their names, and those of the rest.
+
+        :class:`RemoteFault` (code 1) if a plugin refuses a value; sections before it have changed.
+        """
+        changes: dict[str, dict[str, object]] = {}
+        pending: list[str] = []
+        running = {(row.section, row.key): row.value for row in self._broker.config.explain()}
+        for row in config.explain():
+            live = self._live.get(row.section)
+            if live is not None and row.key in live.keys:
+                value = getattr(config.section(type(live.current)), row.key)
+                if value != getattr(live.current, row.key):
+                    changes.setdefault(row.section, {})[row.key] = value
+            elif running.get((row.section, row.key), row.value) != row.value:
+                pending.append(f"{row.section}.{row.key}")
+        return self._apply(changes), pending
+
+    def _apply(self, changes: dict[str, dict[str, object]]) -> list[str]:
+        """Put validated values in force; returns their names."""
         for section, values in sorted(changes.items()):
             live = self._live[section]
             changed = attrs.evolve(live.current, **values)
@@ -99,7 +125,6 @@ class ChangeableSettings:
         if names:
             self.version = self.version.next(self._broker.env.wall_ms())
             log.info("settings_changed", keys=names)
-            self._keep(changes)
         return names
 
     def _keep(self, changes: dict[str, dict[str, object]]) -> None:

@@ -58,3 +58,36 @@ def test_roles_and_lags(nameserver: str, cli: Callable[..., Any]) -> None:
     table = cli("cluster", "status", "--nameserver", nameserver).out.splitlines()
     assert table[0].split()[:4] == ["cluster", "broker", "id", "role"]
     assert len(table) == 3
+
+
+def test_a_master_that_no_nameserver_knows_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:
+    with ExitStack() as stack:
+        nameserver = stack.enter_context(
+            gantrymq_child(["nameserver", "--listen", "127.0.0.1:0"], tmp_path / "nameserver.log")
+        )
+        address = nameserver.wait_line(lambda line: line.startswith("ready")).partition("nameserver=")[2]
+        slave = stack.enter_context(
+            gantrymq_child(
+                [
+                    "broker",
+                    "--nameserver",
+                    address,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--data",
+                    str(tmp_path / "data"),
+                    "--set",
+                    "store.commit_log_file_bytes=16 MiB",
+                    "--set",
+                    "broker.id=1",
+                ],
+                tmp_path / "slave.log",
+            )  # fmt: skip
+        )
+        slave.wait_line(lambda line: line.startswith("ready"))
+        wait_registered(address, "broker-a")
+        rows = json.loads(cli("cluster", "status", "--nameserver", address, "--json").out)
+        assert [(row["broker"], row["id"], row["role"]) for row in rows] == [
+            ("broker-a", 0, "missing"), ("broker-a", 1, "slave"),
+        ]  # fmt: skip
+        assert "missing" in cli("cluster", "status", "--nameserver", address).out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,30 @@ def test_a_topic_is_created_listed_and_described(shell: Cli) -> None:
     table = shell("topic", "describe", "made").out.splitlines()
     assert table[0].split() == ["broker", "queue", "perm", "min", "max", "messages"]
     assert len(table) == 4
+
+
+def test_a_topic_that_exists_changes_only_with_update_and_hides_messages_only_with_force(
+    shell: Cli, lines: Callable[[bytes], str]
+) -> None:
+    assert shell("topic", "create", "shrunk", "--queues", "4").code == 0
+    assert shell("produce", "--topic", "shrunk", "--file", lines(b"\n".join([b"x"] * 40))).code == 0
+    refused = shell("topic", "create", "shrunk", "--queues", "2")
+    assert (refused.code, refused.err) == (
+        1, "gantrymq: topic shrunk exists with 4 queues on broker-a; --update changes it\n",
+    )  # fmt: skip
+    for number in range(2, 12):  # batches go round the queues
+        assert shell("produce", "--topic", "shrunk", "--file", lines(b"x")).code == 0, number
+    rows = json.loads(shell("topic", "describe", "shrunk", "--json").out)
+    hidden = sum(row["messages"] for row in rows if row["queue"] >= 2)
+    assert hidden > 0
+    refused = shell("topic", "create", "shrunk", "--queues", "2", "--update")
+    assert refused.code == 1
+    assert f"consumers could no longer read {hidden} messages of topic shrunk, in queue" in refused.err
+    assert len(json.loads(shell("topic", "describe", "shrunk", "--json").out)) == 4
+    assert shell("topic", "create", "shrunk", "--queues", "2", "--update", "--force").code == 0
+    assert len(json.loads(shell("topic", "describe", "shrunk", "--json").out)) == 2
+    assert shell("topic", "create", "shrunk", "--queues", "4", "--update").code == 0
+    assert json.loads(shell("topic", "describe", "shrunk", "--json").out) == rows
 
 
 def test_lines_go_in_and_come_out_unaltered_and_in_order(shell: Cli, lines: Callable[[bytes], str]) -> None:
@@ -164,6 +189,28 @@ def test_a_producer_that_waits_for_lines_ends_at_a_signal(
     assert child.log.read_text().strip() == ""
 
 
+def test_a_consumer_can_wait_for_its_topic(nameserver: str, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "gantrymq.cli"]
+    address = ["--nameserver", nameserver]
+    with Child([*arguments, "consume", "--topic", "later", "--group", "g", "--wait", "--max", "1", *address],
+               tmp_path / "consumer") as consumer:  # fmt: skip
+        path = tmp_path / "line"
+        path.write_text("one\n")
+        subprocess.run([*arguments, "produce", "--topic", "later", "--file", str(path), *address], check=True)
+        assert consumer.wait_line(lambda line: line == "one")
+        assert consumer.wait(20) == 0
+
+
+def test_lines_that_cannot_be_sent_leave_a_count_of_those_that_were(shell: Cli, lines: Callable[[bytes], str]) -> None:
+    shell("topic", "create", "halfway", "--queues", "1")
+    too_long = b"x" * (4 * 1024 * 1024 + 1)
+    sent = shell("produce", "--topic", "halfway", "--file", lines(b"a\n\nb\n" + too_long + b"\nc\n"))
+    assert sent.code == 1
+    assert "; 2 messages were sent before that, and line 4 is the first that may be missing" in sent.err
+    got = shell("consume", "--topic", "halfway", "--group", "g", "--timeout", "1")
+    assert got.out == "a\nb\n"
+
+
 def test_a_reader_that_has_gone_ends_the_consumer_quietly(
     shell: Cli, nameserver: str, lines: Callable[[bytes], str], tmp_path: Path
 ) -> None:
@@ -207,6 +254,7 @@ def test_a_reader_that_has_gone_ends_the_consumer_quietly(
         (["topic", "create", "bad topic"], 1, "topic 'bad topic' has characters other than"),
         (["topic", "create", "t", "--queues", "0"], 2, "0 is not in the range 1<=x<=1024"),
         (["consume", "--topic", "t", "--group", "a b"], 1, "group 'a b'"),
+        (["consume", "--topic", "nobody-has-it", "--group", "g"], 1, "topic nobody-has-it does not exist"),
         (["consume", "--topic", "t", "--group", "g", "--max", "0"], 2, "0 is not in the range x>=1"),
         (["topic", "list", "--nameserver", "127.0.0.1:1"], 1, "127.0.0.1:1: no nameserver can be reached"),
         (["topic", "list", "--nameserver", "here"], 2, "'here' is no address: host:port is expected"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
+import json
 import os
 import signal
 import time
@@ -220,6 +221,61 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback(serve: Serve
         assert "Traceback" not in text
 
 
+def events(child: Child, name: str) -> list[dict[str, Any]]:
+    """What the child has logged under this name."""
+    lines = [line for line in child.log.read_text().splitlines() if line.startswith("{")]
+    return [event for event in map(json.loads, lines) if event["event"] == name]
+
+
+def wait_events(child: Child, name: str, count: int = 1) -> list[dict[str, Any]]:
+    deadline = time.monotonic() + 20
+    while len(found := events(child, name)) < count:
+        assert time.monotonic() < deadline, child.log.read_text()
+        time.sleep(0.02)
+    return found
+
+
+def test_a_hangup_signal_applies_what_may_change_and_names_what_needs_a_restart(
+    serve: Serve, cli: Cli, tmp_path: Path
+) -> None:
+    config = tmp_path / "gantrymq.toml"
+    config.write_text("[plugin.topics]\ndefault_queues = 3\n[limits]\nconnections = 100\n")
+    child = serve(*ANY_PORT, "--config", str(config), "--log-level", "info")
+    nameserver = ready(child)["nameserver"]
+    line = tmp_path / "line"
+    line.write_text("one\n")
+    assert cli("produce", "--topic", "before", "--nameserver", nameserver, "--file", str(line)).code == 0
+
+    config.write_text("[plugin.topics]\ndefault_queues = 2\n[limits]\nconnections = 200\n")
+    child.process.send_signal(signal.SIGHUP)
+    assert wait_events(child, "settings_reloaded")[0]["changed"] == ["plugin.topics.default_queues"]
+    assert wait_events(child, "restart_needed")[0]["settings"] == ["limits.connections"]
+    assert cli("produce", "--topic", "after", "--nameserver", nameserver, "--file", str(line)).code == 0
+    queues = {
+        topic: len(json.loads(cli("topic", "describe", topic, "--json", "--nameserver", nameserver).out))
+        for topic in ("before", "after")
+    }
+    assert queues == {"before": 3, "after": 2}
+
+    config.write_text("[plugin.topics]\ndefault_queues = -1\n")
+    child.process.send_signal(signal.SIGHUP)
+    assert "plugin.topics" in wait_events(child, "reload_failed")[0]["reason"]
+    config.write_text("[plugin.topics]\ndefault_queues = 2\n[limits]\nconnections = 100\n")
+    child.process.send_signal(signal.SIGHUP)
+    assert wait_events(child, "settings_reloaded", 2)[1]["changed"] == []
+    assert child.terminate() == 0
+    assert not (tmp_path / "store" / "abort").exists()
+
+
+def test_a_hangup_signal_does_not_end_a_nameserver(serve: Serve, cli: Cli) -> None:
+    child = serve("--listen", "127.0.0.1:0", "--log-level", "info", command="nameserver")
+    address = ready(child)["nameserver"]
+    child.process.send_signal(signal.SIGHUP)
+    wait_events(child, "settings_reloaded")
+    assert cli("topic", "list", "--nameserver", address).code == 0
+    assert child.terminate() == 0
+
+
 def test_a_nameserver_alone_and_a_broker_alone_find_each_other(serve: Serve, cli: Cli) -> None:
     nameserver = serve("--listen", "127.0.0.1:0", command="nameserver")
     address = ready(nameserver)["nameserver"]
@@ -254,11 +310,12 @@ def user_lines(text: str) -> list[str]:
 
 
 def test_a_store_that_another_broker_holds_is_refused(serve: Serve, cli: Cli, tmp_path: Path) -> None:
-    ready(serve(*ANY_PORT))
+    holder = serve(*ANY_PORT)
+    ready(holder)
     outcome = cli("serve", "--data", str(tmp_path / "store"), *ANY_PORT)
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = user_lines(outcome.err)
-    assert "the store is in use: another broker holds" in line
+    assert f"the store is in use: another broker (process {holder.process.pid}) holds" in line
     assert str(tmp_path / "store") in line
 
 

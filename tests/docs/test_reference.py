@@ -183,6 +183,7 @@ def test_every_metric_is_listed_and_no_other() -> None:
 LOGGED = (
     "kernel",
     "plugins",
+    "gantrymq/cli",
     "gantrymq/client",
     "gantrymq/failover",
     "gantrymq/nameserver",
