@@ -82,7 +82,7 @@ def test_a_master_that_no_nameserver_knows_has_a_row(tmp_path: Path, cli: Callab
                     "broker.id=1",
                 ],
                 tmp_path / "slave.log",
-            )  # fmt: skip
+            )
         )
         slave.wait_line(lambda line: line.startswith("ready"))
         wait_registered(address, "broker-a")
