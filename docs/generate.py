@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: ``python docs/generate.py``. A test compares them with it."""
+"""Generates reference pages from the code: ``python docs/generate.py``. A test checks that the pages are current."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Commands that talk to a cluster sign their requests with `GANTRYMQ_ACCESS_KEY` a
 trusted certificates.
 """
 PLUGIN_COMMANDS = ("export",)
-"""Commands of shipped plugins; what else is installed here is not ours."""
+"""Commands of shipped plugins; other installed plugins are left out."""
 
 
 def cell(text: object) -> str:
@@ -41,7 +41,7 @@ def paragraphs(text: str) -> str:
 
 
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
-    """``command`` and what is below it, depth first."""
+    """``command`` and its subcommands, depth first."""
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -112,11 +112,11 @@ def configuration_page() -> str:
 TESTING = """\
 # Test library
 
-`gantrymq.testing` serves tests of programs that use GantryMQ, and authors of plugins. It is installed with the package;
-only the fixtures need `pytest`. [Test your code](../howto/test-your-code.md) starts with the fixtures,
-[simulate a cluster](../howto/simulate-a-cluster.md) with simulated machines and networks,
-[write a plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot.
-What is not on this page, and every name with a leading underscore, may change without notice.
+`gantrymq.testing` is for tests of programs that use GantryMQ and for tests of plugins. It is installed with the
+package; only the fixtures need `pytest`. [Test your code](../howto/test-your-code.md) introduces the fixtures,
+[simulate a cluster](../howto/simulate-a-cluster.md) the simulated machines and networks; [write a
+plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot. Names that are not on this page, and names
+with a leading underscore, may change without notice.
 """
 TESTING_MODULES = (
     "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "transactionkit",
@@ -140,7 +140,7 @@ def first_paragraph(node: ast.AST) -> str:
 
 
 def call_of(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str = "") -> str:
-    """How it is called: ``name(arguments)``, a fixture's or a property's name alone."""
+    """The call of ``node``: ``name(arguments)``, or the name alone of a fixture or a property."""
     decorators = {ast.unparse(decorator).partition("(")[0] for decorator in node.decorator_list}
     name = f"{owner}.{node.name}" if owner else node.name
     if decorators & {"property", "pytest.fixture"}:
@@ -156,7 +156,8 @@ def call_of(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str = "") -> st
 
 
 def documented_names(module: str) -> Iterator[tuple[str, str]]:
-    """The public names of a module of ``gantrymq.testing``, as they are called, with what they promise."""
+    """The calls of the public names in a module of ``gantrymq.testing``, with the first paragraphs of their
+    docstrings."""
     body = ast.parse((TESTING_FOLDER / f"{module.replace('.', '/')}.py").read_text()).body
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -193,25 +194,26 @@ def testing_page() -> str:
 
 
 PLUGIN_API = """\
-# The broker as plugins see it
+# The broker in the plugin API
 
-A hook that takes `broker` gets one object, and these are all names of it that a plugin may use. Type hints name it
-`gantrymq.kernel.api.Broker`; mypy then refuses other names, in your plugin as in the shipped ones. [Hooks](hooks.md)
-has the batches. `gantrymq.plugins.interfaces` has the protocols of the objects that the shipped plugins offer by
-`broker.registry`: topics, groups, offsets, statistics and others.
+Hooks with the argument `broker` get the broker. This page lists all names of it that a plugin may use. Annotate it as
+`gantrymq.kernel.api.Broker`; mypy then reports other names. [Hooks](hooks.md) describes the batches.
+`gantrymq.plugins.interfaces` has the protocols of the objects that the shipped plugins offer with `broker.registry`:
+topics, groups, offsets, statistics and others.
 
 ## Versions
 
 This is version 1 of the plugin API (`gantrymq.kernel.hookspecs.GANTRYMQ_API`): the hooks, their batches and the names
-on this page. A plugin may say for which version it is by an attribute `api_version = 1`; where the broker has another
-one, the start is refused with a sentence that names both. A plugin that says nothing is taken for one of this version.
+on this page. A plugin may declare the version that it needs with an attribute `api_version = 1`. If the broker has
+another version, it refuses to start, with an error that names both. A plugin without the attribute counts as one of
+this version.
 
-- Within a version hooks, names, columns and optional arguments are added, and nothing is taken away or changes its
+- Within a version, releases may add hooks, names, columns and optional arguments. They remove nothing and change no
   meaning.
-- What is to go is marked as deprecated on its page and in the changelog, and stays for two minor releases at least.
-  Then the version number rises, and the changelog says what to write instead.
+- A part that will be removed is first marked as deprecated, on its page and in the changelog, for at least two minor
+  releases. The release that removes it raises the version number, and its changelog names the replacement.
 - Modules of `gantrymq.kernel` and `gantrymq.remoting` that no page names, names with a leading underscore, and C
-  declarations (`.pxd`) are no part of it.
+  declarations (`.pxd`) are not part of the plugin API.
 """
 
 

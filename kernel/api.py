@@ -1,7 +1,7 @@
-"""The broker as a plugin sees it: every name that a plugin may use of the object that its hooks get.
+"""The protocol of the broker that hooks get: all names of it that a plugin may use.
 
-``docs/reference/plugin-api.md`` is made of this page, and mypy holds the shipped plugins to it. The broker itself has
-more names, which may change at any time.
+``docs/reference/plugin-api.md`` is generated from this module, and mypy checks that the shipped plugins use no other
+names. The broker itself has more names, which may change at any time.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 
 class Broker(Protocol):
-    """What hooks get as ``broker``; the object is the same one for the broker's whole life."""
+    """The argument ``broker`` of hooks. All hooks of a broker get the same object."""
 
-    # ------------------------------------------------------------------------------------------------ who it is
+    # ------------------------------------------------------------------------------------------------- identity
 
     @property
     def config(self) -> Config:
-        """The whole configuration; ``config.section(MyConfig)`` is a plugin's own section."""
+        """The whole configuration; ``config.section(MyConfig)`` returns a plugin's own section."""
 
     @property
     def name(self) -> str:
-        """``broker.name``."""
+        """The setting ``broker.name``."""
 
     @property
     def cluster(self) -> str:
-        """``broker.cluster``."""
+        """The setting ``broker.cluster``."""
 
     @property
     def broker_id(self) -> int:
-        """``broker.id``: 0 is a master, anything above a slave."""
+        """The setting ``broker.id``: 0 for a master, a higher number for a slave."""
 
     @property
     def root(self) -> str:
@@ -51,18 +51,18 @@ class Broker(Protocol):
 
     @property
     def address(self) -> str:
-        """``host:port`` by which clients are told to find it."""
+        """The advertised address, ``host:port``: nameservers return it to clients."""
 
     @property
     def listening(self) -> str:
-        """``host:port`` on which it listens."""
+        """The address at which the broker listens, ``host:port``."""
 
     # --------------------------------------------------------------------------------------------- other plugins
 
     @property
     def registry(self) -> Registry:
-        """The objects that plugins offer each other by protocol: ``provide`` in ``configure``, ``get`` and ``find``
-        from ``register_processors`` on."""
+        """The objects that plugins offer each other, by protocol: call ``provide`` in ``configure``, ``get`` and
+        ``find`` from ``register_processors`` on."""
 
     @property
     def filters(self) -> dict[str, FilterCompiler]:
@@ -76,7 +76,7 @@ class Broker(Protocol):
 
     @property
     def store(self) -> Store:
-        """Log and queues together, from ``configure`` on; ``store.dispatched`` is up to where the log can be read."""
+        """Log and queues, from ``configure`` on; the log is readable up to the offset ``store.dispatched``."""
 
     @property
     def log(self) -> CommitLog:
@@ -87,19 +87,19 @@ class Broker(Protocol):
         """The consume queues, from ``recovered`` on: ``get(topic, queue_id)``."""
 
     def append(self, batch: AppendBatch) -> None:
-        """Take messages through the whole write path; ``batch.done`` is called when every row has its final status.
+        """Take messages through the write path; the broker calls ``batch.done`` when every row has its final status.
 
-        In the broker's own thread only, from a hook or a task; the broker wakes up for it by itself.
+        Call it only in the broker's thread, from a hook or a task; it wakes the broker.
         """
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:
-        """Take another log's records into this one, past every hook; they wait for :meth:`commit_encoded`.
+        """Append records of another log without calling hooks; :meth:`commit_encoded` has them flushed and dispatched.
 
-        Returns where the log ends now.
+        Returns the end of the log.
         """
 
     def commit_encoded(self) -> None:
-        """Let what was taken so be flushed and dispatched; better once for much than for each piece of it."""
+        """Flush and dispatch what :meth:`append_encoded` appended; cheaper once for many calls than after each."""
 
     @property
     def unacknowledged(self) -> int:
@@ -107,7 +107,7 @@ class Broker(Protocol):
 
     @property
     def kept_rows(self) -> KeptRows:
-        """What plugins refused of messages that the broker keeps already, by plugin."""
+        """Counts, by plugin, the refusals of messages that the broker keeps already."""
 
     def unacknowledged_for(self) -> float:
         """How long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
@@ -116,7 +116,7 @@ class Broker(Protocol):
 
     @property
     def env(self) -> Env:
-        """Clock, disk, random numbers. A plugin that asks for them here can be simulated."""
+        """Clock, disk and random numbers. A plugin that uses only these can run in a simulation."""
 
     @property
     def connections(self) -> list[Connection]:
@@ -127,22 +127,22 @@ class Broker(Protocol):
 
     @property
     def waker(self) -> Waker:
-        """What :meth:`wake` uses, for who is given that alone."""
+        """The object behind :meth:`wake`, to pass to code that needs nothing else of the broker."""
 
     def give_way(self) -> None:
-        """A task was given work that clients wait for: the broker lets it run before it looks for requests again."""
+        """Let other tasks run before the broker receives requests again, because clients wait for their work."""
 
     def pace(self) -> Pace:
-        """For a piece of work that takes long: ``await pace.rest()`` between its steps lets others run."""
+        """A pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""
 
     # ------------------------------------------------------------------------------------------------ start and end
 
     @property
     def before_listening(self) -> list[Callable[[], Awaitable[None]]]:
-        """Async functions that ``configure`` adds here are awaited one after the other before the broker listens."""
+        """Async functions that plugins add in ``configure``; the broker awaits them in order before it listens."""
 
     def restart(self) -> None:
-        """Drain, end, and start again in the same process, with the settings as they are then."""
+        """Drain, end, and start again in the same process, with the settings valid then."""
 
     def stop(self) -> None:
         """Drain and end."""

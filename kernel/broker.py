@@ -1,7 +1,7 @@
-"""The composition root: puts store, plugins and sockets together and opens and closes them in order.
+"""The composition root: constructs store, plugins and sockets, and opens and closes them in order.
 
-It has no behaviour of its own. The nesting of :meth:`Broker.run` is the order of the shutdown: the sockets' tasks end
-first, then the background tasks, then the tables are written and the store is closed.
+The nesting of :meth:`Broker.run` gives the order of a shutdown: first the tasks of the sockets end, then the background
+tasks; then the broker writes the plugins' tables and closes the store.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.broker")
 
 ACCESS_CONTROL_SLOT = "access_control"
-"""Whoever holds it controls access: with it the broker may listen beyond the loopback address."""
+"""The slot of plugins that control access. Without one, other addresses than loopback need ``broker.insecure``."""
 DRAIN_S = 5.0
-"""How long a stopping broker waits for its last acknowledgements."""
+"""How long a stopping broker waits for the last acknowledgments, in seconds."""
 
 
 class Broker:
-    """One broker: ``await broker.run()`` is its whole life, ``broker.stop()`` asks it to end.
+    """One broker: ``await broker.run()`` serves until ``broker.stop()`` is called.
 
-    What a plugin may use of it is :class:`gantrymq.kernel.api.Broker`.
+    Plugins may use only the names of :class:`gantrymq.kernel.api.Broker`.
     """
 
     store: Store
@@ -83,17 +83,17 @@ class Broker:
         section = config.section(PluginsSection)
         self._faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
         self.kept_rows = KeptRows(env.monotonic)
-        """What plugins refused of messages that the broker keeps already."""
+        """Counts the refusals by plugins of messages that the broker keeps already."""
         self._before_append = self._faults.before_append(self.kept_rows)
         self._states = PluginStates(manager, env, self.root, self._faults)
         self._on_dispatch = self._states.follow(self._faults.on_batches("dispatch"))
         self._on_recovery = self._faults.on_batches("dispatch", self._states.names)
         self.restarting = False
-        """Whether it is to be started again, with the settings as they are then, once :meth:`run` has returned."""
+        """Whether the caller of :meth:`run` shall start the broker again, with the settings valid then."""
         self.before_listening: list[Callable[[], Awaitable[None]]] = []
-        """What plugins add in ``configure`` is awaited, one after the other, before the broker listens."""
+        """Plugins add functions in ``configure``; the broker awaits them in order before it listens."""
         self.on_failure: Callable[[], None] = lambda: None
-        """Called when a task has failed, or :meth:`run` was cancelled, before the others are waited for."""
+        """Called when a task has failed or :meth:`run` is cancelled, before the other tasks have ended."""
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -115,7 +115,7 @@ class Broker:
         """The open connections."""
         return self.sweep.connections
 
-    # ------------------------------------------------------------------------------------------------- the paths
+    # ------------------------------------------------------------------------------------------------- write path
 
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
@@ -129,22 +129,22 @@ class Broker:
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
         self._acks.add(batch, self.env.monotonic())
-        if not self.sweep.is_handling:  # else it goes on in this turn
+        if not self.sweep.is_handling:  # otherwise this turn goes on with it
             self.wake()
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:
-        """Take another log's records into this one, past every hook: see :meth:`CommitLog.append_encoded`.
+        """Append records of another log without calling hooks: see :meth:`CommitLog.append_encoded`.
 
-        They wait for :meth:`commit_encoded`.
+        They are flushed and dispatched after :meth:`commit_encoded`.
         """
         return self.store.append_encoded(position, data)
 
     def commit_encoded(self) -> None:
-        """Let what was taken so be flushed and dispatched; better once for much than for each piece of it."""
+        """Flush and dispatch what :meth:`append_encoded` appended; cheaper once for many calls than after each."""
         self._strategy.appended(self.log.end)
         self.sweep.give_way()
         if self._acks.committed(self.log.end) > self.store.dispatched:
-            self.wake()  # else a gate does, when it has let something pass
+            self.wake()  # otherwise a gate does, when its watermark moves
 
     @property
     def unacknowledged(self) -> int:
@@ -157,7 +157,7 @@ class Broker:
         return 0.0 if oldest is None else self.env.monotonic() - oldest
 
     def progress(self) -> None:
-        """Dispatch what every gate has passed, then let its replies go: who has an answer finds the message."""
+        """Dispatch what every gate has passed, then send the responses: an acknowledged message is readable."""
         if self._acks.expires_now:
             self._acks.expire(self.env.monotonic())
         committed = self._acks.committed(self.log.end)
@@ -170,7 +170,7 @@ class Broker:
 
     @property
     def waker(self) -> Waker:
-        """What :meth:`wake` uses."""
+        """The object behind :meth:`wake`, to pass to other threads."""
         return self.sweep.waker
 
     def wake(self) -> None:
@@ -178,28 +178,28 @@ class Broker:
         self.sweep.wake()
 
     def give_way(self) -> None:
-        """A task was given work that clients wait for: let it run before this looks for requests again."""
+        """Let other tasks run before the next requests are received, because clients wait for their work."""
         self.sweep.give_way()
 
     def pace(self) -> Pace:
-        """For a piece of work that takes long: it rests some times in ``limits.turn_budget``."""
+        """A pace for long work, which rests several times in each ``limits.turn_budget``."""
         return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.give_way)
 
     def stop(self) -> None:
-        """Ask the broker to drain and end."""
+        """Request that the broker drains and ends."""
         self._stop.set()
 
     def restart(self) -> None:
-        """Ask the broker to drain and end, and whoever runs it to start it again (:attr:`restarting`)."""
+        """Request that the broker drains and ends, and that the caller of :meth:`run` starts it again."""
         self.restarting = True
         self.stop()
 
-    # ---------------------------------------------------------------------------------------------------- a life
+    # ----------------------------------------------------------------------------------------------- start and stop
 
     async def run(self, *, task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED) -> None:
         """Start, report when the sockets listen, serve until :meth:`stop` or cancellation, close cleanly.
 
-        Raises :class:`StartError` for what the user can mend, ``LogPoisoned`` when the disk failed.
+        Raises :class:`StartError` if the user can correct the cause, ``LogPoisoned`` if the disk failed.
         """
         recovered = False
         try:
@@ -216,12 +216,12 @@ class Broker:
             except BaseException as error:
                 fatal = _fatal(error)
                 if fatal is not None or not recovered:
-                    # Nothing more may be written: the next start looks at the log as after a crash.
+                    # Nothing more may be written: the next start recovers the log as after a crash.
                     self.store.abandon()
                     if fatal is None:
                         raise
                     raise fatal from error
-                # Cancelled, or something failed that has nothing to do with the log: closed like at any stop.
+                # Cancelled, or a failure that does not concern the log: close as at any stop.
                 self._close()
                 raise
             self._close()
@@ -269,7 +269,7 @@ class Broker:
                 self.on_failure()
 
     async def _make_ready(self) -> None:
-        """Returns when nothing stands against serving, or when the broker is to stop."""
+        """Await the functions of :attr:`before_listening`, until the broker is to stop."""
         for wait in self.before_listening:
             async with trio.open_nursery() as nursery:
 
@@ -283,12 +283,16 @@ class Broker:
 
     def _register(self) -> None:
         self._strategy = self._make_strategy()
-        gates = self._registered("register_ack_gates", lambda gate: hasattr(gate, "watermark"))
+        gates = self._registered(
+            "register_ack_gates", lambda gate: hasattr(gate, "watermark"), "objects with a 'watermark'"
+        )
         self._acks = Acks([gate for _, gate in gates])
         for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
             for kind, compiler in compilers.items():
                 if kind in self.filters:
-                    raise StartError(f"plugin {info.name!r}: expressions of type {kind!r} have a compiler already")
+                    raise StartError(
+                        f"plugin {info.name!r}: another plugin compiles expressions of type {kind!r} too: disable one"
+                    )
                 self.filters[kind] = compiler
         self.requests = RequestTable(
             self.manager, self, self._spawn, self.config.limits, self.env.monotonic, self.sweep.wake
@@ -296,24 +300,33 @@ class Broker:
         self._take_requests = authorized(self.manager, self.requests.handle, self.env.monotonic)
         self.sweep.has_waiting = self.requests.has_waiting
         self.sweep.readers = Readers(self.requests.readers)
-        tasks = self._registered("register_tasks", lambda task: isinstance(task, BackgroundTask))
+        tasks = self._registered(
+            "register_tasks", lambda task: isinstance(task, BackgroundTask), "BackgroundTask objects"
+        )
         self._tasks = [(info, task) for info, task in tasks if task.runs_on(self.broker_id)]
 
     def _make_strategy(self) -> FlushStrategy:
         for info, made in self.manager.call_each("make_flush_strategy", log=self.log, config=self.config):
             if made is not None:
                 if not hasattr(made, "appended") or not hasattr(made, "run"):
-                    raise StartError(f"plugin {info.name!r}: make_flush_strategy returned no strategy: {made!r:.100}")
+                    raise StartError(
+                        f"plugin {info.name!r}: make_flush_strategy returned {made!r:.100}, which has no 'appended' and"
+                        " 'run'; return an object with both, or None"
+                    )
                 strategy: FlushStrategy = made
                 return strategy
         raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
 
-    def _registered(self, hook_name: str, is_right: Callable[[Any], bool]) -> list[tuple[PluginInfo, Any]]:
+    def _registered(
+        self, hook_name: str, is_right: Callable[[Any], bool], expected: str
+    ) -> list[tuple[PluginInfo, Any]]:
         found = []
         for info, made in self.manager.call_each(hook_name, list, broker=self):
             for item in made:
                 if not is_right(item):
-                    raise StartError(f"plugin {info.name!r}: {hook_name} returned {item!r:.100} in its list")
+                    raise StartError(
+                        f"plugin {info.name!r}: {hook_name} returned {item!r:.100} in its list; return {expected}"
+                    )
                 found.append((info, item))
         return found
 
@@ -325,7 +338,7 @@ class Broker:
         self.address = self.config.broker.advertise or format_address(_reachable(bound_host), bound_port)
 
     def _check_protected(self, host: str) -> None:
-        """Protected mode: without access control, only this machine is listened to."""
+        """Protected mode: without access control, other addresses than loopback need ``broker.insecure``."""
         holders = [info.name for info in self.manager.plugins if info.slot == ACCESS_CONTROL_SLOT]
         if is_loopback(host) or self.config.broker.insecure or holders:
             return
@@ -341,19 +354,21 @@ class Broker:
         try:
             numeric = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
         except OSError as error:
-            raise StartError(f"broker.advertise: cannot resolve {host!r}: {error}") from None
+            raise StartError(
+                f"broker.advertise: cannot resolve {host!r}: {error}; set a name or address of this machine"
+            ) from None
         return StoreConfig(
             commit_log_file_bytes=section.commit_log_file_bytes,
             queue_file_units=section.queue_file_units,
             queue_extension=section.queue_extension,
             queue_extension_file_bytes=section.queue_extension_file_bytes,
             max_message_bytes=section.max_message_bytes,
-            # a slave's records have their master's time
+            # A slave's records have the timestamps of its master.
             clock_ahead_max_ms=None if self.broker_id else int(section.clock_ahead_max * 1000),
             store_host=encode_host(str(numeric), port),
         )
 
-    # ---------------------------------------------------------------------------------------------------- pieces
+    # --------------------------------------------------------------------------------------------------- internals
 
     def _handle(self, requests: list[Any]) -> None:
         self._take_requests(requests)
@@ -379,7 +394,7 @@ class Broker:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes
 
     async def _drain(self) -> None:
-        """Take nothing new, let plugins give back what they hold, wait a while for the last acknowledgements."""
+        """Accept nothing new, let plugins release what they hold, wait up to :data:`DRAIN_S` for acknowledgments."""
         self.sweep.stop_listening()
         for info, call in reversed(self.manager.calls("stopping", broker=self)):
             try:
@@ -397,20 +412,20 @@ class Broker:
         self.store.close()
 
     def collect_state(self) -> None:
-        """Take over what the plugins' tables have to write."""
+        """Collect the tables that plugins want written."""
         for info, call in self.manager.calls("persist", broker=self):
             try:
                 self._unwritten.update(call() or {})
-            except OSError as error:  # a plugin that writes its table itself tries again the next time
+            except OSError as error:  # a plugin that writes its table itself tries again at the next call
                 log.warning("state_not_written", plugin=info.name, error=str(error))
             except Exception:
                 log.exception("persist_failed", plugin=info.name)
         self._unwritten.update(self._states.collect(self))
 
     def write_state(self) -> None:
-        """Write what was collected; for a worker thread. What fails is kept for the next time."""
+        """Write the collected tables; for a worker thread. The next call repeats failed writes."""
         if self._states.collected > self.log.durable:
-            self.log.flush()  # no state may count what a power cut takes back
+            self.log.flush()  # a state must not count messages that a power cut could lose
         for path, data in list(self._unwritten.items()):
             try:
                 self.env.replace(path, data)
@@ -421,7 +436,7 @@ class Broker:
 
 
 def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
-    """The failure that forbids a clean close, if it is one of what came out of the tasks."""
+    """The failure among those of ``error`` that forbids a clean close, or None."""
     if isinstance(error, LogPoisoned | PluginError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -430,12 +445,12 @@ def _fatal(error: BaseException) -> LogPoisoned | PluginError | None:
 
 
 def _reachable(host: str) -> str:
-    """What to advertise for a wildcard address: this machine's own, else loopback."""
+    """The address to advertise for ``host``: for a wildcard, this machine's address, else loopback."""
     if host not in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; asks the routing table
+            probe.connect(("192.0.2.1", 9))  # sends nothing; the system chooses the source address
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"

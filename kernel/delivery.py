@@ -1,7 +1,7 @@
-"""Messages on their way out: the hook ``before_deliver``, for whoever hands out stored messages.
+"""Calls the hook ``before_deliver`` for stored messages on their way to a peer.
 
-What cannot be decided is not delivered: a message at which a plugin raises stays where it is, and so does what follows
-it in its queue, whatever the plugin's policy for errors is.
+If a plugin raises at a message, neither that message nor the following ones of its queue are delivered, whatever the
+plugin's error policy is.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ log = structlog.get_logger("gantrymq.delivery")
 
 HOOK: Final = "before_deliver"
 ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
-"""Further messages are left for the next answer; RocketMQ's clients take frames of 16 MiB."""
+"""The size of a response after which further messages wait for the next one; RocketMQ's clients accept frames of
+16 MiB."""
 _CRC_AT: Final = 8
 _I32 = struct.Struct(">i")
 _U32 = struct.Struct(">I")
 _U16 = struct.Struct(">H")
 
 Purpose = Literal["pull", "query", "check", "direct"]
-"""For a consumer; for who looks for messages (``queryMessage``, ``viewMessage``); for the producer of a half message,
-who is asked what became of its transaction; for a consumer that an administrator chose (``consumeMessageDirectly``)."""
+"""Why messages are delivered: to a consumer; for a query (``queryMessage``, ``viewMessage``); as the check-back of a
+half message to its producer; to the consumer that an administrator chose (``consumeMessageDirectly``)."""
 
 
 @attrs.define
 class DeliverBatch:
     """Stored messages on their way out, as columns; ``bodies`` and ``properties`` may be changed.
 
-    ``properties`` are the encoded form. ``connection``: the peer that asked, or that is asked (``check``).
-    ``group``: the consumer group of a pull, else None.
+    ``properties`` are encoded. ``connection`` leads to the peer that gets the messages. ``group`` is the consumer group
+    of a pull, else None.
     """
 
     connection: Connection | None
@@ -71,7 +72,7 @@ class DeliverBatch:
         return len(self.topics)
 
     def withhold(self, row: int) -> None:
-        """Leave ``row`` out: a consumer goes on behind it, as behind a message that its filter does not want."""
+        """Leave ``row`` out: a consumer continues behind it, as behind a message that its filter rejects."""
         if not 0 <= row < len(self):
             raise IndexError(f"there is no row {row}, the batch has {len(self)}")
         self.withheld.add(row)
@@ -82,17 +83,17 @@ class DeliverBatch:
 
     @property
     def live(self) -> range | list[int]:
-        """The row numbers that nobody withheld, in order."""
+        """The numbers of the rows that are not withheld, ascending."""
         rows = range(len(self))
         return [row for row in rows if row not in self.withheld] if self.withheld else rows
 
 
 @attrs.frozen
 class Delivered:
-    """What may go out: whole records one after the other, and how many.
+    """``messages`` whole records to send, one after the other in ``data``.
 
-    ``decided``: of so many of the given records, from the first one on, it is known what becomes of them; all of them,
-    unless the next one is for another answer, or ``fault`` says why it cannot be delivered.
+    ``decided`` is the number of given records, from the first one on, that are either in ``data`` or withheld. That is
+    all of them, unless the response is full or ``fault`` says why the next one cannot be delivered.
     """
 
     data: bytes
@@ -102,7 +103,7 @@ class Delivered:
 
 
 class Deliveries:
-    """Asks the plugins. It is in ``broker.registry`` where a plugin has the hook, and only there."""
+    """Calls the plugins that have the hook. ``broker.registry`` provides it only if there is one."""
 
     def __init__(self, manager: PluginManager, clock: Callable[[], float]) -> None:
         self._manager = manager
@@ -112,7 +113,7 @@ class Deliveries:
     def deliver(
         self, records: bytes, purpose: Purpose, connection: Connection | None = None, group: str | None = None
     ) -> Delivered:
-        """What the plugins make of whole, intact records that lie one after the other."""
+        """Let the plugins change or withhold whole, intact records, which ``records`` has one after the other."""
         found: list[tuple[int, int, Record]] = []
         end = 0
         while end < len(records):
@@ -141,7 +142,7 @@ class Deliveries:
         return Delivered(b"".join(parts), len(parts), count, fault)
 
     def deliver_one(self, record: bytes, purpose: Purpose, connection: Connection | None = None) -> bytes | None:
-        """As :meth:`deliver`, of one record; None when it is withheld. ``RemoteFault`` when it cannot be delivered."""
+        """:meth:`deliver` of one record; None if it is withheld. ``RemoteFault`` if it cannot be delivered."""
         delivered = self.deliver(record, purpose, connection)
         if delivered.fault is not None:
             raise delivered.fault
@@ -150,7 +151,8 @@ class Deliveries:
     def _ask(
         self, info: PluginInfo, function: Callable[[DeliverBatch], Any], batch: DeliverBatch, count: int
     ) -> tuple[int, RemoteFault | None]:
-        """Let one plugin look at the batch; the first row of the first ``count`` at which it fails, and what to say."""
+        """Call one plugin. Returns how many of the first ``count`` rows come before one at which it fails, and the
+        fault."""
         before = list(batch.bodies), list(batch.properties), set(batch.withheld)
         try:
             function(batch)
@@ -208,7 +210,7 @@ def _row_of(batch: DeliverBatch, row: int) -> DeliverBatch:
 
 
 def _check(body: bytes, properties: bytes) -> None:
-    """What a plugin has put in the place of a body and of properties must fit into a record."""
+    """Raise an error if the body or the properties from a plugin do not fit into a record."""
     if type(body) is not bytes or type(properties) is not bytes:
         raise TypeError("bodies and properties must be bytes")
     if len(properties) > PROPERTIES_LIMIT:
@@ -216,7 +218,7 @@ def _check(body: bytes, properties: bytes) -> None:
 
 
 def _rewritten(record: bytes, body: bytes, properties: bytes) -> bytes:
-    """An intact record with another body and other properties; all else stays as it is."""
+    """The intact ``record`` with this body and these properties in place of its own."""
     head = bytearray(record[: HEADS[int.from_bytes(record[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOST_V6_BITS].size])
     end = body_end_in(record)
     topic_end = end + (1 if int.from_bytes(record[4:8], "big") == MAGIC_V1 else 2)

@@ -1,21 +1,22 @@
-"""The hook page: every place where a plugin takes part, in the order of a broker's life.
+"""All hooks of the plugin API, in the order in which a broker calls them first.
 
-Kinds of hook, written at each: **once** (during start), **rare** (an event), **sweep** (hot: one call for all that one
-sweep of the sockets brought, one argument, never blocking and never awaiting). The tense of a name is its contract:
-``before_x`` may change or refuse, ``register_x`` and ``make_x`` hand over objects that the hot path then calls
-directly, a past participle or a plain event only observes.
+Each docstring names the kind of the hook. The broker calls a **once** hook once while it starts or stops, a **rare**
+hook at an event, and a **sweep** hook once for everything that one sweep of the sockets received. A sweep hook is on
+the hot path: it has one argument, and must neither block nor await. The form of a name is part of the contract:
+``before_x`` may change or refuse, ``register_x`` and ``make_x`` return objects that the hot path then calls directly,
+other hooks observe.
 
-Order: plugins are called in the order of the configuration; ``tryfirst`` is the band for checks, ``trylast`` the band
-for finishing. An exception in a ``once`` hook stops the start, in ``before_append`` and ``dispatch`` it stops the
-broker: a refusal is a value, an exception is a bug.
+Order: the broker calls plugins in the order of the configuration. ``tryfirst`` is for checks, ``trylast`` for work that
+must come last. A refusal is a return value; an exception is a bug. It stops the start in a ``once`` hook, and the
+broker in ``before_append`` and ``dispatch``.
 
-The write path, whole::
+The write path::
 
     sockets -> frames -> authorize -> processor -> before_append -> commit log (offsets, one pwrite)
             -> gates (durable? replicated?) -> done -> replies
             -> committed prefix -> consume queues -> dispatch
 
-``docs/reference/hooks.md`` has a page with an example for each; a test holds the two in step.
+``docs/reference/hooks.md`` has a section with an example for each hook; a test checks that it agrees with this module.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ if TYPE_CHECKING:
 PROJECT = "gantrymq"
 
 GANTRYMQ_API = 1
-"""The version of this page, of :mod:`gantrymq.kernel.api` and of the batches. A plugin may say for which one it is."""
+"""The version of the plugin API: of these hooks, of :mod:`gantrymq.kernel.api` and of the batches. A plugin may declare
+the version that it needs."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-# ----------------------------------------------------------------------------------------------------------- load
+# ------------------------------------------------------------------------------------------------------------ load
 
 
 @hookspec
 def config_section() -> tuple[str, type[Any]]:  # type: ignore[empty-body]
-    """The plugin's own section of the configuration: its name and its attrs class.
+    """Declare the plugin's section of the configuration: its name and its attrs class.
 
-    When: once, before anything is built. Returns ``("delay", DelayConfig)`` for ``[plugin.delay]``; every field has a
-    default and a type, validators give the range.
-    May: nothing else; the section is decoded strictly, an unknown key refuses the start.
+    When: once, before the broker exists. Returns ``("delay", DelayConfig)`` for ``[plugin.delay]``. Every field has a
+    type and a default; validators check the range. The section is decoded strictly: an unknown key stops the start.
     Errors: stop the start. First user: flush.
     """
 
@@ -67,17 +68,19 @@ def config_section() -> tuple[str, type[Any]]:  # type: ignore[empty-body]
 def add_commands(cli: click.Group) -> None:
     """Add sub-commands to ``gantrymq``.
 
-    When: once, by the command line, without a broker. May: import what is heavy inside the command only.
-    Errors: the plugin's commands are missing and a warning names it. First user: spark.
+    When: once, by the command line, without a broker. Import large modules inside the command, not at the top.
+    Errors: the plugin's commands are missing, and a warning names the plugin. First user: spark.
     """
 
 
 @hookspec
 def configure(broker: Broker, config: Config) -> None:
-    """Take the own section (``config.section(DelayConfig)``), keep ``broker``, offer objects to other plugins.
+    """Read the plugin's section (``config.section(DelayConfig)``), keep ``broker``, offer objects to other plugins.
 
-    When: once, store not yet open. May: raise ``StartError`` to refuse; ``broker.registry.provide(Protocol, object)``.
-    Order: objects of others are there from ``register_processors`` on. Errors: stop the start. First user: all.
+    When: once, before the store is recovered. May: raise ``StartError`` to refuse the start; call
+    ``broker.registry.provide(Protocol, object)``.
+    Order: objects of other plugins are available from ``register_processors`` on. Errors: stop the start.
+    First user: all.
     """
 
 
@@ -86,80 +89,82 @@ def configure(broker: Broker, config: Config) -> None:
 
 @hookspec(firstresult=True)
 def make_flush_strategy(log: CommitLog, config: Config) -> FlushStrategy | None:
-    """The strategy that makes the log durable (slot ``flush``).
+    """Return the strategy that makes the log durable (slot ``flush``).
 
-    When: once, the log being open and recovered. Returns an object with ``appended(end)`` and ``async run()``.
+    When: once, after the recovery of the log. Returns an object with ``appended(end)`` and ``async run()``.
     Errors: stop the start. First user: flush.
     """
 
 
 @hookspec
 def register_ack_gates(broker: Broker) -> list[AckGate]:  # type: ignore[empty-body]
-    """Gates that a reply must pass before it leaves.
+    """Return the gates that a record must pass before the broker acknowledges it.
 
-    When: once, after ``make_flush_strategy``. A gate has a monotonic ``watermark`` (a log offset) and says what a late
-    row is answered. What no gate has passed is not readable either. Errors: stop the start. First user: flush.
+    When: once, after ``make_flush_strategy``. A gate has a monotonic ``watermark`` (a log offset), and the code and
+    remark for rows whose wait times out. Records that have not passed all gates are not readable either.
+    Errors: stop the start. First user: flush.
     """
 
 
 @hookspec
 def register_processors(broker: Broker) -> dict[int, Processor]:  # type: ignore[empty-body]
-    """Who answers which request code.
+    """Return the processor for each request code that the plugin serves.
 
-    When: once. Returns request code to processor: an object with ``handle(requests)`` for hot codes (one call a sweep),
-    or a function of one request, plain or async. A code taken twice stops the start and names both plugins. A plain
-    function must be quick; one whose work grows with the request's body is a generator function, which yields where it
-    may rest; one whose answer takes long or much memory is async, rests by ``broker.pace()``, and is registered as
-    ``Heavy(function)``.
-    First user: produce.
+    When: once. A processor is an object with ``handle(requests)`` for hot codes (one call for each sweep), or a
+    function of one request, plain or async. Two plugins with one code stop the start; the error names both. A plain
+    function must be quick. If the work grows with the request's body, use a generator function, which yields where
+    other clients may be served. If the response takes long or much memory, use an async function that rests with
+    ``broker.pace()``, and register it as ``Heavy(function)``.
+    Errors: stop the start. First user: produce.
     """
 
 
 @hookspec
 def register_filters(broker: Broker) -> dict[str, FilterCompiler]:  # type: ignore[empty-body]
-    """Compilers of subscription expressions by expression type (``TAG``).
+    """Return compilers of subscription expressions by expression type (``TAG``).
 
-    When: once. A compiler turns an expression into a filter of consume queue entries; it raises ``RemoteFault`` for an
-    expression that it cannot read. First user: filter.
+    When: once. A compiler returns a filter of consume queue entries for an expression, and raises ``RemoteFault`` for
+    an expression that it cannot read. Errors: stop the start. First user: filter.
     """
 
 
 @hookspec
 def register_tasks(broker: Broker) -> list[BackgroundTask]:  # type: ignore[empty-body]
-    """Long-running tasks, named, that the broker's nursery supervises.
+    """Return named background tasks, which the broker runs and supervises.
 
-    When: once; the tasks start before the sockets open and are cancelled after the sockets have closed. A task that
-    raises stops the broker. May: await whatever it likes. First user: register.
+    When: once. The tasks start before the sockets open; the broker cancels them after it has closed the sockets. They
+    may await anything. Errors: stop the start; a task that raises stops the broker, unless the plugin's error policy
+    says otherwise. First user: register.
     """
 
 
 @hookspec
 def advertise(broker: Broker) -> dict[str, Any]:  # type: ignore[empty-body]
-    """What the nameserver registration says of this broker.
+    """Return a part of the body with which the broker registers at nameservers.
 
-    When: rare, before each registration. Returns a part of the registration body by the names that
-    ``RegisterBrokerBody`` gives its fields; parts are merged. Errors: are logged, the part is missing.
-    First user: topics.
+    When: rare, before each registration. The keys are names of fields of ``RegisterBrokerBody``; the broker merges the
+    parts of all plugins. Errors: are logged, and the part is missing. First user: topics.
     """
 
 
 @hookspec
 def runtime_info(broker: Broker) -> dict[str, str] | None:
-    """What a plugin tells administrators of how the broker does.
+    """Return the plugin's part of the broker's status for administrators.
 
-    When: rare, when ``mqadmin brokerStatus`` or its like asks. Returns texts by name; all plugins' are merged, the
-    later plugin's value of equal names stays. Errors: are logged, the part is missing. First user: stats.
+    When: rare, at a request such as that of ``mqadmin brokerStatus``. Returns texts by name. The broker merges the
+    texts of all plugins; of equal names the later plugin's value counts. Errors: are logged, and the part is missing.
+    First user: stats.
     """
 
 
 @hookspec
 def collect_metrics(broker: Broker, metrics: Metrics) -> None:
-    """Tell the plugin's numbers to whoever watches the broker.
+    """Report the plugin's metrics.
 
-    When: rare, each time somebody asks (every 15 seconds, say). May: call ``metrics.gauge``, ``counter``, ``histogram``
-    with what is counted anyway, and put off to ``metrics.later`` what needs the disk. Nothing is counted for this alone
-    on the way of a message. Names begin with ``rocketmq_`` where RocketMQ 5 has them, with that meaning and those
-    labels, else with ``gantrymq_``. Errors: are logged, the part is missing. First user: stats.
+    When: rare, at each scrape, for example every 15 seconds. Call ``metrics.gauge``, ``counter`` and ``histogram`` with
+    numbers that exist already, and ``metrics.later`` for work that reads the disk. Do not count on the path of a
+    message for metrics alone. A name begins with ``rocketmq_`` if RocketMQ 5 has the metric, with the same meaning and
+    labels, else with ``gantrymq_``. Errors: are logged, and the part is missing. First user: stats.
     """
 
 
@@ -168,22 +173,24 @@ def collect_metrics(broker: Broker, metrics: Metrics) -> None:
 
 @hookspec
 def load_state(broker: Broker, state: SavedState) -> bool | None:
-    """The state that ``save_state`` returned in an earlier life of the broker.
+    """Load the state that ``save_state`` returned in the last run.
 
-    When: once, the store being recovered, before :func:`recovered`. ``state.data`` is None at the plugin's first start,
-    and when it is lost. Then ``dispatch`` is called for each message from ``state.offset`` on, once, whatever ended the
-    broker. ``state.missing``: a range of the log that is deleted already. Returns True to see the log from its first
-    message on instead. May: raise ``StartError``. Errors: stop the start. First user: stamp.
+    When: once, after the recovery of the store and before :func:`recovered`. ``state.data`` is None at the plugin's
+    first start, and if the state is lost. Afterwards the broker calls ``dispatch`` exactly once for each message from
+    the log offset ``state.offset`` on, also after a crash. ``state.missing`` is a range of the log that is deleted
+    already. Return True to get the log from its first message on instead. May: raise ``StartError``. Errors: stop the
+    start.
+    First user: stamp.
     """
 
 
 @hookspec
 def recovered(broker: Broker) -> None:
-    """The store is recovered: the log's end and the queues' ends are what they will be when clients come.
+    """The store is recovered: the ends of the log and of the queues are final until clients are served.
 
-    When: once, before ``make_flush_strategy``; again after each restart in the same process (a promotion, a cut of a
-    slave's log). May: bring tables that were read in ``configure`` in line with the log, which a crash or a cut may
-    have set back. Errors: stop the start. First user: offsets.
+    When: once, before ``make_flush_strategy``; again after each restart in the same process (a promotion, a truncation
+    of a slave's log). May: correct tables that were read in ``configure`` and are ahead of the log, because a crash or
+    a truncation has shortened it. Errors: stop the start. First user: offsets.
     """
 
 
@@ -194,105 +201,110 @@ def started(broker: Broker) -> None:
 
 @hookspec
 def stopping(broker: Broker) -> None:
-    """The broker drains: give back what is held, take nothing new.
+    """The broker drains: release what is held, accept nothing new.
 
-    When: once, sockets still open, in reverse order. Errors: are logged, the stop goes on. First user: longpoll.
+    When: once, in reverse order, while the sockets are still open. Errors: are logged, and the stop continues.
+    First user: longpoll.
     """
 
 
 @hookspec
 def connections_changed(batch: ConnectionsBatch) -> None:
-    """Connections that opened and closed.
+    """Connections have opened or closed.
 
-    When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more answers.
-    May: only observe. Errors: are logged; who failed ten times is not called again, unless it is essential.
+    When: sweep, after its requests. Batch: ``opened`` and ``closed`` connections; a closed one takes no more responses.
+    May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
     First user: clients.
     """
 
 
 @hookspec
 def authorize(batch: RequestBatch) -> None:
-    """Requests of any code, before a processor sees one of them.
+    """Check requests of all codes before their processors get them.
 
     When: sweep, also for hot requests. Batch: ``requests`` of all connections, each with ``connection``, ``code``,
-    ``topic``, ``ext`` (the header's fields, a signature among them) and ``body``. May: ``batch.refuse(row, code,
-    remark)``; set ``connection.identity``. Order: tryfirst asks who it is, the middle what they may do. Rows that
-    others refused are left out of ``batch.live``.
-    Errors: the plugin is asked again about each request alone; one at which it raises is refused, and logged
-    (``authorization_failed``). First user: signed.
+    ``topic``, ``ext`` (the header's fields, including a signature) and ``body``. ``batch.live`` omits rows that other
+    plugins refused. May: call ``batch.refuse(row, code, remark)``; set ``connection.identity``. Order: authenticate
+    with ``tryfirst``, authorize without it.
+    Errors: the broker calls the plugin again for each request alone, refuses those at which it raises, and logs
+    ``authorization_failed``. First user: signed.
     """
 
 
 @hookspec
 def before_append(batch: AppendBatch) -> None:
-    """Messages on their way into the log.
+    """Check, change or refuse messages before the broker appends them to the log.
 
-    When: sweep, after the processors parsed, before offsets exist. Batch: columns by row; look at ``batch.traits``
-    first and return when nothing concerns you. Only batches whose ``source`` is ``client``, unless the plugin's
-    attribute ``sources`` names others (:class:`gantrymq.kernel.batch.Source`).
-    May: rewrite topic, queue, properties, body; ``batch.refuse(row, code, remark)``. Rows keep their numbers; others
-    skip refused rows by ``batch.live``. Order: tryfirst checks, the middle rewrites, trylast finishes.
+    When: sweep, after the processors have parsed the requests and before the log assigns offsets. Batch: columns by
+    row. Check ``batch.traits`` first, and return if none of them concerns the plugin. A plugin gets batches of the
+    source ``client`` only, unless its attribute ``sources`` names others (:class:`gantrymq.kernel.batch.Source`).
+    May: change topic, queue, properties and body; call ``batch.refuse(row, code, remark)``. Rows keep their numbers;
+    ``batch.live`` omits refused rows. Order: check with ``tryfirst``, change without it, finish with ``trylast``.
     Errors: stop the broker. First user: produce.
     """
 
 
 @hookspec
 def dispatch(batch: DispatchBatch) -> None:
-    """Committed messages, strictly in log order, without a gap; their queue entries can be read already.
+    """Observe committed messages in log order, without gaps. Their queue entries are readable already.
 
-    When: sweep, and during recovery with ``batch.replay`` set. May: build derived state; must be idempotent by offset.
+    When: sweep, and during recovery with ``batch.replay`` set. May: build derived state. The same log offset may come
+    again after a restart, so the plugin must be idempotent by offset.
     Errors: stop the broker. First user: longpoll.
     """
 
 
 @hookspec
 def before_deliver(batch: DeliverBatch) -> None:
-    """Stored messages on their way to a peer: pulls, queries, questions about transactions, direct consumption.
+    """Change or withhold stored messages before a peer gets them: by a pull, a query, a check-back, direct consumption.
 
-    When: sweep, one call an answer with all its messages. Batch: ``connection``, ``group``, ``purpose``, columns.
-    May: rewrite body and properties; ``batch.withhold(row)``: a consumer goes on behind the row. Order: as
-    ``before_append``, so who encodes last there decodes first here: ``tryfirst``.
-    Errors: the plugin is asked again about each row alone; one at which it raises ends the answer before it, and as the
-    first one is an error (``delivery_failed``): no consumer goes past it. First user: encrypt.
+    When: sweep, one call for each response, with all its messages. Batch: ``connection``, ``group``, ``purpose``,
+    columns.
+    May: change body and properties; call ``batch.withhold(row)``, after which a consumer continues behind the row.
+    Order: as in ``before_append``. A plugin that encodes with ``trylast`` there decodes with ``tryfirst`` here.
+    Errors: the broker calls the plugin again for each row alone. The response ends before the first row at which the
+    plugin raises; if that is the first row of all, the response is an error (``delivery_failed``). So no consumer gets
+    past that message. First user: encrypt.
     """
 
 
 @hookspec(firstresult=True)
 def hold_pulls(batch: PullBatch) -> bool | None:
-    """Pulls that found nothing and may wait.
+    """Hold pulls that found no message and may wait.
 
-    When: sweep. Returns True to own the rows: the holder calls ``batch.resume(rows)`` later, when something arrived or
-    the time is up. None: the next plugin is asked, and at last they are answered "not found". First user: longpoll.
+    When: sweep. Return True to hold the rows, and call ``batch.resume(rows)`` when messages arrive or the time is up.
+    Return None to leave them to the next plugin; if no plugin holds them, the response is "not found".
+    First user: longpoll.
     """
 
 
-# ----------------------------------------------------------------------------------------------------- keep house
+# ---------------------------------------------------------------------------------------------------- housekeeping
 
 
 @hookspec
 def persist(broker: Broker) -> dict[str, bytes] | None:
-    """Hand over the tables that changed since the last call.
+    """Return the tables that changed since the last call, to have them written.
 
-    When: rare, every ``[broker] persist_interval`` and at the stop. Returns path to content, or None. A worker thread
-    writes each file atomically and keeps the one before as ``.bak``; what cannot be written is tried again with the
-    next round. Errors: are logged. First user: offsets.
+    When: rare, every ``[broker] persist_interval`` and at the stop. Returns contents by path, or None. A worker thread
+    writes each file atomically and keeps the previous one as ``.bak``. The broker repeats a failed write at the next
+    interval. Errors: are logged. First user: offsets.
     """
 
 
 @hookspec
 def save_state(broker: Broker) -> bytes:  # type: ignore[empty-body]
-    """What the plugin has built from ``dispatch``, as one value.
+    """Return the state that the plugin has built from ``dispatch``, as bytes.
 
-    When: rare, as :func:`persist`, if messages were dispatched since; never amid a batch. The kernel stores it with its
-    place in the log, in one file, for :func:`load_state`. A plugin that has this hook has that one and ``dispatch``.
-    Errors: are logged, the state before stays. First user: stamp.
+    When: rare, with :func:`persist`, if messages were dispatched since the last call; never within a batch. The kernel
+    stores the state and its log offset in one file, for :func:`load_state`. A plugin that has this hook must have
+    ``load_state`` and ``dispatch`` too. Errors: are logged; the previous state remains valid. First user: stamp.
     """
 
 
 @hookspec
 def retention_floor(broker: Broker) -> int:  # type: ignore[empty-body]
-    """The lowest offset of the log that the plugin still needs.
+    """Return the lowest log offset that the plugin still needs, or ``broker.log.end`` if it needs nothing.
 
-    When: rare, before files of the log are deleted; nothing at or behind the lowest answer is. Returns a log offset,
-    ``broker.log.end`` when it needs nothing. Errors: are logged, and nothing is deleted. First user: delay.
+    When: rare, before the broker deletes log files. It keeps all files from the lowest offset of all plugins on.
+    Errors: are logged, and no file is deleted. First user: delay.
     """

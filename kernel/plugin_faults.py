@@ -1,7 +1,8 @@
-"""What happens when a plugin raises in the write path or in a background task, and who is named for it.
+"""Error policies of plugins: what follows when one raises in the write path or in a background task.
 
-The policy of a plugin is the user's (``plugins.skip_errors``, ``plugins.disable_on_error``), else its own attribute
-``on_error``, else ``stop``. An essential plugin always stops the broker: what goes on without it is no broker.
+The user's policy (``plugins.skip_errors``, ``plugins.disable_on_error``) takes precedence over the plugin's attribute
+``on_error``; the default is ``stop``. An error of an essential plugin always stops the broker, which cannot serve
+without it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ STOP: Final = "stop"
 SKIP: Final = "skip"
 DISABLE: Final = "disable"
 FATAL: Final = (StartError, LogPoisoned, PluginError, MemoryError)
-"""What a background task raises that ends the broker whatever the policy is, and says by itself what is wrong."""
+"""Errors of a background task that stop the broker whatever the policy is. Their texts say what is wrong."""
 
 
 class PluginFaults:
-    """The policies of the loaded plugins, and what they lead to."""
+    """The error policies of the loaded plugins; carries them out."""
 
     def __init__(self, manager: PluginManager, skip: Sequence[str] = (), disable: Sequence[str] = ()) -> None:
-        """``skip``, ``disable``: names of plugins. :class:`StartError` for one that cannot have the policy."""
+        """``skip`` and ``disable`` are names of plugins. :class:`StartError` for one that cannot have the policy."""
         self._manager = manager
         self._policies = {info.name: _own_policy(info) for info in manager.plugins}
         for key, names, policy in (("skip_errors", skip, SKIP), ("disable_on_error", disable, DISABLE)):
@@ -42,17 +43,20 @@ class PluginFaults:
         if info is None:
             raise StartError(f"plugins.{key}: no plugin {name!r} is loaded{did_you_mean(name, self._policies)}")
         if info.essential:
-            raise StartError(f"plugins.{key}: {name!r} is essential, so its errors always stop the broker")
+            raise StartError(
+                f"plugins.{key}: {name!r} is essential, so its errors always stop the broker; remove it from the list"
+            )
         self._policies[name] = policy
 
     def policy_of(self, name: str) -> str:
-        """What an error of this loaded plugin leads to in the write path and in its background tasks."""
+        """The policy for errors of this loaded plugin in the write path and in its background tasks."""
         return self._policies[name]
 
     def before_append(self, kept_rows: KeptRows) -> Mapping[str, Callable[[AppendBatch], object] | None]:
-        """By source of a batch, what calls the plugins that asked for it; errors as in :meth:`on_batches`.
+        """By source, the function that calls ``before_append`` of the plugins that want batches of this source.
 
-        ``kept_rows`` learns what plugins that do not come with GantryMQ refuse of rows that the broker keeps.
+        ``kept_rows`` counts refusals, by plugins that are not shipped with GantryMQ, of rows that the broker keeps.
+        Errors are handled as by :meth:`on_batches`.
         """
         return _BySource({source: self._before_append(source, kept_rows) for source in Source.ALL})
 
@@ -79,9 +83,9 @@ class PluginFaults:
         leave_out: Collection[str] = (),
         watch: Callable[[PluginInfo, Callable[[Any], object]], Callable[[Any], object]] | None = None,
     ) -> Callable[[Any], object] | None:
-        """As :meth:`PluginManager.on_batches`; an error is followed by what the policy of its plugin says.
+        """:meth:`PluginManager.on_batches` with the plugins' error policies.
 
-        ``watch``: puts another function around each plugin's. Raises :class:`PluginError` where the policy is ``stop``.
+        ``watch`` wraps the function of each plugin. The result raises :class:`PluginError` if the policy is ``stop``.
         """
         called = {info.name for info, _ in self._manager.implementations(hook_name)}.difference(leave_out)
         guard: Guard | None = None
@@ -129,18 +133,18 @@ class PluginFaults:
         return call
 
     def is_disabled(self, plugin: str) -> bool:
-        """Whether the plugin is not called any more, after an error."""
+        """Whether an error has disabled the plugin."""
         return plugin in self._disabled
 
     def dispatch_alone(self, plugin: str) -> Callable[[Any], object] | None:
-        """As :meth:`on_batches`, the hook ``dispatch`` of this plugin alone."""
+        """:meth:`on_batches` for the hook ``dispatch`` of this plugin alone."""
         others = {info.name for info in self._manager.plugins} - {plugin}
         return self.on_batches("dispatch", others)
 
     def task_failed(self, info: PluginInfo, task: str, error: Exception) -> None:
-        """Follow the policy after the background task ``task`` raised ``error``: returns when the broker goes on.
+        """Apply the policy after the background task ``task`` raised ``error``. Returns if the broker continues.
 
-        Raises ``error`` where its text says what is wrong, else :class:`TaskFailed`.
+        Otherwise raises ``error`` if its text says what is wrong, else :class:`TaskFailed`.
         """
         if _comes_of(error, FATAL):
             raise error
@@ -148,7 +152,7 @@ class PluginFaults:
             self._note(info, error, task=task)
             return
         log.error("task_failed", plugin=info.name, task=task, exc_info=error)
-        if _comes_of(error, OSError):  # the system's text, which the command line turns into advice
+        if _comes_of(error, OSError):  # the command line adds advice to the system's text
             raise error
         raise TaskFailed(self._manager.describe_failure(info, f"its background task {task!r}", error)) from error
 
@@ -160,11 +164,11 @@ class PluginFaults:
 
 
 class _BySource(dict[str, Callable[[AppendBatch], object] | None]):
-    """A value for each source."""
+    """The function for each source; an unknown source raises ``ValueError``."""
 
     def __missing__(self, source: str) -> Callable[[AppendBatch], object] | None:
         raise ValueError(
-            f"a batch to be appended has no source {source!r}{did_you_mean(str(source), self)}; see Source in"
+            f"unknown source {source!r} of a batch to append{did_you_mean(str(source), self)}; use one of Source in"
             " gantrymq.kernel.batch"
         )
 
@@ -177,5 +181,5 @@ def _own_policy(info: PluginInfo) -> str:
 
 
 def _comes_of(error: Exception, kinds: type[Exception] | tuple[type[Exception], ...]) -> bool:
-    """Whether ``error`` is of one of the ``kinds``, or a group with such a one."""
+    """Whether ``error`` is of one of the ``kinds``, or a group that contains such an error."""
     return isinstance(error, kinds) or (isinstance(error, ExceptionGroup) and error.subgroup(kinds) is not None)

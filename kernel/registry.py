@@ -1,4 +1,4 @@
-"""The objects that plugins offer each other, by the protocol that they fulfill."""
+"""The objects that plugins offer each other, by protocol."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ S = TypeVar("S")
 
 
 class Registry:
-    """Objects by their protocol (a class of :mod:`gantrymq.plugins.interfaces`, or of your own), one provider each."""
+    """One provider for each protocol, which is a class of :mod:`gantrymq.plugins.interfaces` or of your plugin."""
 
     def __init__(self) -> None:
         self._providers: dict[type, object] = {}
 
     def provide(self, kind: type[S], provider: S) -> None:
-        """Offer ``provider`` as the one ``kind``; a second offer stops the start."""
+        """Offer ``provider`` for the protocol ``kind``. ``StartError`` if there is one already."""
         if kind in self._providers:
             first = type(self._providers[kind]).__module__
             raise StartError(
@@ -25,12 +25,12 @@ class Registry:
         self._providers[kind] = provider
 
     def get(self, kind: type[S]) -> S:
-        """The provider; ``StartError`` when no enabled plugin is one."""
+        """The provider for ``kind``. ``StartError`` if no enabled plugin offers one."""
         found = self._providers.get(kind)
         if found is None:
             raise StartError(f"no enabled plugin provides {kind.__name__}: enable the plugin that does")
         return cast(S, found)
 
     def find(self, kind: type[S]) -> S | None:
-        """The provider or None, for what is optional."""
+        """The provider for ``kind``, or None."""
         return cast("S | None", self._providers.get(kind))
