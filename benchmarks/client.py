@@ -1,7 +1,9 @@
 """The group ``client``: the Python client as an application uses it, here the generator of the load.
 
-One process with asyncio and one producer, 100-byte bodies, asynchronous flush: what ``enqueue`` reaches, 128 tasks that
-``send``, and one that sends and waits, beside the raw round trip of the same request on a plain socket.
+One process with asyncio, 100-byte bodies, asynchronous flush: what ``enqueue`` reaches, 128 tasks that ``send``, one
+that sends and waits, beside the raw round trip of the same request on a plain socket, and a consumer that acknowledges
+one by one and in batches. Beside each rate is the client's own processor time per message, which depends less on what
+else the machine does.
 """
 
 from __future__ import annotations
@@ -11,77 +13,126 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import anyio
+import attrs
 from figures import Figures
 from floods import send_for
 from measuring import warm_up
-from systems import Setup, start
+from stores import fill
+from systems import Running, Setup, start
 
-from gantrymq.client import Producer, connect
+from gantrymq.client import Client, Consumer, Producer, connect
+from gantrymq.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from living import Sizes
     from measuring import Timing
 
 Tell = Callable[[str], None]
+Way = Callable[[Consumer[ReceivedMessage], int], Awaitable[None]]
+"""Consumes so many messages."""
 BODY = b"x" * 100
 TASKS = 128
 TOPIC = "bench-client"
+STORED_TOPIC = "bench-client-stored"
+STORED_BATCH = 32
+STORED_MESSAGES = 10_000 * STORED_BATCH
+"""What there is to consume; each group of a consumer reads all of it."""
+CONSUME_SECONDS_MAX = 120.0
+BATCH_MESSAGES = 1000
+"""Messages at most that a consumer takes at once where it takes batches."""
 STEP = 100
 """Messages between two looks at the clock."""
 
 
-def produce_with_client(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
-    """Messages a second for each way to send, and how long one message takes."""
+@attrs.define
+class Pace:
+    """Messages that went through, and what they took: seconds, and seconds of the client's processor time."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    processor: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+    @property
+    def processor_us(self) -> float:
+        """Microseconds of the client's processor time for each message."""
+        return self.processor / self.messages * 1e6
+
+    def add(self, messages: int, began: tuple[float, float]) -> None:
+        """Count ``messages`` that took the time since ``began``, as :func:`clocks` had it."""
+        now, used = clocks()
+        self.messages += messages
+        self.seconds += now - began[0]
+        self.processor += used - began[1]
+
+
+def clocks() -> tuple[float, float]:
+    """The time, and this process's processor time, in seconds."""
+    return time.perf_counter(), time.process_time()
+
+
+def use_client(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Tell) -> None:
+    """Messages a second for each way to send and to consume, and how long one message takes."""
     del sizes
     with start(system, Setup(flush="async")) as running:
         warm_up(running, timing.warm)
-
-        async def measure() -> tuple[float, float, list[float]]:
-            async with connect(running.nameserver) as client, client.producer() as producer:
-                await client.admin.create_topic(TOPIC, queues=8)
-                rates = []
-                for load in (enqueue_for, send_from_tasks):
-                    await load(producer, timing.settle)
-                    rates.append(await load(producer, timing.seconds))
-                return rates[0], rates[1], await times_of_sends(producer, timing.seconds)
-
-        enqueued, sent, times = anyio.run(measure)
+        fill(running, STORED_TOPIC, STORED_MESSAGES * len(BODY), len(BODY), STORED_BATCH)
+        paces, times = anyio.run(_measure, running, timing)
         raw = sorted(send_for(running.address, timing.seconds))
-        times.sort()
+    times.sort()
     lone, raw_lone = times[len(times) // 2] * 1e6, raw[len(raw) // 2] * 1e6
-    tell(
-        f"{system:9} Python client: enqueue {enqueued:,.0f}/s, {TASKS} tasks {sent:,.0f}/s, "
-        f"send and wait {lone:.0f} us (a plain socket {raw_lone:.0f} us)"
-    )
-    figures.add("client", "enqueue", "/s", system, enqueued, more_is_better=True)
-    figures.add("client", f"send, {TASKS} tasks", "/s", system, sent, more_is_better=True)
+    told = ", ".join(f"{what} {pace.rate:,.0f}/s ({pace.processor_us:.1f} us)" for what, pace in paces.items())
+    tell(f"{system:9} Python client: {told}, send and wait {lone:.0f} us (a plain socket {raw_lone:.0f} us)")
+    for what, pace in paces.items():
+        figures.add("client", what, "/s", system, pace.rate, more_is_better=True)
+        figures.add("client", f"processor time of the client for a message: {what}", "us", system, pace.processor_us)
     figures.add("client", "p50 of send and wait", "us", system, lone)
     figures.add("client", "p50 of the same on a plain socket", "us", system, raw_lone)
 
 
-async def enqueue_for(producer: Producer, seconds: float) -> float:
-    """Messages a second that were stored, the last flush included."""
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+async def _measure(running: Running, timing: Timing) -> tuple[dict[str, Pace], list[float]]:
+    paces: dict[str, Pace] = {}
+    async with connect(running.nameserver) as client, client.producer() as producer:
+        await client.admin.create_topic(TOPIC, queues=8)
+        for what, load in {"enqueue": enqueue_for, f"send, {TASKS} tasks": send_from_tasks}.items():
+            await load(producer, timing.settle)
+            paces[what] = await load(producer, timing.seconds)
+        times = await times_of_sends(producer, timing.seconds)
+        ways = {"consume one by one": consume_one_by_one, f"consume in batches of {BATCH_MESSAGES}": consume_batches}
+        for what, way in ways.items():
+            paces[what] = await consume_for(client, way, timing.seconds)
+    return paces, times
+
+
+async def enqueue_for(producer: Producer, seconds: float) -> Pace:
+    """What was stored in so many seconds, the last flush included."""
+    pace, began, count = Pace(), clocks(), 0
+    while time.perf_counter() - began[0] < seconds:
         for _ in range(STEP):
             await producer.enqueue(TOPIC, BODY)
         count += STEP
     await producer.flush()
-    return count / (time.perf_counter() - began)
+    pace.add(count, began)
+    return pace
 
 
-async def send_from_tasks(producer: Producer, seconds: float) -> float:
-    """Messages a second that many tasks get stored."""
-    began, count = time.perf_counter(), 0
+async def send_from_tasks(producer: Producer, seconds: float) -> Pace:
+    """What many tasks get stored."""
+    pace, began, count = Pace(), clocks(), 0
 
     async def work() -> None:
         nonlocal count
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began[0] < seconds:
             await producer.send(TOPIC, BODY)
             count += 1
 
     await _together([work] * TASKS)
-    return count / (time.perf_counter() - began)
+    pace.add(count, began)
+    return pace
 
 
 async def times_of_sends(producer: Producer, seconds: float) -> list[float]:
@@ -92,6 +143,44 @@ async def times_of_sends(producer: Producer, seconds: float) -> list[float]:
         await producer.send(TOPIC, BODY)
         times.append(time.perf_counter() - before)
     return times
+
+
+async def consume_for(client: Client, way: Way, seconds: float) -> Pace:
+    """What is consumed in so many seconds at least; group after group reads all that is stored."""
+    pace, number = Pace(), 0
+    while pace.seconds < seconds:
+        number += 1
+        async with client.consumer(STORED_TOPIC, group=f"bench-{way.__name__}-{number}", start="first") as consumer:
+            with anyio.fail_after(CONSUME_SECONDS_MAX):
+                message = await anext(consumer)
+                await message.ack()
+                began = clocks()
+                await way(consumer, STORED_MESSAGES - 1)
+                pace.add(STORED_MESSAGES - 1, began)
+    return pace
+
+
+async def consume_one_by_one(consumer: Consumer[ReceivedMessage], count: int) -> None:
+    """Read the body of each message and acknowledge it."""
+    size = 0
+    async for message in consumer:
+        size += len(message.body)
+        await message.ack()
+        count -= 1
+        if not count:
+            break
+
+
+async def consume_batches(consumer: Consumer[ReceivedMessage], count: int) -> None:
+    """As :func:`consume_one_by_one`, in batches."""
+    size = 0
+    async for batch in consumer.batches(BATCH_MESSAGES):
+        for message in batch:
+            size += len(message.body)
+            await message.ack()
+        count -= len(batch)
+        if not count:
+            break
 
 
 async def _together(works: list[Callable[[], Awaitable[None]]]) -> None:

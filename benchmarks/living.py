@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import trio
-from client import produce_with_client
+from client import use_client
 from figures import Figures
 from floods import beside_floods
 from holding import held
@@ -185,7 +185,7 @@ def growth(system: str, timing: Timing, sizes: Sizes, figures: Figures, tell: Te
 SPECIAL = {
     "mixed": (through, catch_up), "idle": (idle,), "recovery": (recovery,), "growth": (growth,), "indexing": (index,),
     "nameserver": (look_up,), "replication": (replicate, *(answer,) * ROUNDS), "floods": (beside_floods,),
-    "client": (produce_with_client,),
+    "client": (use_client,),
 }  # fmt: skip
 """What each group measures besides its scenarios."""
 

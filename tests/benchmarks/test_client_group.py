@@ -8,12 +8,12 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_group_measures_each_way_to_send(load: Any) -> None:
+def test_the_group_measures_each_way_to_send_and_to_consume(load: Any) -> None:
     client, living, measuring = load("client"), load("living"), load("measuring")
     figures, told = load("figures").Figures(), []
-    client.produce_with_client("gantrymq", measuring.Timing(0.5, 0.2, 2.0), living.Sizes(), figures, told.append)
+    client.use_client("gantrymq", measuring.Timing(0.5, 0.2, 2.0), living.Sizes(), figures, told.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("client")}
-    assert len(found) == 4
+    assert len(found) == 10
     assert all(value is not None and value > 0 for value in found.values())
     assert len(told) == 1
 
