@@ -538,9 +538,11 @@ class Consumer(Lifetime, Generic[R]):
             if isinstance(error, AccessDenied):
                 self.refused(error)
             self.failed(error)
-            self._cluster.rare.warning(
-                "rebalance_failed", self.group, topics=self.topics, group=self.group, reason=str(error)
-            )
+            # nameservers learn of a new topic a moment after its first message: the next attempt says what is missing
+            if not (joining and isinstance(error, NoRoute)):
+                self._cluster.rare.warning(
+                    "rebalance_failed", self.group, topics=self.topics, group=self.group, reason=str(error)
+                )
             if isinstance(error, ConnectError):
                 for topic in self.topics:
                     await self._cluster.routes.renew(topic)  # a slave may be there to ask

@@ -13,7 +13,8 @@ import trio
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.expiry import Expired, drop_before
 from gantrymq.kernel.store.log.record import BadRecord
-from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, used_ratio
+from gantrymq.plugins.retention.loss import begins_of, loss_since
+from gantrymq.plugins.retention.policy import LogFile, Rules, expired_before, is_full, old_before, used_ratio
 from gantrymq.plugins.retention.reserve import Reserve
 
 if TYPE_CHECKING:
@@ -76,8 +77,18 @@ class Cleaner:
             log.warning("reserve_not_changed", path=broker.root, error=str(error))
         now_ms = broker.env.wall_ms()
         hour = datetime.fromtimestamp(now_ms / 1000).hour
-        offset = expired_before(self._files(), now_ms, hour, usage, rules, asked=asked)
+        files = self._files()
+        offset = expired_before(files, now_ms, hour, usage, rules, asked=asked)
+        is_forced = offset > old_before(files, now_ms, rules)
+        before = begins_of(broker) if is_forced else {}
         held, self.held = self.held, await drop_before(broker, offset) if offset else Expired(0)
+        if is_forced and self.held.files:
+            loss = loss_since(broker, before)
+            log.warning(
+                "messages_deleted_for_space",
+                files=self.held.files, messages=loss.messages, groups_behind=loss.groups,
+                used_percent=round(used_ratio(usage, rules) * 100),
+            )  # fmt: skip
         if self.held.holder and self.held.holder != held.holder:
             log.warning(
                 "log_files_held", plugin=self.held.holder, bytes=self.held.held_bytes, log_start=broker.log.min_offset

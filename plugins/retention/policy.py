@@ -59,12 +59,7 @@ def expired_before(
     """
     ratio = used_ratio(usage, rules)
     some = files[: rules.files_at_once]
-    end = 0
-    if asked or hour in rules.hours or ratio > rules.reclaim_ratio:
-        for file in some:
-            if now_ms - file.newest_ms < rules.keep_ms:
-                break
-            end = file.end
+    end = old_before(some, now_ms, rules) if asked or hour in rules.hours or ratio > rules.reclaim_ratio else 0
     if ratio > rules.force_ratio:
         missing = int(usage.total * (1 - rules.force_ratio)) - usage.free
         for file in some:
@@ -72,4 +67,14 @@ def expired_before(
                 break
             missing -= file.end - file.start
             end = max(end, file.end)
+    return end
+
+
+def old_before(files: Sequence[LogFile], now_ms: int, rules: Rules) -> int:
+    """The offset up to which ``files`` are older than ``keep``; 0 if none is."""
+    end = 0
+    for file in files:
+        if now_ms - file.newest_ms < rules.keep_ms:
+            break
+        end = file.end
     return end

@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog.testing
 
 import gantrymq
 from gantrymq import MessageQueue
@@ -477,6 +478,23 @@ async def test_a_topic_that_appears_later_is_consumed_from_then_on(fake_cluster:
             cluster.broker.store("T", 0, b"x")
             cluster.nameserver.topics["T"] = 1
             assert (await take(messages, 1))[0].body == b"x"
+
+
+async def test_a_topic_that_nameservers_learn_of_a_moment_later_is_no_warning(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0.3)
+    async with fake_cluster(Other=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with structlog.testing.capture_logs() as logs:
+            async with client.consumer("T", "g", start="first") as messages:
+                cluster.broker.store("T", 0, b"x")
+                cluster.nameserver.topics["T"] = 1
+                assert (await take(messages, 1))[0].body == b"x"
+            assert "rebalance_failed" not in [event["event"] for event in logs]
+            async with client.consumer("Unknown", "g"):
+                with anyio.fail_after(10):
+                    while "rebalance_failed" not in [event["event"] for event in logs]:
+                        await anyio.sleep(0.01)
 
 
 async def test_a_member_that_cannot_ask_for_the_others_keeps_what_it_has(fake_cluster: Cluster, no_pause: None) -> None:

@@ -18,7 +18,7 @@ from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.store.log.segments import Segment
-from gantrymq.plugins.interfaces import Retention
+from gantrymq.plugins.interfaces import ConsumerOffsets, Retention
 from gantrymq.plugins.retention.clean import Cleaner
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import ResponseCode
@@ -139,6 +139,27 @@ async def test_a_nearly_full_disk_refuses_messages_and_the_oldest_files_make_roo
         await cleaner.look()
         assert (await channel.call(send("T", b"x"))).code == ResponseCode.SUCCESS
         assert (await channel.call(pull("T", 0, 39))).code == ResponseCode.SUCCESS
+
+
+async def test_a_forced_deletion_tells_how_many_messages_went_and_which_groups_had_not_read_them(
+    tmp_path: Path,
+) -> None:
+    env = DiskEnv()
+    async with filled(tmp_path, env, **{"plugin.retention.files_at_once": "2"}) as (broker, _, cleaner):
+        for group, offset in (("behind", 1), ("done", 40)):
+            broker.registry.get(ConsumerOffsets).commit(group, "T", 0, offset)
+        env.usage = DiskUsage(100 * GIB, 9 * GIB)
+        with structlog.testing.capture_logs() as logs:
+            assert await cleaner.look() == 2
+        (event,) = [each for each in logs if each["event"] == "messages_deleted_for_space"]
+        queue = broker.queues.get("T", 0)
+        assert queue is not None
+        assert event["messages"] == queue.min_offset > 0
+        assert (event["files"], event["groups_behind"], event["used_percent"]) == (2, ["behind"], 91)
+        env.usage, env.ahead_ms = ROOMY, 73 * 3_600_000
+        with structlog.testing.capture_logs() as logs:
+            assert await cleaner.look(asked=True) > 0
+        assert "messages_deleted_for_space" not in [each["event"] for each in logs], "they were old"
 
 
 async def test_a_message_that_waits_for_its_time_is_not_deleted(tmp_path: Path) -> None:
