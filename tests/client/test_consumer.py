@@ -493,7 +493,7 @@ async def test_a_topic_that_nameservers_learn_of_a_moment_later_is_no_warning(
             assert "rebalance_failed" not in [event["event"] for event in logs]
             async with client.consumer("Unknown", "g"):
                 with anyio.fail_after(10):
-                    while "rebalance_failed" not in [event["event"] for event in logs]:
+                    while "rebalance_failed" not in [event["event"] for event in logs]:  # noqa: ASYNC110
                         await anyio.sleep(0.01)
 
 
