@@ -47,7 +47,22 @@ class SparkMissing(SparkError):
     """Spark cannot run here: the text names what to install."""
 
 
+_OWN = re.compile(r"gantrymq\.spark\.errors\.\w+: (.+)")
+_TRACEBACK = "Traceback (most recent call last):"
+_WHILE_HANDLING = "During handling of the above exception, another exception occurred:"
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.+))?$", re.MULTILINE)
+
+
 def reason(error: BaseException) -> str:
-    """The one line that matters of what Spark raises: our own error from inside it, else Spark's first line."""
-    own = re.findall(r"gantrymq\.spark\.errors\.\w+: (.+)", str(error))
-    return str(own[-1]) if own else next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The line that tells why Spark failed.
+
+    Our own error from inside ``error``, else what the last Python traceback in it raised, else its first line.
+    """
+    text = str(error).strip()
+    if own := _OWN.findall(text):
+        return str(own[-1])
+    # What failed while an exception was handled came of it: Spark's own workers do that.
+    before, found, traceback = text.partition(_WHILE_HANDLING)[0].rpartition(_TRACEBACK)
+    if found and (raised := _RAISED.search(traceback)):
+        return f"{raised[1]}: {raised[2]}" if raised[2] else raised[1]
+    return next(iter((before if found else text).strip().splitlines()), type(error).__name__)

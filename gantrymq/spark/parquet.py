@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from gantrymq.spark.errors import FolderInUse, SparkError, SparkMissing
+from gantrymq.spark.folders import local_folder
 from gantrymq.spark.job import Progress, run_job
 from gantrymq.spark.local import spark_status
 from gantrymq.spark.options import Offsets, read_options
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FILE_ROWS = 500_000
 """A queue with more messages than that is read by several tasks, each of which writes a file of its own."""
 _SUCCESS = "_SUCCESS"
+_PARTIAL = ".partial-"
 _EXPORTED = re.compile(r"part-.+\.parquet|_SUCCESS|\..+\.crc|\.partial-.+")
 
 
@@ -63,7 +65,7 @@ def export(
     can be checked is checked before Spark starts.
     """
     started = time.monotonic()
-    folder = Path(to).absolute()
+    folder = local_folder(to)
     given = {
         "nameserver": nameserver,
         "topic": topic,
@@ -114,7 +116,9 @@ def _settled(ranges: list[QueueRange]) -> dict[str, str]:
 
 def _write(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
     frame = spark.read.format("gantrymq").options(**options).load()
-    frame.write.mode("append").option("compression", "zstd").parquet(folder.as_uri())
+    frame.write.mode("append").option("compression", "zstd").parquet(
+        str(folder)
+    )  # a Hadoop path: an escaped URI would be a folder with % in its name
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
@@ -127,13 +131,13 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
     foreign = [name for name in names if not _EXPORTED.fullmatch(name)]
     if foreign and overwrite:
         raise FolderInUse(f"{folder} holds {foreign[0]!r}, which no export wrote: it will not be overwritten")
-    if names and not overwrite:
+    if any(not name.startswith(_PARTIAL) for name in names) and not overwrite:
         raise FolderInUse(f"{folder} is not empty: name another folder, or allow to overwrite an earlier export")
 
 
 def _make_partial(folder: Path) -> Path:
     """A hidden folder inside ``folder``, so that moving files out of it is a rename even where that is a mount."""
-    partial = folder / f".partial-{uuid4()}"
+    partial = folder / f"{_PARTIAL}{uuid4()}"
     try:
         partial.mkdir(parents=True)
     except OSError as error:

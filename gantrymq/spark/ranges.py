@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import attrs
 import structlog
@@ -28,9 +29,11 @@ class QueueRange:
         return self.end - self.start
 
 
-def plan_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
-    """The ranges of :func:`settle_ranges` that are not empty, split into about ``min_partitions``."""
-    ranges = [item for item in settle_ranges(options, wire) if item.rows]
+def plan_ranges(
+    options: SourceOptions, wire: Wire, cut: Callable[[QueueRange], QueueRange] = lambda item: item
+) -> list[QueueRange]:
+    """What ``cut`` leaves of the ranges of :func:`settle_ranges`, split into about ``min_partitions``."""
+    ranges = [item for item in map(cut, settle_ranges(options, wire)) if item.rows]
     return split_ranges(ranges, options.min_partitions)
 
 

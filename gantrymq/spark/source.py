@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -22,6 +34,7 @@ from gantrymq.spark.errors import WrongOption
 from gantrymq.spark.options import SourceOptions, read_options
 from gantrymq.spark.ranges import plan_ranges
 from gantrymq.spark.reader import read_range
+from gantrymq.spark.selection import Selection
 from gantrymq.spark.wire import Wire
 
 if TYPE_CHECKING:
@@ -69,16 +82,23 @@ class GantryDataSource(DataSource):
 
 
 class GantryReader(DataSourceReader):
-    """Plans on the driver, reads in the tasks; holds the checked options and nothing else, so that it pickles."""
+    """Plans on the driver, reads in the tasks; holds plain values alone, so that it pickles."""
 
     def __init__(self, options: SourceOptions, names: Sequence[str]) -> None:
         self._options = options
         self._names = tuple(names)
+        self._selection = Selection()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  (Spark's name)
+        """Leave out queues and offsets that ``filters`` exclude. Spark applies all of them again to the rows."""
+        for item in filters:
+            _select(self._selection, item)
+        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition a queue range, settled now: what arrives later is not read."""
         with Wire() as wire:
-            return [InputPartition(item) for item in plan_ranges(self._options, wire)]
+            return [InputPartition(item) for item in plan_ranges(self._options, wire, self._selection.cut)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one partition as Arrow batches."""
@@ -86,3 +106,21 @@ class GantryReader(DataSourceReader):
             return
         with Wire() as wire:
             yield from read_range(wire, partition.value, self._options, self._names)
+
+
+def _select(selection: Selection, condition: Filter) -> None:
+    column = ".".join(getattr(condition, "attribute", ()))
+    value = getattr(condition, "value", None)
+    match condition:
+        case EqualTo() | EqualNullSafe():
+            selection.one_of(column, [value])
+        case In():
+            selection.one_of(column, condition.value)
+        case GreaterThanOrEqual():
+            selection.at_least(column, value)
+        case GreaterThan() if isinstance(value, int):
+            selection.at_least(column, value + 1)
+        case LessThanOrEqual():
+            selection.at_most(column, value)
+        case LessThan() if isinstance(value, int):
+            selection.at_most(column, value - 1)

@@ -79,6 +79,35 @@ def test_an_empty_topic_gives_an_empty_export_with_its_columns(
     assert (frame.count(), len(frame.columns)) == (0, 16)
 
 
+@pytest.mark.parametrize(
+    "name", ["my exports", "données", "date=2026-11-22", "a[1]", "a{b,c}", "a*?", "a%20b", "x:y", "back\\slash", "file"]
+)
+def test_every_legal_folder_name_works(spark: SparkSession, orders: FakeCluster, tmp_path: Path, name: str) -> None:
+    import pyarrow.parquet as pq
+
+    for to, folder in (
+        (str(tmp_path / name), tmp_path / name),
+        (f"file://{tmp_path}/uri/{name}", tmp_path / "uri" / name),
+    ):
+        assert export("orders", to, orders.address, spark=spark).rows == 20
+        assert sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet")) == 20
+    assert names(tmp_path) == sorted([name, "uri"])
+
+
+@pytest.mark.parametrize("to", ["s3a://bucket/orders", "hdfs://host/orders", "S3://bucket/x", "file://host/x"])
+def test_a_folder_that_is_not_mounted_is_refused_before_anything_starts(to: str) -> None:
+    with pytest.raises(WrongOption, match=r"^cannot export to .*(is mounted here|three slashes)"):
+        export("orders", to, "127.0.0.1:1")
+
+
+def test_what_a_killed_export_left_does_not_block_the_next(
+    spark: SparkSession, orders: FakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / ".partial-of-an-export-that-was-killed").mkdir()
+    assert export("orders", tmp_path, orders.address, spark=spark).rows == 20
+    assert not list(tmp_path.glob(".partial-*"))
+
+
 def test_a_folder_in_use_is_not_overwritten_unless_told(
     spark: SparkSession, orders: FakeCluster, tmp_path: Path
 ) -> None:

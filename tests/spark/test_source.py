@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,3 +147,41 @@ def test_the_session_stays_on_this_machine(spark: SparkSession) -> None:
     assert conf.get("spark.driver.host") == "127.0.0.1"
     assert conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert spark.sparkContext.uiWebUrl is None
+
+
+@pytest.mark.parametrize(
+    ("where", "offsets"),
+    [
+        ("queueId = 0 and queueOffset >= 20", [(0, n) for n in range(20, 25)]),
+        ("queueOffset between 8 and 9", [(0, 8), (0, 9), (1, 8), (1, 9)]),
+        ("queueOffset < 2 and queueId > 0", [(1, 0), (1, 1)]),
+        ("queueOffset in (3, 5) and queueId <= 0", [(0, 3), (0, 5)]),
+        ("broker <=> 'broker-a' and queueOffset > 23", [(0, 24)]),
+        ("topic = 'refunds'", []),
+        ("queueId = 1 and queueId = 2", []),
+        ("queueOffset > 9223372036854775806", []),
+        ("(queueOffset = 1 or queueOffset = 3) and queueId = 1", [(1, 1), (1, 3)]),
+        ("not queueOffset < 24", [(0, 24)]),
+        ("queueId = 1 and tags = 'odd' and queueOffset != 2", [(1, 0), (1, 4), (1, 6), (1, 8)]),
+    ],
+)
+def test_a_where_on_queues_and_offsets_reads_those_alone(
+    spark: SparkSession, orders: FakeCluster, where: str, offsets: list[tuple[int, int]]
+) -> None:
+    orders.pull_rows = 1
+    rows = load(spark, orders).where(where).select("queueId", "queueOffset").collect()
+    assert sorted((row.queueId, row.queueOffset) for row in rows) == offsets
+    pulls = sum(1 for request in orders.requests if request.code == RequestCode.PULL_MESSAGE)
+    read_anyway = {"(queueOffset = 1": 8, "not queueOffset": 9, "queueId = 1 and tags": 6, "queueOffset in": 1}
+    extra = next((count for start, count in read_anyway.items() if where.startswith(start)), 0)
+    assert pulls <= len(offsets) + extra
+
+
+def test_the_reason_of_a_failed_stream_is_what_it_raised(spark: SparkSession, tmp_path: Path) -> None:
+    def fail(frame: DataFrame, number: int) -> None:
+        raise ValueError("the batch is wrong")
+
+    stream = spark.readStream.format("rate").load().writeStream.option("checkpointLocation", str(tmp_path))
+    with pytest.raises(Exception, match="the batch is wrong") as caught:
+        stream.foreachBatch(fail).start().awaitTermination()
+    assert reason(caught.value) == "ValueError: the batch is wrong"

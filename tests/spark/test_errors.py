@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from gantrymq.spark import reason
+
+TRACE = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\n    ^^^\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[A] it failed\nat org.apache.spark", "[A] it failed"),
+        (f"[A] in Python: {TRACE}gantrymq.spark.errors.DataLoss: gone\n SQLSTATE: 1\n\tat x", "gone"),
+        (f"[STREAM_FAILED] because: {TRACE}ValueError: wrong\nsecond line\n SQLSTATE: 1", "ValueError: wrong"),
+        (f"{TRACE}my.package.Wrong: why\n", "Wrong: why"),
+        (f"{TRACE}KeyboardInterrupt\n", "KeyboardInterrupt"),
+        (f"{TRACE}OSError: first\n\nThe above exception was the direct cause:\n\n{TRACE}Wrong: then", "Wrong: then"),
+        (
+            f"{TRACE}OSError: first\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            f"{TRACE}UnboundLocalError: then",
+            "OSError: first",
+        ),
+        ("[A] no cause: Traceback (most recent call last):", "[A] no cause:"),
+        ("", "Exception"),
+    ],
+)
+def test_the_reason_is_the_line_that_matters(text: str, says: str) -> None:
+    assert reason(Exception(text)) == says
