@@ -723,11 +723,13 @@ def connect(
     security_token: str | None = None,
     tls: bool | ssl.SSLContext = False,
     unit_name: str | None = None,
+    namespace: str | None = None,
+    namespace_v2: str | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> Client:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
     inner = client.connect(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
-        unit_name=unit_name,
+        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
     )  # fmt: skip
     return Client(inner, backend)

@@ -11,6 +11,7 @@ from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import call, reading
 from gantrymq.client.errors import BadAnswer, BrokerError, NoRoute
 from gantrymq.client.lookup import FOREVER, find_by_id, find_by_key, first_stored_since, message_at
+from gantrymq.client.namespace import plain_topics
 from gantrymq.client.routes import DEFAULT_TOPIC, MASTER_ID, queues_to_subscribe
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.offsets import ConsumerOffsetSerializeWrapper
@@ -151,6 +152,7 @@ class Admin:
     async def consumer_offset(self, group: str, queue: MessageQueue) -> int | None:
         """How far ``group`` has consumed ``queue``; None when the broker has no offset of it."""
         self._cluster.ensure_open()
+        group = self._real_group(group)
         header = QueryConsumerOffsetHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
         )
@@ -176,11 +178,14 @@ class Admin:
         except (BrokerError, BadAnswer) as error:
             log.warning("offset_table_unreadable", broker=channel.address, group=group, reason=str(error))
             return 0
-        return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
+        namespace = self._cluster.namespace
+        topic = queue.topic if namespace is None else namespace.topic(queue.topic)
+        return table.get(f"{topic}@{group}", {}).get(queue.queue_id)
 
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Let ``group`` go on at ``offset`` of ``queue``; its running members may overwrite that."""
         self._cluster.ensure_open()
+        group = self._real_group(group)
         header = UpdateConsumerOffsetHeader(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=offset
         )
@@ -196,18 +201,23 @@ class Admin:
         """
         self._cluster.ensure_open()
         check_topic(topic)
+        topic = plain_topics(self._cluster.namespace, topic)
         return await find_by_key(self._cluster, topic, key, limit, begin, end)
 
     async def find_by_id(self, topic: str, message_id: str) -> list[DeliveredRecord]:
         """The messages with this id, the producer's or the broker's; several when a send was repeated."""
         self._cluster.ensure_open()
         check_topic(topic)
+        topic = plain_topics(self._cluster.namespace, topic)
         return await find_by_id(self._cluster, topic, message_id)
 
     async def message_at(self, queue: MessageQueue, offset: int) -> DeliveredRecord | None:
         """The message at ``offset`` of ``queue``; None when there is none, or no longer."""
         self._cluster.ensure_open()
         return await message_at(self._cluster, queue, offset, await self._reader(queue))
+
+    def _real_group(self, group: str) -> str:
+        return group if self._cluster.namespace is None else self._cluster.namespace.group(group)
 
     async def _ask(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
         self._cluster.ensure_open()

@@ -17,6 +17,7 @@ from gantrymq.client.cluster import Cluster
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.lifetime import Lifetime
+from gantrymq.client.namespace import plain_topics
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
@@ -89,7 +90,7 @@ class Client(Lifetime):
         what is enqueued and not answered, each message with 256 bytes beside its own. Raises :class:`InvalidName`, and
         ValueError for an option that makes no sense.
         """
-        sender = Sender(self._cluster, group, timeout, retries, retry_when_not_stored)
+        sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
         return Producer(self._cluster, sender, accumulator).ends_with(self._ends_first)
 
@@ -112,7 +113,7 @@ class Client(Lifetime):
         names brokers that may ask before anything was sent. Raises :class:`InvalidName`, and :class:`GantryError` when
         this client already has a transactional producer of that group.
         """
-        sender = Sender(self._cluster, group, timeout, retries)
+        sender = Sender(self._cluster, self._real_group(group), timeout, retries)
         return TransactionalProducer(self._cluster, sender, local, check, topics, checks_at_once).ends_with(
             self._ends_first
         )
@@ -175,6 +176,7 @@ class Client(Lifetime):
     ) -> Consumer[R]:
         """As :meth:`consumer`, with messages of the class ``make``."""
         now = int(time.time() * 1000)
+        topics, group = plain_topics(self._cluster.namespace, topics), self._real_group(group)
         options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
         return Consumer(self._cluster, options).ends_with(self._ends_first)
 
@@ -204,6 +206,10 @@ class Client(Lifetime):
         opened = self.consumer(topics, group, tags=tags, start=start, ordered=ordered, max_retries=max_retries)
         async with opened as consumer:
             await work(consumer, handler, concurrency, drain_timeout, signals=signals)
+
+    def _real_group(self, group: str) -> str:
+        namespace = self._cluster.namespace
+        return group if namespace is None or not isinstance(group, str) else namespace.group(group)
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[None]:
@@ -237,6 +243,8 @@ class Client(Lifetime):
         It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
         that was there when it first polled. Raises :class:`InvalidName`, ValueError.
         """
+        topics = plain_topics(self._cluster.namespace, topics)
+        group = None if group is None else self._real_group(group)
         return make_reader(
             self._cluster, DeliveredRecord, topics, group=group, tags=tags, start=start, until=until,
             pull_batch=pull_batch,
@@ -251,6 +259,8 @@ def connect(
     security_token: str | None = None,
     tls: bool | ssl.SSLContext = False,
     unit_name: str | None = None,
+    namespace: str | None = None,
+    namespace_v2: str | None = None,
 ) -> Client:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
@@ -262,6 +272,10 @@ def connect(
     for brokers with access control. ``tls`` encrypts all connections: True checks servers' certificates against the
     machine's authorities; an ``ssl.SSLContext`` says what to trust instead.
 
+    With ``namespace="eu"`` the topic ``orders`` is ``eu%orders`` at the brokers and ``orders`` again in what the client
+    gives out; groups have the prefix as well, as with RocketMQ's clients. ``namespace_v2`` (``namespaceV2`` of their
+    5.x) leaves names as they are and goes with each request, for services that understand it.
+
     Raises ValueError for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver
     can be reached (:class:`TlsFailed` when it can, but not by TLS).
 
@@ -271,6 +285,6 @@ def connect(
     """
     options = ConnectOptions.checked(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
-        unit_name=unit_name,
+        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
     )  # fmt: skip
     return Client(options)

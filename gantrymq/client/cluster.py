@@ -103,6 +103,8 @@ class Cluster:
         self._tasks = tasks
         self.connections = Connections(tasks, self._take_request, options)
         self._options = options
+        self.namespace = options.namespace
+        """What topics and groups are prefixed with; None for most clients."""
         self.nameservers = Nameservers(options.nameservers, self.connections)
         self.routes = Routes(self.nameservers, self._route_changed, self.rare)
         self.silent_masters = SilentMasters(self.routes, self.connections)
@@ -316,23 +318,32 @@ class Cluster:
                 member = self._consumers.get(reset.group)
                 if member is not None:
                     offsets = OrderedOffsets.from_bytes(request.body).offsets if request.body else {}
+                    if self.namespace is not None:
+                        offsets = self.namespace.queues_without(offsets)
                     log.info("offset_reset_ordered", group=reset.group, topic=reset.topic, queues=len(offsets))
                     member.reset_offsets(offsets)
                 return request.answer(ResponseCode.SUCCESS)
             case RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
                 status = read_header(ConsumerStatusHeader, request.ext)
-                table = self._member(status.group).offsets(status.topic)
+                table = self._member(status.group).offsets(self._user_topic(status.topic))
+                if self.namespace is not None:
+                    table = self.namespace.queues(table)
                 return request.answer(ResponseCode.SUCCESS, body=ClientOffsets(table).to_bytes())
             case RequestCode.GET_CONSUMER_RUNNING_INFO:
                 asked = read_header(RunningInfoHeader, request.ext)
                 info = self._member(asked.consumer_group).running_info()
                 if asked.jstack_enable:
                     info.jstack = _stacks()
+                if self.namespace is not None:
+                    info = self.namespace.running_info(info)
                 return request.answer(ResponseCode.SUCCESS, body=info.to_bytes())
             case RequestCode.CONSUME_MESSAGE_DIRECTLY:
                 directly = read_header(ConsumeDirectlyHeader, request.ext)
                 return self._consume_directly(request, self._member(directly.consumer_group), directly.broker_name)
         return request.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+    def _user_topic(self, topic: str) -> str:
+        return topic if self.namespace is None else self.namespace.without(topic)
 
     def _member(self, group: str) -> Member:
         member = self._consumers.get(group)
@@ -352,6 +363,8 @@ class Cluster:
         except (RemoteFault, FatalRemoteFault) as error:
             log.warning("transaction_check_unreadable", broker=address, reason=str(error))
             return
+        if self.namespace is not None:
+            self.namespace.restore(records)
         for record in records:
             group = record.properties.get(PGROUP, "")
             producer = self._transactional.get(group)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
 from gantrymq.client.addresses import is_discovery_url, parse_nameservers
 from gantrymq.client.discovery import Discovery, check_unit_name
+from gantrymq.client.namespace import Namespace, RequestNamespace
+from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 
 NAMESERVERS_VARIABLE: Final = "NAMESRV_ADDR"
@@ -26,6 +28,25 @@ class ConnectOptions:
     unit_name: str | None = None
     credentials: Credentials | None = None
     tls: ssl.SSLContext | None = None
+    namespace: Namespace | None = None
+    request_namespace: RequestNamespace | None = None
+
+    @property
+    def outgoing(self) -> Callable[[Command], Command] | None:
+        """What each request goes through before it leaves; the signature comes last, since it covers the others."""
+        namespaces = (self.namespace, self.request_namespace)
+        steps: list[Callable[[Command], Command]] = [one.outgoing for one in namespaces if one is not None]
+        if self.credentials is not None:
+            steps.append(self.credentials.sign)
+        if len(steps) < 2:
+            return steps[0] if steps else None
+
+        def outgoing(command: Command) -> Command:
+            for step in steps:
+                command = step(command)
+            return command
+
+        return outgoing
 
     @classmethod
     def checked(
@@ -37,6 +58,8 @@ class ConnectOptions:
         security_token: str | None,
         tls: bool | ssl.SSLContext,
         unit_name: str | None,
+        namespace: str | None = None,
+        namespace_v2: str | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> ConnectOptions:
         """Options from what a user gave; ValueError for what is wrong, or does not fit together."""
@@ -53,7 +76,10 @@ class ConnectOptions:
         else:
             addresses = parse_nameservers(texts)
         credentials = Credentials.checked(access_key, secret_key, security_token)
-        return cls(addresses, discovery, unit, credentials, _context(tls))
+        return cls(
+            addresses, discovery, unit, credentials, _context(tls), Namespace.checked(namespace),
+            RequestNamespace.checked(namespace_v2),
+        )  # fmt: skip
 
 
 def _context(tls: bool | ssl.SSLContext) -> ssl.SSLContext | None:

@@ -34,7 +34,7 @@ class Connections:
         options: ConnectOptions,
     ) -> None:
         self._tasks = tasks
-        self._sign = None if options.credentials is None else options.credentials.sign
+        self._outgoing = options.outgoing
         self._tls = options.tls
         self._take_request = take_request
         self._channels: dict[str, Channel] = {}
@@ -58,7 +58,7 @@ class Connections:
                 return channel
             if self._closed:
                 raise ClientClosed("the client is closed: its `async with` block has ended")
-            channel = Channel(address, partial(self._take_request, address), sign=self._sign, tls=self._tls)
+            channel = Channel(address, partial(self._take_request, address), sign=self._outgoing, tls=self._tls)
             self._started = [one for one in self._started if not one.closed]
             self._started.append(channel)
             await self._tasks.start(partial(channel.run, shield=True))

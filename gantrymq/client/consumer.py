@@ -243,6 +243,8 @@ class Consumer(Lifetime, Generic[R]):
         """Hand the stored message ``body`` to the application; what it does with it is the result."""
         record = decode_records(body, self._options.make, check_crc=False)[0]
         record.broker_name = broker
+        if self._cluster.namespace is not None:
+            self._cluster.namespace.restore_consumed([record])
         if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
             record.retry_topic, record.topic = record.topic, origin
         record.delivery = delivery = DirectDelivery()

@@ -57,6 +57,8 @@ class QueueLocks:
                 answer = await self._call(RequestCode.LOCK_BATCH_MQ, wanted)
                 with reading(broker):
                     given = LockBatchResponseBody.from_bytes(answer.body).lock_ok_mq_set
+                if self._cluster.namespace is not None:
+                    given = {self._cluster.namespace.queue_without(queue) for queue in given}
             except GantryError as error:
                 self._cluster.rare.warning("queue_lock_failed", broker, self._group, broker=broker, reason=str(error))
                 return

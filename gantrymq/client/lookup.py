@@ -44,6 +44,8 @@ async def find_by_key(
             raise
         with reading(address):
             records = decode_records(answer.body, DeliveredRecord)
+        if cluster.namespace is not None:
+            cluster.namespace.restore(records)
         for record in records:
             record.broker_name = data.broker_name
             # RocketMQ's broker compares hashes only.
@@ -77,6 +79,8 @@ async def _view(cluster: Cluster, topic: str, message_id: str) -> list[Delivered
         raise
     with reading(address):
         records = decode_records(answer.body, DeliveredRecord)
+    if cluster.namespace is not None:
+        cluster.namespace.restore(records)
     for record in records:
         record.broker_name = name
     return records
@@ -96,6 +100,8 @@ async def message_at(cluster: Cluster, queue: MessageQueue, offset: int, address
         raise
     with reading(address):
         records = decode_records(answer.body, DeliveredRecord)
+    if cluster.namespace is not None:
+        cluster.namespace.restore(records)
     for record in records:
         record.broker_name = queue.broker_name
         if record.queue_offset == offset:

@@ -448,6 +448,8 @@ class Puller(Generic[R]):
             self._given.clear()
             return
         progress.position = header.next_begin_offset
+        if self._cluster.namespace is not None:
+            self._cluster.namespace.restore_consumed(records)
         wanted = self._options.subscription.tags_set
         taken = [record for record in records if not wanted or record.tags in wanted]
         for record in taken:

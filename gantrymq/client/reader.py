@@ -417,6 +417,8 @@ class Reader(Lifetime, Generic[R]):
         with reading(address):
             ext = read_header(PullMessageResponse, answer.ext)
             records = decode_records(answer.body, self._make) if answer.code == ResponseCode.SUCCESS else []
+        if self._cluster.namespace is not None:
+            self._cluster.namespace.restore(records)
         wanted = subscription.tags_set
         for record in records:
             if not wanted or record.tags in wanted:

@@ -32,7 +32,7 @@ Handler = Callable[[Command], Command | Awaitable[Command | None] | None]
 """Answers a request of the peer: a response (see ``Command.answer``), None for no answer, or an awaitable of either."""
 
 Sign = Callable[[Command], Command]
-"""Returns a request as it is to leave, signed (see :class:`gantrymq.remoting.signing.Credentials`)."""
+"""Returns a request as it is to leave, such as signed (see :class:`gantrymq.remoting.signing.Credentials`)."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 CALL_TIMEOUT_SECONDS: Final = 3.0
