@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from functools import cached_property
 from os import PathLike
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES, Accumulator
 from gantrymq.client.admin import Admin
@@ -23,12 +23,12 @@ from gantrymq.client.options import (
     AllocationChoice,
     ConsumerOptions,
     ConsumerSettings,
+    Ordered,
     QueuesChanged,
     R,
     Sql,
     Start,
     Topics,
-    check_number,
 )
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
 from gantrymq.client.reader import Reader, make_reader
@@ -39,7 +39,7 @@ from gantrymq.client.transactions import (
     Local,
     TransactionalProducer,
 )
-from gantrymq.client.worker import CONCURRENCY, CONCURRENCY_MAX, DRAIN_SECONDS, Handler, work
+from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, Handler, Worker
 from gantrymq.message import DeliveredRecord, ReceivedMessage
 from gantrymq.remoting.tasks import hosted_tasks
 
@@ -54,6 +54,7 @@ class Client(Lifetime):
         self._options = options
         self._running: Cluster | None = None
         self._ends_first: set[Lifetime] = set()
+        self._workers: set[Worker[Any]] = set()
 
     @property
     def _cluster(self) -> Cluster:
@@ -125,7 +126,7 @@ class Client(Lifetime):
         *,
         tags: str | Sql = "*",
         start: Start = "last",
-        ordered: bool = False,
+        ordered: Ordered = False,
         broadcast: bool = False,
         max_retries: int | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
@@ -143,7 +144,8 @@ class Client(Lifetime):
         the group has no offset yet.
 
         - ``ordered``: the messages of a queue come one after another, the next when the one before is settled, and no
-          other member has the queue meanwhile; ``retry`` lets the queue rest for a second.
+          other member has the queue meanwhile; ``retry`` lets the queue rest for a second. With ``"key"`` that holds
+          for the messages of each ``order_key``, and those of other keys come meanwhile.
         - ``broadcast``: every member gets every message; offsets are in ``offsets_file`` on this machine.
         - ``max_retries``: so often a message comes again before it is a dead letter; the group's configuration says it
           otherwise (16), with ``ordered`` there is no limit.
@@ -175,10 +177,32 @@ class Client(Lifetime):
         settings: ConsumerSettings | None = None,
     ) -> Consumer[R]:
         """As :meth:`consumer`, with messages of the class ``make``."""
+        opened = self._new_consumer(make, topics, group, tags, start, settings or ConsumerSettings())
+        return opened.ends_with(self._ends_first)
+
+    def worker_of(
+        self,
+        make: type[R],
+        handler: Callable[[R], Any],
+        topics: Topics,
+        group: str,
+        *,
+        tags: str | Sql,
+        start: Start,
+        settings: ConsumerSettings,
+        concurrency: int,
+        drain_timeout: float,
+    ) -> Worker[R]:
+        """A worker for :meth:`run_worker`, whose handler takes messages of the class ``make``."""
+        opened = self._new_consumer(make, topics, group, tags, start, settings)
+        return Worker(opened, handler, concurrency, drain_timeout)
+
+    def _new_consumer(
+        self, make: type[R], topics: Topics, group: str, tags: str | Sql, start: Start, settings: ConsumerSettings
+    ) -> Consumer[R]:
         now = int(time.time() * 1000)
         topics, group = plain_topics(self._cluster.namespace, topics), self._real_group(group)
-        options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings or ConsumerSettings())
-        return Consumer(self._cluster, options).ends_with(self._ends_first)
+        return Consumer(self._cluster, ConsumerOptions.checked(topics, group, tags, start, make, now, settings))
 
     async def run(
         self,
@@ -189,23 +213,51 @@ class Client(Lifetime):
         concurrency: int = CONCURRENCY,
         tags: str | Sql = "*",
         start: Start = "last",
-        ordered: bool = False,
+        ordered: Ordered = False,
+        broadcast: bool = False,
         max_retries: int | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+        prefetch: int | None = None,
+        consume_timeout: float | timedelta | None = None,
+        allocation: AllocationChoice = "average",
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+        offsets_file: str | PathLike[str] | None = None,
         drain_timeout: float = DRAIN_SECONDS,
         signals: bool = True,
     ) -> None:
         """Call ``handler`` with each message of ``group``, ``concurrency`` at once, until SIGTERM or SIGINT.
 
         A message is done when the handler returns. When it raises, the error is logged and the message comes again
-        after the broker's delay, ``max_retries`` times, then it is a dead letter. Plain functions run in threads. With
-        ``ordered`` the messages of a queue are handled one after another. At the signal no further message is taken;
-        those in work may take ``drain_timeout`` seconds, then offsets are committed. Only the main thread gets signals;
-        with ``signals=False`` the worker ends when it is cancelled. Raises as :meth:`consumer`.
+        after the broker's delay, ``max_retries`` times, then it is a dead letter; with :class:`RetryLater` and
+        :class:`DeadLetter` the handler chooses. Plain functions run in threads.
+
+        With ``ordered=True`` the messages of a queue are handled one after another, with ``ordered="key"`` those of an
+        ``order_key``; the other options are those of :meth:`consumer`.
+
+        At the signal, or when another task closes the client, no further message is taken; those in work may take
+        ``drain_timeout`` seconds, then offsets are committed. Only the main thread gets signals; with ``signals=False``
+        the worker ends when the client is closed, or, without waiting for handlers, when it is cancelled. Raises as
+        :meth:`consumer`, and :class:`AccessDenied` when a broker refuses the client's credentials.
         """
-        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        opened = self.consumer(topics, group, tags=tags, start=start, ordered=ordered, max_retries=max_retries)
-        async with opened as consumer:
-            await work(consumer, handler, concurrency, drain_timeout, signals=signals)
+        settings = ConsumerSettings.checked(
+            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
+            consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
+            on_revoked=on_revoked, offsets_file=offsets_file,
+        )  # fmt: skip
+        worker = self.worker_of(
+            ReceivedMessage, handler, topics, group, tags=tags, start=start, settings=settings,
+            concurrency=concurrency, drain_timeout=drain_timeout,
+        )  # fmt: skip
+        await self.run_worker(worker, signals=signals)
+
+    async def run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:
+        """Run ``worker`` to its end, which comes at the latest when the client closes."""
+        self._workers.add(worker)
+        try:
+            await worker.run(signals=signals)
+        finally:
+            self._workers.discard(worker)
 
     def _real_group(self, group: str) -> str:
         namespace = self._cluster.namespace
@@ -222,6 +274,11 @@ class Client(Lifetime):
                 try:
                     yield
                 finally:
+                    # what handlers use must last while they end
+                    for worker in self._workers:
+                        worker.stop()
+                    for worker in list(self._workers):
+                        await worker.close()
                     # those with a block of their own have ended by now
                     for one in list(self._ends_first):
                         await one.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Generic, Self, TypeVar
@@ -31,7 +31,7 @@ from gantrymq.client.errors import (
     NoRoute,
     NotANameserver,
 )
-from gantrymq.client.lanes import Lane
+from gantrymq.client.lanes import KeyLane, Lane
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.local_offsets import LocalOffsets, default_path
 from gantrymq.client.locks import QueueLocks
@@ -141,7 +141,7 @@ class Consumer(Lifetime, Generic[R]):
         return Batches(self, max)
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
-        """1 to ``max`` messages; waits while there is none. With ``ordered=True`` they are of one queue."""
+        """1 to ``max`` messages; waits while there is none. With ``ordered`` they are of one queue."""
         while True:
             self._ensure_open()
             batch: list[R] = []
@@ -160,8 +160,8 @@ class Consumer(Lifetime, Generic[R]):
 
     @property
     def ordered(self) -> bool:
-        """Whether the messages of a queue come one after another."""
-        return self._settings.ordered
+        """Whether the messages of a queue, or of an order key, come one after another."""
+        return bool(self._settings.ordered)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -367,13 +367,13 @@ class Consumer(Lifetime, Generic[R]):
     def fetched(self, count: int) -> None:
         self._fetched += count
 
-    def suspend(self, lane: Lane[R]) -> None:
-        async def resume() -> None:
+    def suspend(self, resume: Callable[[], None]) -> None:
+        async def resume_later() -> None:
             await anyio.sleep(SUSPEND_SECONDS)
-            lane.resume()
+            resume()
 
         self._returned += 1
-        self._puller_tasks().start_soon(resume)
+        self._puller_tasks().start_soon(resume_later)
 
     def _offer(self, lane: Lane[R]) -> None:
         self._lanes.append(lane)
@@ -638,7 +638,9 @@ class Consumer(Lifetime, Generic[R]):
         assert options is not None  # a queue is pulled only for what is subscribed to
         appeared = None if queue in self._old_queues else self._joined_at
         is_held = None if self._locks is None else partial(self._locks.holds, queue)
-        lane = Lane(self._offer, is_held or _always) if self._settings.ordered else None
+        lane: Lane[R] | None = None
+        if self._settings.ordered:
+            lane = (KeyLane if self._settings.ordered == "key" else Lane)(self._offer, is_held or _always)
         puller = Puller(
             self._cluster, options, queue, self, begin=begin, appeared=appeared, lane=lane, is_held=is_held,
             local=self._local,

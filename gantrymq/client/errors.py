@@ -21,12 +21,14 @@ __all__ = [
     "ClientClosed",
     "ConnectError",
     "ConnectFailed",
+    "DeadLetter",
     "GantryError",
     "InvalidMessage",
     "InvalidName",
     "NoRoute",
     "NotANameserver",
     "ReplyTimeout",
+    "RetryLater",
     "SendTimeout",
     "TlsFailed",
     "UnsupportedByBroker",
@@ -142,3 +144,21 @@ class InvalidMessage(GantryError, ValueError):
 
 class ClientClosed(GantryError):
     """A client, producer or consumer was used after its block had ended."""
+
+
+class RetryLater(GantryError):
+    """A handler raises it to get the message again later, without an error in the log."""
+
+    def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
+        """``delay_level`` chooses the wait by the brokers' table of levels; 0 lets it grow with each attempt.
+
+        Ordered messages come again after a second, whatever the level.
+        """
+        if delay_level < 0:
+            raise ValueError(f"delay_level {delay_level} is none: give 0 or more, or raise DeadLetter")
+        super().__init__(reason)
+        self.delay_level = delay_level
+
+
+class DeadLetter(GantryError):
+    """A handler raises it, with the reason, to make the message a dead letter at once: a retry would not help."""

@@ -1,4 +1,7 @@
-"""Give out the messages of a queue in their order, the next ones only when those before are settled. No I/O."""
+"""Give out the messages of a queue in order, the next ones only when those before are settled. No I/O.
+
+:class:`Lane` keeps the order of the whole queue, :class:`KeyLane` that of each order key.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.properties import SHARDING_KEY
 
 R = TypeVar("R", bound=DeliveredRecord)
 
@@ -59,19 +63,19 @@ class Lane(Generic[R]):
         self._settled()
         return True
 
-    def put_back(self, offset: int) -> bool:
-        """The message at ``offset`` comes again, and those behind it that are in work too, after :meth:`resume`.
+    def put_back(self, offset: int) -> Callable[[], None] | None:
+        """The message at ``offset`` comes again, and those behind it that are in work too, when the result is called.
 
-        False where it is not in work.
+        None where it is not in work.
         """
         if offset not in self._in_work:
-            return False
+            return None
         again = [self._in_work.pop(each) for each in sorted(self._in_work) if each >= offset]
         if not self._closed:
             self._waiting.extendleft(reversed(again))
             self._suspended = True
         self._settled()
-        return True
+        return self.resume
 
     def resume(self) -> None:
         """Go on after :meth:`put_back`."""
@@ -92,5 +96,82 @@ class Lane(Generic[R]):
 
     def _announce(self) -> None:
         if self._waiting and not (self._in_work or self._suspended or self._offered or self._closed):
+            self._offered = True
+            self._offer(self)
+
+
+class KeyLane(Lane[R]):
+    """As :class:`Lane`, for each order key: messages of different keys, and those without one, are in work together."""
+
+    def __init__(self, offer: Callable[[Lane[R]], None], is_held: Callable[[], bool]) -> None:
+        super().__init__(offer, is_held)
+        self._behind: dict[str, deque[R]] = {}
+        """For each key of which a message waits for its turn, is in work or suspended: those that come after it."""
+
+    def add(self, records: Sequence[R]) -> None:
+        """As :meth:`Lane.add`."""
+        if self._closed:
+            return
+        for record in records:
+            key = record.properties.get(SHARDING_KEY)
+            if key is None:
+                self._waiting.append(record)
+            elif key in self._behind:
+                self._behind[key].append(record)
+            else:
+                self._behind[key] = deque()
+                self._waiting.append(record)
+        self._announce()
+
+    def take(self, most: int) -> list[R]:
+        """Up to ``most`` messages, each of another key, which are in work from now on."""
+        self._offered = False
+        if self._closed or not self._is_held():
+            return []
+        taken = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        self._in_work.update((record.queue_offset, record) for record in taken)
+        self._announce()
+        return taken
+
+    def settle(self, offset: int) -> bool:
+        """As :meth:`Lane.settle`."""
+        record = self._in_work.pop(offset, None)
+        if record is None:
+            return False
+        key = record.properties.get(SHARDING_KEY)
+        if key is not None and key in self._behind:
+            if behind := self._behind[key]:
+                self._waiting.append(behind.popleft())
+            else:
+                del self._behind[key]
+        self._settled()
+        return True
+
+    def put_back(self, offset: int) -> Callable[[], None] | None:
+        """The message at ``offset`` comes again when the result is called; None where it is not in work."""
+        record = self._in_work.pop(offset, None)
+        if record is None:
+            return None
+
+        def resume() -> None:
+            if not self._closed:
+                self._waiting.appendleft(record)
+                self._announce()
+
+        self._settled()
+        return resume
+
+    def close(self) -> None:
+        """As :meth:`Lane.close`."""
+        super().close()
+        self._behind.clear()
+
+    def _settled(self) -> None:
+        self._announce()
+        if self._closed and not self._in_work and self.drained is not None:
+            self.drained()
+
+    def _announce(self) -> None:
+        if self._waiting and not (self._offered or self._closed):
             self._offered = True
             self._offer(self)

@@ -45,6 +45,9 @@ after a time (a datetime, or milliseconds since 1970)."""
 QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[Any] | Any]
 """Called with queues that a consumer has got, or is about to lose; a function or a coroutine function."""
 
+Ordered = bool | Literal["key"]
+"""Whether messages come one after another: those of each queue, or those of each order key."""
+
 AllocationChoice = Allocation | Literal["average", "circle", "consistent_hash"]
 
 
@@ -59,7 +62,7 @@ class ConsumerSettings:
     on_assigned: QueuesChanged | None = None
     on_revoked: QueuesChanged | None = None
     allocation: Allocation = average
-    ordered: bool = False
+    ordered: Ordered = False
     broadcast: bool = False
     offsets_file: Path | None = None
 
@@ -74,7 +77,7 @@ class ConsumerSettings:
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         allocation: AllocationChoice = "average",
-        ordered: bool = False,
+        ordered: Ordered = False,
         broadcast: bool = False,
         offsets_file: str | PathLike[str] | None = None,
     ) -> ConsumerSettings:
@@ -82,6 +85,8 @@ class ConsumerSettings:
         check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
         check_number("pull_batch", pull_batch, 1, PULL_BATCH_MAX)
         check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
+        if not (isinstance(ordered, bool) or ordered == "key"):
+            raise ValueError(f"ordered {ordered!r} is none of False, True (by queue) and 'key'")
         if isinstance(consume_timeout, timedelta):
             consume_timeout = consume_timeout.total_seconds()
         if consume_timeout is not None and not consume_timeout > 0:

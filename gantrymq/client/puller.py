@@ -74,8 +74,8 @@ class Owner(Protocol[R]):
     def fetched(self, count: int) -> None:
         """So many messages of a lane came."""
 
-    def suspend(self, lane: Lane[R]) -> None:
-        """A message of the queue was given back: let the lane go on after a while."""
+    def suspend(self, resume: Callable[[], None]) -> None:
+        """A message of a lane was given back: call ``resume`` after a while, which lets it go on."""
 
     def acknowledged(self) -> None:
         """A message is done."""
@@ -261,9 +261,10 @@ class Puller(Generic[R]):
         max_retries = self._options.settings.max_retries
         if self.lane is not None and delay_level >= 0:
             if max_retries is None or record.reconsume_times < max_retries:
-                if self.lane.put_back(record.queue_offset):
+                resume = self.lane.put_back(record.queue_offset)
+                if resume is not None:
                     record.reconsume_times += 1
-                    self._owner.suspend(self.lane)
+                    self._owner.suspend(resume)
                 return
             delay_level = -1
         header = SendBackHeader(

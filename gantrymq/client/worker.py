@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import signal
-import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup
 
 from gantrymq.client.consumer import Consumer
-from gantrymq.client.errors import ClientClosed, GantryError
-from gantrymq.message import ReceivedMessage
+from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
+from gantrymq.client.options import check_number
+from gantrymq.client.termination import gets_signals, watch_signals
+from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage
 from gantrymq.remoting.logs import LibraryLog
 
 Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
@@ -23,76 +22,171 @@ Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
 CONCURRENCY: Final = 16
 CONCURRENCY_MAX: Final = 1000
 DRAIN_SECONDS: Final = 30.0
+SEND_BACK_PAUSE_SECONDS: Final = 1.0
+"""The wait before a message that could not be given back is given back again; it doubles each time."""
+LONGEST_SEND_BACK_PAUSE_SECONDS: Final = 30.0
+
+R = TypeVar("R", bound=DeliveredRecord)
 
 log = LibraryLog()
 
 
-async def work(
-    consumer: Consumer[ReceivedMessage], handler: Handler, concurrency: int, drain_timeout: float, *, signals: bool
-) -> None:
-    """Give the consumer's messages to ``handler``, ``concurrency`` at once, until SIGTERM, SIGINT or cancellation.
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calls of ``function`` are to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
+    )
 
-    Then no further message is taken, and those in work may take ``drain_timeout`` seconds.
-    """
-    threads = anyio.CapacityLimiter(concurrency)
-    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
-    async def handle(message: ReceivedMessage) -> None:
+class Worker(Generic[R]):
+    """Gives the messages of ``consumer`` to ``handler`` while :meth:`run` runs."""
+
+    def __init__(
+        self, consumer: Consumer[R], handler: Callable[[R], Any], concurrency: int, drain_timeout: float
+    ) -> None:
+        """``consumer`` is not started yet. Raises TypeError and ValueError for what cannot be."""
+        if not callable(handler):
+            raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
+        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        if not drain_timeout >= 0:
+            raise ValueError(f"drain_timeout {drain_timeout} is no time: give seconds, 0 or more")
+        self._consumer = consumer
+        self._handler = handler
+        self._is_async = is_async(handler)
+        self._concurrency = concurrency
+        self._drain_timeout = drain_timeout
+        self._threads = anyio.CapacityLimiter(concurrency)
+        self._waits: set[anyio.CancelScope] = set()
+        self._in_work = 0
+        self._stopped = anyio.Event()
+        self._ended = anyio.Event()
+        self._ended.set()
+        self._tasks: TaskGroup | None = None
+        self._failure: GantryError | None = None
+
+    async def run(self, *, signals: bool = False) -> None:
+        """Work until :meth:`stop`, or SIGTERM or SIGINT with ``signals``; then drain and commit.
+
+        Raises what makes all further work impossible: :class:`AccessDenied`, :class:`ClientClosed`.
+        """
+        self._ended = anyio.Event()
         try:
-            if is_async:
-                await handler(message)
-            else:
-                await anyio.to_thread.run_sync(handler, message, limiter=threads, abandon_on_cancel=True)
-        except Exception:
-            log.exception("handler_failed", group=consumer.group, topic=message.topic, message_id=message.message_id)
-            await _give_back(consumer, message)
-        else:
-            await message.ack()
+            async with self._consumer, anyio.create_task_group() as watching:
+                if signals and gets_signals():
+                    try:
+                        await watching.start(watch_signals, self.stop_at_signal)
+                    except NotImplementedError:
+                        log.warning("signals_not_watched", group=self._consumer.group)
+                async with anyio.create_task_group() as self._tasks:
+                    if self._stopped.is_set():
+                        self._limit_drain()
+                    for _ in range(self._concurrency):
+                        self._tasks.start_soon(self._take_turns)
+                if self._in_work:
+                    log.warning("worker_drain_timed_out", group=self._consumer.group, in_work=self._in_work)
+                watching.cancel_scope.cancel()
+        finally:
+            self._ended.set()
+        if self._failure is not None:
+            raise self._failure
 
-    async def take_turns() -> None:
-        while not stopped.is_set():
-            message: ReceivedMessage | None = None
+    def stop(self) -> None:
+        """Take no further message, and let those in work have ``drain_timeout`` seconds."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        for waiting in self._waits:
+            waiting.cancel()
+        self._limit_drain()
+
+    def stop_at_signal(self, name: str) -> None:
+        """:meth:`stop` because of the signal ``name``."""
+        log.info("worker_draining", group=self._consumer.group, signal=name, in_work=self._in_work)
+        self.stop()
+
+    async def close(self) -> None:
+        """:meth:`stop`, and wait for the end of :meth:`run`."""
+        self.stop()
+        await self._ended.wait()
+
+    def _limit_drain(self) -> None:
+        if self._tasks is not None:
+            self._tasks.cancel_scope.deadline = anyio.current_time() + self._drain_timeout
+
+    def _fail(self, error: GantryError) -> None:
+        self._failure = self._failure or error
+        self.stop()
+
+    async def _take_turns(self) -> None:
+        while not self._stopped.is_set():
+            message: R | None = None
             with anyio.CancelScope() as waiting:
-                waits.add(waiting)
-                message = await anext(consumer)
-            waits.discard(waiting)
+                self._waits.add(waiting)
+                try:
+                    message = await anext(self._consumer)
+                except GantryError as error:
+                    self._fail(error)
+                finally:
+                    self._waits.discard(waiting)
             if message is None:
                 return
-            await handle(message)
+            self._in_work += 1
+            await self._handle(message)
+            self._in_work -= 1  # not in a `finally`: what is cancelled counts as left in work
 
-    waits: set[anyio.CancelScope] = set()
-    stopped = anyio.Event()
-    async with anyio.create_task_group() as all_tasks:
+    async def _handle(self, message: R) -> None:
+        # a handler may replace it in the message, and a message that comes again is the same object
+        delivery, attempt = message.delivery, message.reconsume_times
+        assert delivery is not None  # set by the consumer
+        about = {"group": self._consumer.group, "topic": message.topic, "message_id": message.message_id}
+        try:
+            if self._is_async:
+                await self._handler(message)
+            else:
+                result = await anyio.to_thread.run_sync(
+                    self._call, message, limiter=self._threads, abandon_on_cancel=True
+                )
+                if inspect.isawaitable(result[0]):
+                    await result[0]
+        except RetryLater as wanted:
+            log.info("message_deferred", **about, delay_level=wanted.delay_level, reason=str(wanted))
+            await self._give_back(message, delivery, wanted.delay_level)
+        except DeadLetter as reason:
+            log.error("message_rejected", **about, reason=str(reason))
+            await self._give_back(message, delivery, -1)
+        except Exception:
+            log.exception("handler_failed", **about)
+            await self._give_back(message, delivery, 0)
+        else:
+            if message.reconsume_times == attempt:  # else the handler has given an ordered message back itself
+                self._acknowledge(message, delivery)
 
-        def stop() -> None:
-            stopped.set()
-            for waiting in waits:
-                waiting.cancel()
-            all_tasks.cancel_scope.deadline = anyio.current_time() + drain_timeout
+    def _call(self, message: R) -> tuple[Any]:
+        # a plain function may return a coroutine, as lambdas do, which trio does not take from a thread as it is
+        return (self._handler(message),)
 
-        async with anyio.create_task_group() as watching:
-            if signals and threading.current_thread() is threading.main_thread():
-                await watching.start(partial(_watch_signals, stop, consumer.group))
-            async with anyio.create_task_group() as workers:
-                for _ in range(concurrency):
-                    workers.start_soon(take_turns)
-            watching.cancel_scope.cancel()
+    def _acknowledge(self, message: R, delivery: Delivery) -> None:
+        try:
+            delivery.acknowledge(message.queue_offset)
+        except ClientClosed as error:
+            self._fail(error)
 
+    async def _give_back(self, message: R, delivery: Delivery, delay_level: int, pause: float | None = None) -> None:
+        if delivery.dropped and pause is not None:
+            return  # the queue is another member's, who gets the message
+        try:
+            await delivery.give_back(message, delay_level)
+        except ClientClosed as error:
+            self._fail(error)
+        except GantryError as error:
+            log.warning("send_back_failed", group=self._consumer.group, topic=message.topic, reason=str(error))
+            if not self._stopped.is_set() and self._tasks is not None:
+                # not in this place: the broker may be away for long, and other brokers' messages must not wait
+                self._tasks.start_soon(
+                    self._give_back_later, message, delivery, delay_level, pause or SEND_BACK_PAUSE_SECONDS
+                )
 
-async def _watch_signals(stop: Callable[[], None], group: str, *, task_status: TaskStatus[None]) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-        task_status.started()
-        async for number in received:
-            log.info("worker_draining", group=group, signal=number.name)
-            stop()
-            return
-
-
-async def _give_back(consumer: Consumer[ReceivedMessage], message: ReceivedMessage) -> None:
-    try:
-        await message.retry()
-    except ClientClosed:
-        raise
-    except GantryError as error:
-        # it is not done, so the group gets it again from its offset
-        log.warning("send_back_failed", group=consumer.group, topic=message.topic, reason=str(error))
+    async def _give_back_later(self, message: R, delivery: Delivery, delay_level: int, pause: float) -> None:
+        with anyio.move_on_after(pause):
+            await self._stopped.wait()
+        await self._give_back(message, delivery, delay_level, min(pause * 2, LONGEST_SEND_BACK_PAUSE_SECONDS))

@@ -13,12 +13,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue, Outcome, SendStatus
-from gantrymq.client.options import Start
+from gantrymq.client.options import Ordered, Start
 from gantrymq.message import DeliveredRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.twins]
@@ -724,3 +725,47 @@ async def test_a_reader_reads_from_any_place_to_the_end(cluster: str, topic: str
                 assert [message.queue_offset async for message in reader] == list(range(40, 50))
                 assert await reader.committed(queues[1]) == 50
                 assert await reader.end_offsets() == dict.fromkeys(queues, 50)
+
+
+async def test_a_worker_keeps_the_order_of_keys_retries_and_commits_what_is_done(cluster: str, topic: str) -> None:
+    group = f"g-{topic}"
+    seen: dict[str, list[int]] = {}
+    failed: list[bytes] = []
+
+    async with gantrymq.connect(cluster) as client, client.producer() as producer:
+        await client.admin.create_topic(topic, queues=2)
+        for number in range(40):
+            await producer.send(topic, b"%d" % number, order_key=f"k{number % 5}")
+
+        async def by_key(message: gantrymq.ReceivedMessage) -> None:
+            await anyio.lowlevel.checkpoint()
+            if message.body == b"7" and not message.reconsume_times:
+                raise ZeroDivisionError
+            if message.body == b"9":
+                raise gantrymq.DeadLetter("poison")
+            seen.setdefault(message.properties["__SHARDINGKEY"], []).append(int(message.body))
+
+        async def unordered(message: gantrymq.ReceivedMessage) -> None:
+            if message.body == b"7":
+                failed.append(message.body)
+                if not message.reconsume_times:
+                    raise gantrymq.RetryLater(delay_level=1)
+
+        async def run(worker: object, name: str, ordered: Ordered) -> None:
+            await client.run(worker, topic, name, start="first", ordered=ordered, signals=False)  # type: ignore[arg-type]
+
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run, by_key, group, "key")
+                tasks.start_soon(run, unordered, f"{group}-2", False)
+                while sum(map(len, seen.values())) < 39 or len(failed) < 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                for worker in list(client._workers):
+                    await worker.close()
+            expected = {f"k{key}": list(range(key, 40, 5)) for key in range(5)}
+            expected["k4"].remove(9)
+            assert seen == expected
+            for name in (group, f"{group}-2"):
+                assert await offsets_left(client, topic, name) == {0: 0, 1: 0}
+            async with client.reader(f"%DLQ%{group}") as letters:
+                assert [letter.body for letter in await letters.poll()] == [b"9"]

@@ -98,6 +98,7 @@ async def test_a_broker_that_lost_the_expression_is_told_again(
         ({"consume_timeout": 0}, "consume_timeout 0"),
         ({"consume_timeout": timedelta(seconds=-1)}, "consume_timeout -1.0"),
         ({"consume_timeout": 1.0, "ordered": True}, "not with ordered"),
+        ({"ordered": "keys"}, "ordered 'keys'"),
         ({"allocation": "nearest"}, "none of average, circle, consistent_hash"),
         ({"offsets_file": "x"}, "offsets_file is for broadcast=True"),
     ],

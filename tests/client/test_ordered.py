@@ -13,12 +13,14 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq import MessageQueue
-from gantrymq.client.lanes import Lane
+from gantrymq.client.lanes import KeyLane, Lane
+from gantrymq.client.options import Ordered
 from gantrymq.remoting.bodies.queues import LockBatchRequestBody
 
 pytestmark = pytest.mark.anyio
 
 Cluster = Callable[..., Any]
+KEYS = 3
 Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 
 
@@ -28,6 +30,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0.01)
     monkeypatch.setattr("gantrymq.client.consumer.LOCK_LOOK_SECONDS", 0.01)
     monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0.01)
+
+
+def order_key(key: object) -> str:
+    return f"__SHARDINGKEY\x01{key}\x02"
 
 
 async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int) -> list[gantrymq.ReceivedMessage]:
@@ -237,11 +243,14 @@ class Stop:
 class Group:
     """Members that join, leave and die by chance, and what they did with each queue."""
 
-    def __init__(self, cluster: Any, chance: random.Random) -> None:
+    def __init__(self, cluster: Any, chance: random.Random, ordered: Ordered) -> None:
         self.cluster = cluster
         self.chance = chance
+        self.ordered = ordered
+        self.keys = KEYS if ordered == "key" else 1
         self.done: dict[int, set[int]] = defaultdict(set)
-        self.busy: dict[int, object] = {}
+        self.busy: dict[tuple[int, int], object] = {}
+        self.most = 0
         self.handed_over = 0
         self.moved = anyio.Event()
         self.last: dict[int, object] = {}
@@ -252,7 +261,7 @@ class Group:
         try:
             async with gantrymq.connect(self.cluster.address) as client:
                 client_id = client.client_id
-                async with client.consumer("T", "g", start="first", ordered=True) as messages:
+                async with client.consumer("T", "g", start="first", ordered=self.ordered) as messages:
                     await self.cluster.broker.notify("g")
                     async with anyio.create_task_group() as tasks:
                         for _ in range(3):
@@ -262,8 +271,8 @@ class Group:
                             self.cut(client)
                         tasks.cancel_scope.cancel()
         finally:
-            for queue_id in [queue_id for queue_id, who in self.busy.items() if who is me]:
-                del self.busy[queue_id]  # a dead process does nothing
+            for unit in [unit for unit, who in self.busy.items() if who is me]:
+                del self.busy[unit]  # a dead process does nothing
             self.cluster.broker.forget(client_id)
             with anyio.CancelScope(shield=True):
                 await self.cluster.broker.notify("g")
@@ -288,17 +297,23 @@ class Group:
         for channel in connections._started:
             channel.abandon("the process died")
 
+    def busy_elsewhere(self, queue_id: int, me: object) -> list[tuple[int, int]]:
+        return [unit for unit, who in self.busy.items() if unit[0] == queue_id and who is not me]
+
     async def work(self, me: object, messages: gantrymq.Consumer[gantrymq.ReceivedMessage]) -> None:
         async for message in messages:
             queue_id, offset = message.queue.queue_id, message.queue_offset
-            assert queue_id not in self.busy, f"two at a time in queue {queue_id}"
-            missing = set(range(offset)) - self.done[queue_id]
+            unit = (queue_id, offset % self.keys)
+            assert unit not in self.busy, f"two at a time in queue {queue_id}"
+            missing = set(range(unit[1], offset, self.keys)) - self.done[queue_id]
             assert not missing, f"{offset} of queue {queue_id} came before {sorted(missing)}"
-            self.busy[queue_id] = me
+            assert self.busy_elsewhere(queue_id, me) == [], f"two members have queue {queue_id}"
+            self.busy[unit] = me
+            self.most = max(self.most, sum(other[0] == queue_id for other in self.busy))
             self.handed_over += self.last.get(queue_id, me) is not me
             self.last[queue_id] = me
             await anyio.sleep(self.chance.random() * 0.002)
-            del self.busy[queue_id]
+            del self.busy[unit]
             if self.chance.random() < 0.1:
                 await message.retry()
             else:
@@ -307,16 +322,16 @@ class Group:
                 await message.ack()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "ordered"), [(0, True), (1, True), (2, "key")])
 async def test_order_holds_whoever_joins_leaves_or_dies(
-    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, seed: int, ordered: Ordered
 ) -> None:
     monkeypatch.setattr("gantrymq.client.consumer.COMMIT_INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr("gantrymq.client.locks.RENEW_SECONDS", 0.05)
     chance = random.Random(seed)
     queues, count = 4, 100
     async with fake_cluster(T=queues) as cluster, anyio.create_task_group() as members:
-        group = Group(cluster, chance)
+        group = Group(cluster, chance, ordered)
         running: list[Stop] = []
 
         def join() -> None:
@@ -329,8 +344,8 @@ async def test_order_holds_whoever_joins_leaves_or_dies(
             while group.count < queues * count:
                 if stored < count:
                     for queue_id in range(queues):
-                        for number in range(5):
-                            cluster.broker.store("T", queue_id, b"%d" % (stored + number))
+                        for number in range(stored, stored + 5):
+                            cluster.broker.store("T", queue_id, b"%d" % number, order_key(number % KEYS))
                     stored += 5
                 # a change waits for progress, so that a slow machine has no more of them than a fast one
                 await group.progress(min(group.count + chance.randrange(5, 25), queues * stored))
@@ -342,6 +357,7 @@ async def test_order_holds_whoever_joins_leaves_or_dies(
                     stop.kills = step < 0.6
                     stop.event.set()
         assert group.handed_over > 3
+        assert (group.most > 1) == (ordered == "key")
         for stop in running:
             stop.event.set()
 
@@ -366,6 +382,78 @@ def test_a_lane_that_is_not_held_gives_nothing() -> None:
     assert not lane.put_back(0)
     lane.resume()
     assert lane.take(5) == []
+
+
+def record_of(offset: int, key: str | None) -> gantrymq.ReceivedMessage:
+    raw = b"" if key is None else order_key(key).encode()
+    return gantrymq.ReceivedMessage("T", 0, 0, offset, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, b"x", raw, 100)
+
+
+def test_a_lane_of_keys_gives_out_one_message_of_each_key() -> None:
+    offered: list[Lane[Any]] = []
+    lane: KeyLane[Any] = KeyLane(offered.append, lambda: True)
+    a0, b1, a2, free3, free4, a5 = records = [
+        record_of(offset, key) for offset, key in enumerate(["a", "b", "a", None, None, "a"])
+    ]
+    lane.add(records)
+    assert offered == [lane]
+    assert lane.take(1) == [a0]
+    assert offered == [lane, lane], "there is more"
+    assert lane.take(10) == [b1, free3, free4]
+    assert (lane.in_work, lane.take(10)) == (4, [])
+    resume = lane.put_back(0)
+    assert resume is not None
+    assert lane.put_back(0) is None
+    assert not lane.settle(0)
+    assert lane.take(10) == [], "the key is suspended"
+    resume()
+    assert lane.take(10) == [a0], "before the others of its key"
+    assert lane.settle(1)
+    lane.add([record_of(6, "b")])
+    assert [record.queue_offset for record in lane.take(10)] == [6], "the key was free"
+    assert lane.settle(0)
+    assert lane.take(10) == [a2]
+    assert lane.settle(2)
+    drained: list[bool] = []
+    lane.drained = lambda: drained.append(True)
+    again = lane.put_back(3)
+    lane.close()
+    assert lane.settle(4)
+    assert drained == []
+    assert lane.settle(6)
+    assert drained == [True]
+    assert again is not None
+    again()
+    assert lane.take(10) == []
+    lane.add([a5])
+    assert lane.take(10) == []
+
+
+def test_a_lane_of_keys_that_is_not_held_gives_nothing() -> None:
+    held = False
+    lane: KeyLane[Any] = KeyLane(lambda _: None, lambda: held)
+    lane.add([record_of(0, "a")])
+    assert lane.take(5) == []
+    held = True
+    assert len(lane.take(5)) == 1
+
+
+async def test_a_batch_of_a_consumer_ordered_by_key_has_one_message_of_each_key(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number, key in enumerate("aabc"):
+            cluster.broker.store("T", 0, b"%d" % number, order_key(key))
+        async with client.consumer("T", "g", start="first", ordered="key") as messages:
+            assert messages.ordered
+            first = await messages.next_batch(10)
+            assert [message.body for message in first] == [b"0", b"2", b"3"]
+            await first[0].retry()
+            (again,) = await messages.next_batch(10)
+            assert (again.body, again.reconsume_times) == (b"0", 1)
+            for message in first:
+                await message.ack()
+            (last,) = await messages.next_batch(10)
+            assert last.body == b"1"
+        assert cluster.broker.offsets["g", "T", 0] == 1
 
 
 def test_ordered_without_async(fake_in_thread: Any) -> None:

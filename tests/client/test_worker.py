@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import gantrymq
@@ -116,3 +117,260 @@ async def test_a_concurrency_that_cannot_be_is_refused(fake_cluster: Cluster, co
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(ValueError, match="concurrency"):
             await client.run(print, "T", "g", concurrency=concurrency)
+
+
+def order_key(key: object) -> str:
+    return f"__SHARDINGKEY\x01{key}\x02"
+
+
+async def test_messages_of_a_key_are_handled_one_by_one_and_those_of_others_meanwhile(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(60):
+            cluster.broker.store("T", 0, b"%d" % number, order_key(number % 3))
+        busy: set[int] = set()
+        done: list[int] = []
+        together = anyio.Event()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            number = int(message.body)
+            assert number % 3 not in busy
+            busy.add(number % 3)
+            if len(busy) == 3:
+                together.set()
+            await together.wait()
+            await anyio.lowlevel.checkpoint()
+            busy.discard(number % 3)
+            done.append(number)
+            if len(done) == 60:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", ordered="key", concurrency=8)
+        for key in range(3):
+            assert [number for number in done if number % 3 == key] == list(range(key, 60, 3))
+        assert cluster.broker.offsets["g", "T", 0] == 60
+
+
+async def test_a_failed_message_holds_back_its_key_alone_and_nothing_behind_it_is_committed(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(20):
+            cluster.broker.store("T", 0, b"%d" % number, order_key(number % 2))
+        done: list[int] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            number = int(message.body)
+            if number == 6:
+                await anyio.lowlevel.checkpoint()
+                raise ZeroDivisionError
+            done.append(number)
+            if len(done) == 13:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", ordered="key")
+        assert [number for number in done if number % 2 == 0] == [0, 2, 4]
+        assert [number for number in done if number % 2] == list(range(1, 20, 2))
+        assert cluster.broker.offsets["g", "T", 0] == 6
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_handler_chooses_when_the_message_comes_again_or_that_it_does_not(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture, ordered: bool
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        for body in (b"later", b"never", b"last"):
+            cluster.broker.store("T", 0, body)
+        attempts: list[bytes] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            attempts.append(message.body)
+            if message.body == b"later" and not message.reconsume_times:
+                raise gantrymq.RetryLater("not yet", delay_level=3)
+            if message.body == b"never":
+                raise gantrymq.DeadLetter("no such customer")
+            if message.body == b"last":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", ordered=ordered, concurrency=1)
+        levels = [back.ext["delayLevel"] for back in cluster.broker.seen(36)]
+        assert levels == (["-1"] if ordered else ["3", "-1"])
+        assert attempts == [b"later"] * (1 + ordered) + [b"never", b"last"]
+        assert cluster.broker.offsets["g", "T", 0] == 3
+    assert "message_rejected" in caplog.text
+    assert "no such customer" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_delay_level_that_means_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="raise DeadLetter"):
+        gantrymq.RetryLater(delay_level=-1)
+
+
+async def test_what_could_not_be_given_back_is_given_back_later_while_others_are_handled(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.worker.SEND_BACK_PAUSE_SECONDS", 0.01)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        handled = anyio.Event()
+
+        async def give_back(request: Any) -> Any:
+            if len(cluster.broker.seen(36)) < 3:
+                return request.answer(14, "the disk is full")
+            await handled.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            return request.answer(0)
+
+        cluster.broker.answers[36] = give_back
+        for number in range(2):
+            cluster.broker.store("T", 0, b"%d" % number)
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            if message.body == b"0":
+                raise ZeroDivisionError
+            handled.set()
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", concurrency=1)
+        assert cluster.broker.offsets["g", "T", 0] == 2
+
+
+async def test_what_cannot_be_given_back_at_the_end_is_left_to_the_next_member(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.answers[36] = lambda request: request.answer(14, "the disk is full")
+        cluster.broker.store("T", 0, b"x")
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ZeroDivisionError
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first")
+        assert not cluster.broker.offsets.get(("g", "T", 0))
+
+
+async def test_a_broker_that_refuses_the_credentials_ends_the_worker_with_that_error(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster:
+        cluster.broker.answers[11] = lambda request: request.answer(
+            1, "org.apache.rocketmq.acl.common.AclException: Check signature failed for accessKey=worker, org.apache"
+        )
+        async with gantrymq.connect(cluster.address) as client:
+            with anyio.fail_after(20), pytest.raises(gantrymq.AuthenticationFailed):
+                await client.run(print, "T", "g", start="first", concurrency=4)
+
+
+async def test_one_signal_ends_all_workers(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1, U=1, V=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        gantrymq.connect(cluster.address) as other,
+    ):
+        cluster.broker.answers[36] = lambda request: request.answer(0)
+        waiting: set[str] = set()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            waiting.add(message.topic)
+            if waiting >= {"T", "U", "V"}:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        async with anyio.create_task_group() as tasks:
+            short = anyio.CancelScope()
+
+            async def run_shortly() -> None:
+                with short:
+                    await client.run(handle, "T", "first")
+
+            tasks.start_soon(run_shortly)  # it receives signals for all, until it ends
+            await cluster.broker.wait_for(11)
+            for topic, by in (("T", client), ("U", client), ("V", other)):
+                tasks.start_soon(lambda topic, by: by.run(handle, topic, f"g-{topic}", start="first"), topic, by)
+            await cluster.broker.wait_for(11, 4)
+            short.cancel()
+            for topic in "TUV":
+                cluster.broker.store(topic, 0, b"x")
+            tasks.cancel_scope.deadline = anyio.current_time() + 20
+        assert not tasks.cancel_scope.cancelled_caught
+        assert {cluster.broker.offsets[f"g-{topic}", topic, 0] for topic in "TUV"} == {1}
+
+
+async def test_closing_the_client_drains_its_workers_before_anything_they_use_ends(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, anyio.create_task_group() as tasks:
+        client = await gantrymq.connect(cluster.address).start()
+        producer = await client.producer().start()
+        cluster.broker.store("T", 0, b"x")
+        begun, closing = anyio.Event(), anyio.Event()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            begun.set()
+            await closing.wait()
+            await anyio.sleep(0.01)
+            await producer.send("T", b"more", queue=0)
+
+        async def close() -> None:
+            closing.set()
+            await client.close()
+
+        tasks.start_soon(lambda: client.run(handle, "T", "g", start="first", signals=False))
+        with anyio.fail_after(20):
+            await begun.wait()
+            await close()
+        assert cluster.broker.offsets["g", "T", 0] == 1
+        assert len(cluster.broker.queues["T", 0]) == 2
+
+
+async def test_a_plain_function_that_returns_a_coroutine_is_awaited(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        done: list[bytes] = []
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            done.append(message.body)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        with anyio.fail_after(20):
+            await client.run(lambda message: handle(message), "T", "g", start="first")
+        assert done == [b"x"]
+
+
+async def test_a_handler_that_retries_an_ordered_message_itself_does_not_acknowledge_it(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        cluster.broker.store("T", 0, b"x")
+        again = anyio.Event()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            if not message.reconsume_times:
+                await message.retry()
+                await again.wait()
+                return
+            again.set()
+            await anyio.wait_all_tasks_blocked()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await anyio.sleep_forever()
+
+        with anyio.fail_after(20):
+            await client.run(handle, "T", "g", start="first", ordered=True, drain_timeout=0.05)
+        assert not cluster.broker.offsets.get(("g", "T", 0)), "the second attempt was not finished"
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "error"),
+    [
+        ("orders", {}, TypeError),
+        (print, {"drain_timeout": -1}, ValueError),
+        (print, {"ordered": "topic"}, ValueError),
+        (print, {"prefetch": 0}, ValueError),
+    ],
+)
+async def test_what_a_worker_cannot_be_is_refused(
+    fake_cluster: Cluster, handler: Any, options: dict[str, Any], error: type[Exception]
+) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        with pytest.raises(error):
+            await client.run(handler, "T", "g", **options)
