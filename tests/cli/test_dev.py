@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from rich.console import Console
 import gantrymq.sync
 from gantrymq import Message
 from gantrymq.cli.dev import plan as devplan
-from gantrymq.cli.dev.plan import ClusterSpec, Plan, held, make_plan
+from gantrymq.cli.dev.plan import ClusterSpec, Member, Plan, held, make_plan
 from gantrymq.cli.dev.view import Lines, LiveTable
 from gantrymq.cli.failures import CommandFailed
 from support.hapair import read_all
@@ -32,6 +34,12 @@ ROW = {
 # ---- the plan
 
 
+def enabled(member: Member) -> list[str]:
+    """The plugins that its flags add."""
+    pairs = zip(member.arguments, member.arguments[1:], strict=False)
+    return [value for flag, value in pairs if flag == "--enable"]
+
+
 def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_path: Path) -> None:
     plan = make_plan(ClusterSpec(brokers=2, slaves=1, nameservers=2), tmp_path)
     assert [member.label for member in plan.members] == [
@@ -41,7 +49,8 @@ def test_members_come_in_the_order_of_their_start_with_names_and_numbers(tmp_pat
     slave = plan.members[-1]
     assert slave.arguments[:3] == ["broker", "--nameserver", plan.nameservers]
     settings = set(slave.arguments[slave.arguments.index("--set") + 1 :: 2])
-    assert {"broker.name=broker-b", "broker.cluster=DevCluster", "plugins.enable=ha"} <= settings
+    assert {"broker.name=broker-b", "broker.cluster=DevCluster"} <= settings
+    assert enabled(slave) == ["ha"]
     file = Path(slave.arguments[slave.arguments.index("--config") + 1])
     assert file.read_text() == "[broker]\nid = 1\n", "no flag: it may change while the broker runs"
 
@@ -55,7 +64,17 @@ def test_masters_wait_for_slaves_when_told_so_and_the_users_settings_come_last(t
 
 
 def test_brokers_without_slaves_do_not_replicate(tmp_path: Path) -> None:
-    assert "plugins.enable=ha" not in make_plan(ClusterSpec(), tmp_path).members[1].arguments
+    assert enabled(make_plan(ClusterSpec(), tmp_path).members[1]) == []
+
+
+def test_each_broker_has_metrics_at_a_port_of_its_own(tmp_path: Path) -> None:
+    spec = ClusterSpec(brokers=2, slaves=1, enable=("metrics", "ha"))
+    brokers = [member for member in make_plan(spec, tmp_path).members if member.number is not None]
+    assert [enabled(member) for member in brokers] == [["ha", "metrics"]] * 4
+    for member in brokers:
+        assert f"plugin.metrics.listen=127.0.0.1:{member.port + 2}" in member.arguments
+    ports = [member.port + distance for member in brokers for distance in devplan.BROKER_PORTS]
+    assert len(set(ports)) == 16
 
 
 def promoted(folder: Path, label: str, number: int, at: int, other: str = "") -> Path:
@@ -327,3 +346,27 @@ def test_what_does_not_start_is_told_with_its_last_words(tmp_path: Path, cli: Ca
     assert outcome.code == 1
     assert "broker-a-0 did not start; its log: " in outcome.err
     assert "sometimes" in outcome.err
+
+
+def test_the_log_of_what_does_not_start_is_kept(cli: Callable[..., Any]) -> None:
+    outcome = cli("dev", "up", "--set", "plugin.flush.mode=sometimes")
+    assert outcome.code == 1
+    log = Path(outcome.err.partition("did not start; its log: ")[2].splitlines()[0])
+    assert "sometimes" in log.read_text()
+    shutil.rmtree(log.parent)
+
+
+@pytest.mark.timeout(120)
+def test_two_brokers_serve_their_metrics_side_by_side(tmp_path: Path) -> None:
+    arguments = ["dev", "up", "--brokers", "2", "--enable", "metrics", "--json"]
+    with gantrymq_child(arguments, tmp_path / "log") as child:
+        addresses = []
+        for event in child.events():
+            if event["event"] == "ready":
+                break
+            addresses.append(str(event["address"]))
+        for address in addresses[1:]:
+            host, _, port = address.partition(":")
+            with urllib.request.urlopen(f"http://{host}:{int(port) + 2}/metrics", timeout=10) as answer:
+                assert b"gantrymq_" in answer.read()
+        assert len(addresses) == 3

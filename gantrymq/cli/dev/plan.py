@@ -21,8 +21,10 @@ PLAN_FILE: Final = "cluster.json"
 LOCK_FILE: Final = "lock"
 HOST: Final = "127.0.0.1"
 BROKER_STRIDE: Final = 10
-BROKER_PORTS: Final = (-2, 0, 1)
-"""What a broker listens on, beside its port: RocketMQ's slaves ask two below for topics, slaves copy one above."""
+METRICS_DISTANCE: Final = 2
+BROKER_PORTS: Final = (-2, 0, 1, METRICS_DISTANCE)
+"""What a broker listens on, relative to its port: RocketMQ's slaves ask two below for topics, slaves copy one above,
+and metrics are two above."""
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 """Chosen ports lie below those that the system takes for outgoing connections."""
 TRIES: Final = 2000
@@ -41,6 +43,7 @@ class ClusterSpec:
     base_port: int = 0
     sync: bool = False
     settings: Sequence[str] = ()
+    enable: Sequence[str] = ()
 
 
 @attrs.frozen
@@ -182,13 +185,18 @@ def _broker(
         f"broker.cluster={spec.cluster}",
         f"store.commit_log_file_bytes={SEGMENT}",
     ]
+    enable = list(spec.enable)
     if spec.slaves:
-        settings.append("plugins.enable=ha")
+        enable.insert(0, "ha")
         if spec.sync:  # of slaves as well: they may be promoted
             settings.append("plugin.ha.role=sync_master")
+    if "metrics" in enable:
+        settings.append(f"plugin.metrics.listen={HOST}:{port + METRICS_DISTANCE}")
     data = str(folder / label)
     arguments = ["broker", "--nameserver", nameservers, "--listen", f"{HOST}:{port}", "--data", data]
     arguments += ["--config", str(folder / f"{label}.toml")]  # what stands there can be changed while it runs
+    for plugin in dict.fromkeys(enable):
+        arguments += ["--enable", plugin]
     for setting in (*settings, *spec.settings):
         arguments += ["--set", setting]
     return arguments
