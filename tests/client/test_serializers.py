@@ -1,0 +1,123 @@
+"""Bodies from objects and objects from bodies: formats, types, models, and what cannot be read or written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+import gantrymq
+from gantrymq.client.serializers import deserializer_of, serializer_of
+
+
+@dataclass
+class Order:
+    id: int
+    tags: list[str]
+
+
+class Struct(msgspec.Struct):
+    id: int
+    at: datetime | None = None
+
+
+class Model:
+    """What pydantic's models have of methods."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def model_dump_json(self) -> str:
+        return f'{{"number":{self.number}}}'
+
+    def model_dump(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    @classmethod
+    def model_validate_json(cls, body: bytes) -> Model:
+        return cls(msgspec.json.decode(body)["number"])
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value", "body", "deserializer", "again"),
+    [
+        ("str", "größe", "größe".encode(), "str", "größe"),
+        ("str", "x", b"x", str, "x"),
+        (bytes, b"x", b"x", bytes, b"x"),
+        ("json", {"a": [1, None]}, b'{"a":[1,null]}', "json", {"a": [1, None]}),
+        ("json", Order(1, ["a"]), b'{"id":1,"tags":["a"]}', Order, Order(1, ["a"])),
+        (
+            "json", Struct(2, datetime(2026, 1, 2, tzinfo=UTC)), b'{"id":2,"at":"2026-01-02T00:00:00Z"}', Struct,
+            Struct(2, datetime(2026, 1, 2, tzinfo=UTC)),
+        ),
+        ("json", [Order(1, [])], b'[{"id":1,"tags":[]}]', list[Order], [Order(1, [])]),
+        ("json", [Model(3)], b'[{"number":3}]', "json", [{"number": 3}]),
+        ("msgpack", {"a": b"b"}, b"\x81\xa1a\xc4\x01b", "msgpack", {"a": b"b"}),
+        (lambda text: text.encode("latin-1"), "ä", b"\xe4", lambda body: body.decode("latin-1"), "ä"),
+    ],
+)  # fmt: skip
+def test_bodies_are_written_and_read(serializer: Any, value: Any, body: bytes, deserializer: Any, again: Any) -> None:
+    assert serializer_of(serializer)(value) == body
+    assert deserializer_of(deserializer)(body) == again
+
+
+def test_models_write_and_read_themselves() -> None:
+    assert serializer_of("json")(Model(3)) == b'{"number":3}'
+    assert deserializer_of(Model)(b'{"number":3}').number == 3
+
+
+def test_models_of_pydantic_write_and_read_themselves() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model("Kind", number=(int, ...))
+    body = serializer_of("json")(kind(number=3))
+    assert body == b'{"number":3}'
+    assert deserializer_of(kind)(body) == kind(number=3)
+    with pytest.raises(gantrymq.BodyError, match="cannot be read as Kind: ValidationError"):
+        deserializer_of(kind)(b'{"number":"x"}')
+
+
+@pytest.mark.parametrize(
+    ("serializer", "value", "reason"),
+    [
+        ("str", 1, "serializer str takes no int: TypeError: it is no str"),
+        ("json", b"x", "bytes have no form in JSON"),
+        ("json", object(), "it has a object in it"),
+        ("json", float, "serializer json takes no type"),
+        (lambda value: str(value), 1, "serializer <lambda> returned str, not bytes"),
+    ],
+)
+def test_what_cannot_be_written_is_an_invalid_message(serializer: Any, value: Any, reason: str) -> None:
+    with pytest.raises(gantrymq.InvalidMessage, match=reason):
+        serializer_of(serializer)(value)
+
+
+@pytest.mark.parametrize(
+    ("deserializer", "body", "reason"),
+    [
+        ("str", b"\xff", "cannot be read as str: UnicodeDecodeError"),
+        ("json", b"{", "cannot be read as json"),
+        ("msgpack", b"\xc1", "cannot be read as msgpack"),
+        (Order, b'{"id":"x","tags":[]}', "cannot be read as Order: ValidationError: Expected `int`"),
+        (Struct, b"{}", "missing required field `id`"),
+        (lambda body: 1 // 0, b"x", "cannot be read as <lambda>: ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_read_is_a_body_error(deserializer: Any, body: bytes, reason: str) -> None:
+    with pytest.raises(gantrymq.BodyError, match=reason):
+        deserializer_of(deserializer)(body)
+
+
+@pytest.mark.parametrize("choice", ["xml", None, 5])
+def test_what_is_no_choice_is_refused(choice: Any) -> None:
+    with pytest.raises(ValueError, match="serializer"):
+        serializer_of(choice)
+    with pytest.raises(ValueError, match="deserializer"):
+        deserializer_of(choice)
+
+
+def test_a_type_that_json_cannot_stand_for_is_refused() -> None:
+    with pytest.raises(ValueError, match="no type that JSON can stand for"):
+        deserializer_of(list[Order | Struct])
