@@ -90,7 +90,8 @@ CONFIGURATION = """\
 Every key of the kernel and of the shipped plugins, with its default and the key of RocketMQ's `broker.conf` that
 sets it directly.
 [Configure](../howto/configure.md) explains where a value comes from, its units, and what each key of a default plugin
-means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`.
+means; [cluster](../howto/cluster.md) describes `plugin.ha`, [metrics](../howto/metrics.md) `plugin.metrics`,
+[secure a broker](../howto/secure.md) `plugin.acl`.
 `gantrymq print-config` prints the values that are in force.
 """
 

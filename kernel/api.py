@@ -65,6 +65,10 @@ class Broker(Protocol):
         ``find`` from ``register_processors`` on."""
 
     @property
+    def request_codes(self) -> list[int]:
+        """The request codes that are served, in order; from ``register_tasks`` on."""
+
+    @property
     def filters(self) -> dict[str, FilterCompiler]:
         """The compilers of subscription expressions by type, from ``register_processors`` on."""
 

@@ -115,6 +115,11 @@ class Broker:
         """The open connections."""
         return self.sweep.connections
 
+    @property
+    def request_codes(self) -> list[int]:
+        """The request codes that are served, in order; from ``register_tasks`` on."""
+        return self.requests.codes
+
     # ------------------------------------------------------------------------------------------------- write path
 
     def append(self, batch: AppendBatch) -> None:

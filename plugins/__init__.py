@@ -38,6 +38,7 @@ DEFAULT_PLUGINS = (
 OPTIONAL_PLUGINS = (
     "gantrymq.plugins.ha:HaPlugin",
     "gantrymq.plugins.metrics:MetricsPlugin",
+    "gantrymq.plugins.acl:AclPlugin",
 )
 
 

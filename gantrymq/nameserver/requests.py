@@ -45,6 +45,7 @@ from gantrymq.remoting.headers.nameserver import (
 )
 from gantrymq.remoting.headers.topics import DeleteTopicInNameserverHeader, TopicHeader
 from gantrymq.remoting.javaproperties import read_properties, write_properties
+from gantrymq.remoting.rights import NAMESERVER_RIGHTS, Right
 
 T = TypeVar("T")
 
@@ -62,21 +63,7 @@ ZONE_NAME: Final = "__ZONE_NAME"
 SERVICE_WAIT_SECONDS: Final = 45.0
 """With ``needWaitForService``: a nameserver that has just begun knows only some of the brokers (5.3.3)."""
 
-CHANGES: Final = frozenset(
-    {
-        RequestCode.PUT_KV_CONFIG,
-        RequestCode.DELETE_KV_CONFIG,
-        RequestCode.REGISTER_BROKER,
-        RequestCode.UNREGISTER_BROKER,
-        RequestCode.REGISTER_TOPIC_IN_NAMESRV,
-        RequestCode.QUERY_DATA_VERSION,
-        RequestCode.BROKER_HEARTBEAT,
-        RequestCode.WIPE_WRITE_PERM_OF_BROKER,
-        RequestCode.ADD_WRITE_PERM_OF_BROKER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.UPDATE_NAMESRV_CONFIG,
-    }
-)
+CHANGES: Final = frozenset(code for code, right in NAMESERVER_RIGHTS.items() if right is Right.PEER)
 """What changes the tables, or how long a broker stays in them: for the peers that were named."""
 NOT_A_PEER: Final = "this address may not change routes or settings here; name it with the nameserver's --peers"
 

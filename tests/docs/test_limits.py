@@ -44,6 +44,7 @@ NO_LIMITS = {
     "store.commit_log_file_bytes": "the shape of a file",
     "store.queue_file_units": "the shape of a file",
     "store.queue_extension_file_bytes": "the shape of a file",
+    "plugin.acl.interval": "an interval",
     "plugin.clients.scan_every": "an interval",
     "plugin.flush.interval": "an interval",
     "plugin.flush.least_bytes": "an interval",
@@ -93,7 +94,7 @@ def value_of(text: str) -> float:
 
 
 def settings() -> Iterator[tuple[str, float]]:
-    manager: PluginManager = load_plugins([*DEFAULT_PLUGINS, "ha", "metrics"])
+    manager: PluginManager = load_plugins([*DEFAULT_PLUGINS, "ha", "metrics", "gantrymq.plugins.acl:AclPlugin"])
     plugins = [(f"plugin.{name}", kind) for _, (name, kind) in manager.call_each("config_section", tuple)]
     sections: list[tuple[str, Any]] = [*KERNEL_SECTIONS.items(), *plugins]
     for section, kind in sections:

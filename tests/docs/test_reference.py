@@ -20,7 +20,9 @@ from gantrymq.client import errors
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.nameserver.requests import CHANGES, Requests
 from gantrymq.nameserver.server import NameServer, NameServerConfig
+from gantrymq.plugins import OPTIONAL_PLUGINS
 from gantrymq.remoting.codes import RequestCode, ResponseCode
+from gantrymq.remoting.rights import BROKER_RIGHTS
 from gantrymq.testing.harness import make_broker, run_broker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +98,8 @@ def test_the_test_library_is_documented_name_by_name() -> None:
 
 
 def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:
-    for section, page in (("plugin.ha", "cluster.md"), ("plugin.metrics", "metrics.md")):
+    pages = (("plugin.ha", "cluster.md"), ("plugin.metrics", "metrics.md"), ("plugin.acl", "secure.md"))
+    for section, page in pages:
         keys = re.findall(rf"^\| `{section}\.(\w+)` \|", (REFERENCE / "configuration.md").read_text(), re.MULTILINE)
         text = (ROOT / "docs" / "howto" / page).read_text()
         assert keys
@@ -119,14 +122,22 @@ def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
 
     monkeypatch.setattr(PluginManager, "call_each", spy)
 
+    (tmp_path / "plain_acl.yml").touch()
+
     async def start() -> None:
-        settings = {"plugin.ha.listen": "127.0.0.1:0", "plugin.metrics.listen": "127.0.0.1:0"}
-        async with run_broker(make_broker(tmp_path, enable=["ha", "metrics"], settings=settings)):
+        settings = {
+            "plugin.ha.listen": "127.0.0.1:0",
+            "plugin.metrics.listen": "127.0.0.1:0",
+            "plugin.acl.file": f"{tmp_path}/plain_acl.yml",
+        }
+        async with run_broker(make_broker(tmp_path / "store", enable=OPTIONAL_PLUGINS, settings=settings)):
             pass
 
     trio.run(start)
-    listed = [(int(row[0]), row[1], row[2]) for row in rows(section("request-codes.md", "Served by the broker"))]
-    assert listed == [(code, RequestCode(code).name, served[code]) for code in sorted(served)]
+    listed = [(int(row[0]), *row[1:3], row[4]) for row in rows(section("request-codes.md", "Served by the broker"))]
+    assert listed == [
+        (code, RequestCode(code).name, served[code], BROKER_RIGHTS[code].value) for code in sorted(served)
+    ]
 
 
 def test_every_code_that_a_nameserver_serves_is_listed() -> None:

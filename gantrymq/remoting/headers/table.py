@@ -8,6 +8,12 @@ from __future__ import annotations
 import attrs
 
 from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.headers.access import (
+    AclVersionResponse,
+    DeleteAccountHeader,
+    UpdateAccountHeader,
+    UpdateAddressesHeader,
+)
 from gantrymq.remoting.headers.brokers import BrokerConsumeStatsHeader, ConfigVersionResponse, StatsHeader
 from gantrymq.remoting.headers.groups import (
     ConsumeDirectlyHeader,
@@ -104,6 +110,11 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.GET_ALL_CONSUMER_OFFSET: RequestSpec("broker", None),
     _C.GET_ALL_DELAY_OFFSET: RequestSpec("broker", None),
     _C.CHECK_CLIENT_CONFIG: RequestSpec("broker", None),
+    _C.UPDATE_AND_CREATE_ACL_CONFIG: RequestSpec("broker", UpdateAccountHeader),
+    _C.DELETE_ACL_CONFIG: RequestSpec("broker", DeleteAccountHeader),
+    _C.GET_BROKER_CLUSTER_ACL_INFO: RequestSpec("broker", None, AclVersionResponse),
+    _C.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: RequestSpec("broker", UpdateAddressesHeader),
+    _C.GET_BROKER_CLUSTER_ACL_CONFIG: RequestSpec("broker", None),
     _C.PUT_KV_CONFIG: RequestSpec("nameserver", PutKVConfigHeader),
     _C.GET_KV_CONFIG: RequestSpec("nameserver", KVConfigHeader, KVConfigResponse),
     _C.DELETE_KV_CONFIG: RequestSpec("nameserver", KVConfigHeader),

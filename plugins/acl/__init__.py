@@ -1,0 +1,139 @@
+"""Access control with RocketMQ 4's ``plain_acl.yml``: accounts sign their requests, and the file says what each may do.
+
+Slot: access_control; not in the default set: ``--enable acl``, with the extra ``gantrymq[acl]``, or ``aclEnable`` in
+RocketMQ's ``broker.conf``.
+Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks.
+Config ``[plugin.acl]``: ``file``, ``interval``, ``codes``.
+Files: that of the accounts, which requests 50, 51 and 53 change.
+Answers for RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
+
+``accounts`` reads the file and ``addresses`` its patterns, ``account_file`` watches and changes it, ``checks`` decides
+about a request, ``resources`` says which topics and groups it names. ``docs/howto/secure.md``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.acl.account_file import AccountFile
+from gantrymq.plugins.acl.admin import AccountRequests
+from gantrymq.plugins.acl.checks import Checks, Denied
+from gantrymq.plugins.acl.config import AclConfig
+from gantrymq.remoting.codes import ResponseCode
+from gantrymq.remoting.rights import BROKER_RIGHTS, Right
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.processors import Processor, Request, RequestBatch
+
+log = structlog.get_logger("gantrymq.acl")
+
+EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
+"""How the text of every refusal begins, as that of RocketMQ's brokers; clients know it by this."""
+NAMED_RIGHTS = ("admin", "send", "read", "topic", "consume", "group")
+"""The rights that ``plugin.acl.codes`` can give to a request code."""
+
+
+class AclPlugin:
+    """One object a broker; it decides about all requests of a sweep in one call."""
+
+    name = "acl"
+    slot = "access_control"
+    _config: AclConfig  # these are set by configure
+    _file: AccountFile
+    _rights: dict[int, Right]
+    _checks: Checks
+    _warnings: RareWarnings
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.acl]``."""
+        return "acl", AclConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Read the accounts; a file that cannot be read, or is wrong, refuses the start."""
+        try:
+            import yaml  # noqa: F401 - the parser of the file
+        except ImportError as error:
+            raise StartError(f"plugin 'acl': {error}; install it with `pip install 'gantrymq[acl]'`") from None
+        self._config = config.section(AclConfig)
+        self._rights = {**_rights_of(self._config.codes), **BROKER_RIGHTS}
+        self._file = AccountFile(broker.env, self._config.file)
+        self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts)
+        self._warnings = RareWarnings(broker.env.monotonic)
+
+    @hookimpl
+    def register_processors(self, broker: Broker) -> dict[int, Processor]:
+        """50 to 54."""
+        return dict(AccountRequests(broker, self._file).processors())
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """The watcher of the file. All codes are registered: each must have a right."""
+        without = [str(code) for code in broker.request_codes if code not in self._rights]
+        if without:
+            raise StartError(
+                f"plugin 'acl': request codes {', '.join(without)} are served and no right is known for them; name it,"
+                f' such as plugin.acl.codes = {{ {without[0]} = "admin" }} (or {", ".join(NAMED_RIGHTS[1:])})'
+            )
+        return [BackgroundTask("acl", self._watch)]
+
+    async def _watch(self) -> None:
+        await self._file.watch(self._config.interval)
+
+    @hookimpl(tryfirst=True)
+    def authorize(self, batch: RequestBatch) -> None:
+        """Refuse what nobody signed, or what its signer may not do."""
+        for row in batch.live:
+            request = batch.requests[row]
+            try:
+                access_key = self._checks.check(request)
+            except Denied as denied:
+                self._note(request, denied)
+                batch.refuse(row, ResponseCode.SYSTEM_ERROR, EXCEPTION + str(denied))
+            else:
+                if access_key is not None:
+                    request.connection.identity = access_key
+
+    def _note(self, request: Request, denied: Denied) -> None:
+        self._checks.refused[denied.reason] += 1
+        host = request.connection.peer[0]
+        if self._warnings.is_due(f"{host} {denied.reason} {denied.access_key}"):
+            log.warning(
+                "request_denied", peer=host, access_key=denied.access_key, code=request.code, reason=str(denied)
+            )
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Accounts, refusals by reason, and files that could not be put in force."""
+        metrics.gauge("gantrymq_acl_accounts", "Accounts that are in force", len(self._file.accounts.by_key))
+        for reason, count in self._checks.refused.items():
+            metrics.counter(
+                "gantrymq_acl_refused_requests_total", "Requests that access control refused", count, reason=reason
+            )
+        metrics.counter(
+            "gantrymq_acl_failed_reloads_total",
+            "Changes of the file of accounts that could not be put in force",
+            self._file.failed_reloads,
+        )
+
+
+def _rights_of(codes: dict[str, str]) -> dict[int, Right]:
+    """``plugin.acl.codes``, typed."""
+    found = {}
+    for code, name in codes.items():
+        if not (code.isascii() and code.isdigit()) or name not in NAMED_RIGHTS:
+            raise StartError(
+                f"plugin.acl.codes: {code} = {name!r}: a request code with one of {', '.join(NAMED_RIGHTS)} is expected"
+            )
+        found[int(code)] = Right[name.upper()]
+    return found

@@ -1,0 +1,89 @@
+"""The file of the accounts: read at the start, watched, and changed by administrators.
+
+A file that cannot be read or understood later leaves the accounts of before in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import trio
+
+from gantrymq.kernel.errors import StartError
+from gantrymq.plugins.acl.accounts import Accounts, read_document, write_document
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.env import Env
+
+log = structlog.get_logger("gantrymq.acl")
+
+
+class AccountFile:
+    """The accounts in force, ``accounts``, and their file."""
+
+    def __init__(self, env: Env, path: str) -> None:
+        """Reads the file; :class:`StartError` says what is wrong with it."""
+        self._env = env
+        self.path = path
+        self._turn = trio.Lock()
+        try:
+            self._data = env.read_bytes(path)
+        except OSError as error:
+            raise StartError(f"plugin.acl.file = {path!r}: cannot be read: {error.strerror or error}") from None
+        try:
+            self.accounts = Accounts.parse(self._data)
+        except ValueError as error:
+            raise StartError(f"plugin.acl.file = {path!r}: {error}") from None
+        self.failed_reloads = 0
+
+    async def watch(self, interval: float) -> None:
+        """Put changes of the file in force until cancelled; looks every ``interval`` seconds."""
+        while True:
+            await trio.sleep(interval)
+            async with self._turn:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            data = await trio.to_thread.run_sync(self._env.read_bytes, self.path)
+        except OSError as error:
+            if self._data:
+                self._refuse(error.strerror or str(error))
+            self._data = b""
+            return
+        if data == self._data:
+            return
+        self._data = data
+        try:
+            self.accounts = await trio.to_thread.run_sync(Accounts.parse, data)
+        except ValueError as error:
+            self._refuse(str(error))
+        else:
+            log.info("acl_file_loaded", path=self.path, accounts=len(self.accounts.by_key))
+
+    def _refuse(self, reason: str) -> None:
+        self.failed_reloads += 1
+        log.error("acl_file_refused", path=self.path, reason=reason)
+
+    async def change(self, change: Callable[[dict[str, Any]], None], now_ms: int) -> None:
+        """Apply ``change`` to the file's document, write it with the next data version, and put it in force.
+
+        ``ValueError`` (from ``change`` too, or if the result is no valid file) or OSError: then nothing has changed.
+        """
+        async with self._turn:
+            self._data, self.accounts = await trio.to_thread.run_sync(partial(self._changed, change, now_ms))
+        log.info("acl_file_changed", path=self.path, accounts=len(self.accounts.by_key))
+
+    def _changed(self, change: Callable[[dict[str, Any]], None], now_ms: int) -> tuple[bytes, Accounts]:
+        before = self._env.read_bytes(self.path)
+        version = Accounts.parse(before).version.next(now_ms)
+        document = read_document(before)
+        change(document)
+        document["dataVersion"] = [{"counter": version.counter, "timestamp": version.timestamp}]
+        data = write_document(document)
+        accounts = Accounts.parse(data)
+        self._env.replace(self.path, data)
+        return data, accounts

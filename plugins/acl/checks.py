@@ -1,0 +1,117 @@
+"""Decide about one request: who signed it, and whether that account may send it.
+
+Source: RocketMQ 4.9.7 ``PlainAccessValidator``, ``PlainPermissionManager.validate``, ``AclUtils``: the same signature,
+the same order of checks, the same texts. More requests need a permission here (:mod:`gantrymq.remoting.rights`).
+"""
+
+from __future__ import annotations
+
+import hmac
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.plugins.acl.accounts import PUB, SENDS, Account, Accounts
+from gantrymq.plugins.acl.resources import Unnamed, needs_of
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.errors import RemoteFault
+from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY
+from gantrymq.remoting.names import RETRY_PREFIX, TRACE_TOPIC, is_retry_topic
+from gantrymq.remoting.rights import Right
+from gantrymq.remoting.signing import ACCESS_KEY, SIGNATURE
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.processors import Request
+    from gantrymq.kernel.store.store import Store
+
+SHOWN_CHARACTERS: Final = 255
+"""How much of a name from a request is repeated to its sender and in the log."""
+REASONS: Final = ("no_key", "unknown_key", "signature", "not_admin", "permission", "unnamed")
+
+
+class Denied(Exception):
+    """The request is refused. ``reason``: one of :data:`REASONS`; the text is RocketMQ's."""
+
+    def __init__(self, reason: str, text: str, access_key: str | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.access_key = access_key
+
+
+class Checks:
+    """Checks requests against the accounts that are in force, and counts the refusals by reason."""
+
+    def __init__(self, store: Store, rights: Mapping[int, Right], accounts: Callable[[], Accounts]) -> None:
+        self._store = store
+        self._rights = rights
+        self._accounts = accounts
+        self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+
+    def check(self, request: Request) -> str | None:
+        """The access key of the sender; None for an address that needs none. :class:`Denied` otherwise."""
+        accounts = self._accounts()
+        host = request.connection.peer[0]
+        if accounts.addresses.matches(host):
+            return None
+        ext = request.ext
+        access_key = ext.get(ACCESS_KEY)
+        if access_key is None:
+            raise Denied("no_key", "No accessKey is configured")
+        account = accounts.by_key.get(access_key)
+        if account is None:
+            raise Denied("unknown_key", f"No acl config for {access_key[:SHOWN_CHARACTERS]}")
+        if account.addresses and account.addresses.matches(host):
+            return access_key
+        if not _is_signed(request, ext, account):
+            raise Denied("signature", f"Check signature failed for accessKey={access_key}", access_key)
+        right = self._rights.get(request.code)
+        if right is Right.ADMIN:
+            if not account.admin:
+                raise Denied(
+                    "not_admin",
+                    f"Need admin permission for request code={request.code}, but accessKey={access_key} is not",
+                    access_key,
+                )
+        elif right is not None:  # a code that is not served is answered as such
+            self._check_needs(right, request, account)
+        return access_key
+
+    def _check_needs(self, right: Right, request: Request, account: Account) -> None:
+        try:
+            needs = needs_of(right, request, self._store)
+        except Unnamed as error:
+            raise Denied("unnamed", str(error), account.access_key) from None
+        except RemoteFault as fault:
+            raise Denied("unnamed", str(fault.remark), account.access_key) from None
+        if right is Right.SEND and needs == [(TRACE_TOPIC, PUB)]:
+            return  # every account may send its traces
+        for resource, needed in needs:
+            if not account.allows(resource, needed):
+                shown = "sending" if needed == SENDS else _shown(resource)
+                raise Denied("permission", f"No default permission for {shown}", account.access_key)
+
+
+def _is_signed(request: Request, ext: Mapping[str, str], account: Account) -> bool:
+    given = ext.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
+    names = sorted(ext)
+    leave_out: set[str] = {SIGNATURE, UNIQUE_KEY_QUERY}
+    if hmac.compare_digest(_signature(ext, names, leave_out, request.body, account.secret), given):
+        return True
+    # Some clients sign the field that RocketMQ leaves out.
+    return (
+        request.code == RequestCode.QUERY_MESSAGE
+        and UNIQUE_KEY_QUERY in ext
+        and hmac.compare_digest(_signature(ext, names, {SIGNATURE}, request.body, account.secret), given)
+    )
+
+
+def _signature(ext: Mapping[str, str], names: list[str], leave_out: set[str], body: bytes, secret: bytes) -> bytes:
+    text = "".join([ext[name] for name in names if name not in leave_out])
+    return b64encode(hmac.digest(secret, text.encode("utf-8", "surrogatepass") + body, "sha1"))
+
+
+def _shown(resource: str) -> str:
+    if is_retry_topic(resource):
+        return f"group:{resource.removeprefix(RETRY_PREFIX)[:SHOWN_CHARACTERS]}"
+    return f"topic:{resource[:SHOWN_CHARACTERS]}"

@@ -1,0 +1,190 @@
+"""Which permissions a request needs: its topics and groups, as the processor of its code reads them.
+
+Groups are named by their retry topics. Requests that name a message by its log offset need permissions on the topic of
+that message: a request can name any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from gantrymq.kernel.errors import CorruptRange, OutOfLog
+from gantrymq.kernel.layouts import PLACES
+from gantrymq.kernel.processors import Request
+from gantrymq.kernel.store.reading import find_named
+from gantrymq.plugins.acl.accounts import ANY, PUB, SENDS, SUB
+from gantrymq.remoting.bodies.clients import CheckClientConfig, HeartbeatData
+from gantrymq.remoting.bodies.queues import LockBatchRequestBody
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.headers.header import read_header
+from gantrymq.remoting.headers.query import ViewMessageHeader
+from gantrymq.remoting.headers.recall import RecallMessageHeader
+from gantrymq.remoting.headers.send import SendBackHeader
+from gantrymq.remoting.headers.table import REQUESTS
+from gantrymq.remoting.headers.transactions import EndTransactionHeader
+from gantrymq.remoting.names import TRANS_HALF_TOPIC, is_retry_topic, retry_topic
+from gantrymq.remoting.properties import find_property
+from gantrymq.remoting.property_bytes import REAL_TOPIC
+from gantrymq.remoting.recall_handles import decode_handle
+from gantrymq.remoting.records import HEADS, MAGIC_V1, MAGIC_V2
+from gantrymq.remoting.rights import Right
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store.store import Store
+
+OBJECTS_MAX: Final = 65_536
+"""The most JSON objects of a body that is read for its names."""
+BODY_MAX_BYTES: Final = 4 * 1024 * 1024
+"""The longest body that is read for its names."""
+
+Needs = list[tuple[str, int]]
+"""Resources, and the permission that each needs."""
+_GROUP_FIELDS: Final = ("consumerGroup", "group")
+
+
+class Unnamed(Exception):
+    """The request does not name what it is about; the text says what is missing."""
+
+
+def needs_of(right: Right, request: Request, store: Store) -> Needs:
+    """What ``request`` needs. :class:`Unnamed`, or ``RemoteFault`` for a header or body that cannot be read."""
+    return _READERS[right](request, store)
+
+
+def record_topic(store: Store, offset: int) -> str | None:
+    """The topic for which the record at the log offset ``offset`` was sent: of a half message, its real one.
+
+    Reads the record's head, topic and properties, not the body. The record need not be in a queue: whoever uses the
+    offset checks that.
+    """
+    log = store.log
+    try:
+        size, magic, _, _, place, bits = PLACES.unpack(log.view(offset, PLACES.size))
+        if place != offset or magic not in (MAGIC_V1, MAGIC_V2):
+            return None
+        body_at = offset + HEADS[bits & _HOST_BITS].size
+        length_bytes = 1 if magic == MAGIC_V1 else 2
+        topic_at = body_at + int.from_bytes(log.view(body_at - 4, 4), "big", signed=True) + length_bytes
+        if not body_at < topic_at <= offset + size:
+            return None
+        length = int.from_bytes(log.view(topic_at - length_bytes, length_bytes), "big")
+        topic = bytes(log.view(topic_at, length)).decode()
+        properties_at = topic_at + length + 2
+        properties = bytes(log.view(properties_at, int.from_bytes(log.view(properties_at - 2, 2), "big")))
+    except (OutOfLog, CorruptRange, UnicodeDecodeError, OSError):
+        return None
+    real = find_property(properties, REAL_TOPIC) if topic == TRANS_HALF_TOPIC else None
+    return topic if real is None else real.decode("utf-8", "replace")
+
+
+_HOST_BITS: Final = max(HEADS)
+
+
+def _topic(request: Request) -> str:
+    topic = request.topic
+    if not topic:
+        raise Unnamed("the request names no topic")
+    return topic
+
+
+def _group(request: Request) -> str:
+    """The resource of the group, from the field that the typed header of the code has."""
+    spec = REQUESTS[RequestCode(request.code)].header
+    known = () if spec is None else spec.__struct_encode_fields__
+    field = next((name for name in _GROUP_FIELDS if name in known), _GROUP_FIELDS[0])
+    group = request.ext.get(field)
+    if not group:
+        raise Unnamed("the request names no group")
+    return retry_topic(group)
+
+
+def _send(request: Request, _store: Store) -> Needs:
+    topic = _topic(request)
+    return [(topic, SUB if is_retry_topic(topic) else PUB)]
+
+
+def _recall(request: Request, _store: Store) -> Needs:
+    try:
+        handle = decode_handle(read_header(RecallMessageHeader, request.command.ext).recall_handle)
+    except ValueError:
+        raise Unnamed("recall handle is invalid") from None
+    return [(handle.topic, PUB), (_topic(request), PUB)]
+
+
+def _consume(request: Request, _store: Store) -> Needs:
+    return [(_topic(request), SUB), (_group(request), SUB)]
+
+
+def _send_back(request: Request, store: Store) -> Needs:
+    named = find_named(store, read_header(SendBackHeader, request.command.ext).offset)
+    if named is None:
+        raise Unnamed("there is no message at this offset")
+    return [(_group(request), SUB), (named.topic, SUB)]
+
+
+def _view(request: Request, store: Store) -> Needs:
+    named = find_named(store, read_header(ViewMessageHeader, request.command.ext).offset)
+    if named is None:
+        raise Unnamed("there is no message at this offset")
+    return [(named.topic, SUB)]
+
+
+def _end(request: Request, store: Store) -> Needs:
+    topic = record_topic(store, read_header(EndTransactionHeader, request.command.ext).commit_log_offset)
+    if topic is None:
+        raise Unnamed("there is no half message at this offset")
+    return [(topic, PUB)]
+
+
+def _body(request: Request) -> bytes:
+    data = request.body
+    if len(data) > BODY_MAX_BYTES or data.count(b"{") > OBJECTS_MAX:
+        raise Unnamed(f"a body of {len(data)} bytes: at most {BODY_MAX_BYTES}, with {OBJECTS_MAX} objects, are read")
+    return data
+
+
+def _heartbeat(request: Request, _store: Store) -> Needs:
+    data = HeartbeatData.from_request(_body(request))
+    needs: dict[str, int] = {}
+    for consumer in data.consumer_data_set:
+        needs[retry_topic(consumer.group_name)] = SUB
+        needs.update(dict.fromkeys((each.topic for each in consumer.subscription_data_set), SUB))
+    if data.producer_data_set or not needs:
+        return [*needs.items(), ("", SENDS)]
+    return list(needs.items())
+
+
+def _unregister(request: Request, _store: Store) -> Needs:
+    group = request.ext.get("consumerGroup")
+    needs = [(retry_topic(group), SUB)] if group else []
+    return needs if needs and not request.ext.get("producerGroup") else [*needs, ("", SENDS)]
+
+
+def _lock(request: Request, _store: Store) -> Needs:
+    body = LockBatchRequestBody.from_request(_body(request))
+    return [(retry_topic(body.consumer_group), SUB), *((topic, SUB) for topic in {each.topic for each in body.mq_set})]
+
+
+def _check(request: Request, _store: Store) -> Needs:
+    body = CheckClientConfig.from_request(_body(request))
+    subscribed = [] if body.subscription_data is None else [(body.subscription_data.topic, SUB)]
+    return [(retry_topic(body.group), SUB), *subscribed]
+
+
+_READERS: Final[Mapping[Right, Callable[[Request, Store], Needs]]] = MappingProxyType({
+    Right.SEND: _send,
+    Right.READ: lambda request, _: [(_topic(request), SUB)],
+    Right.TOPIC: lambda request, _: [(_topic(request), ANY)],
+    Right.CONSUME: _consume,
+    Right.GROUP: lambda request, _: [(_group(request), SUB)],
+    Right.SEND_BACK: _send_back,
+    Right.VIEW: _view,
+    Right.END: _end,
+    Right.RECALL: _recall,
+    Right.HEARTBEAT: _heartbeat,
+    Right.UNREGISTER: _unregister,
+    Right.LOCK: _lock,
+    Right.CHECK: _check,
+})  # fmt: skip
