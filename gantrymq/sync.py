@@ -32,6 +32,7 @@ from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
     ConsumerSettings,
+    Ordered,
     QueuesChanged,
     Sql,
     Start,
@@ -41,7 +42,9 @@ from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, SEND_RETRIES, SEND_T
 from gantrymq.client.reader import POLL_MESSAGES
 from gantrymq.client.sender import QueueChoice
 from gantrymq.client.statistics import ConsumerStatistics
+from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
+from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, is_async
 from gantrymq.message import (
     DeliveredRecord,
     Delivery,
@@ -73,6 +76,8 @@ __all__ = [
 
 Local = Callable[[Message, str], Outcome]
 """The local branch of a transaction: given the message and the transaction's id, returns the outcome of the work."""
+Handler = Callable[["ReceivedMessage"], Any]
+"""What a worker does with a message."""
 Check = Callable[[DeliveredRecord], Outcome]
 """Tells what became of a transaction whose outcome a broker has not heard; ``message_id`` is the transaction's id."""
 
@@ -109,6 +114,10 @@ class _DeliveryAcrossThreads:
         self._loop = loop
 
     @property
+    def inner(self) -> Delivery:
+        return self._inner
+
+    @property
     def dropped(self) -> bool:
         return self._inner.dropped
 
@@ -127,6 +136,27 @@ class _DeliveryAcrossThreads:
 
     def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
         self._loop.call(self.give_back, record, delay_level)
+
+
+class _DeliveryToWorker(_DeliveryAcrossThreads):
+    # A handler runs for long and fetches nothing: what it acknowledges is handed over at once.
+    def acknowledge(self, queue_offset: int) -> None:
+        self._loop.call(_as_coroutine(self._inner.acknowledge), queue_offset)
+
+
+def _for_worker(handler: Handler, loop: Loop) -> Handler:
+    def call(message: ReceivedMessage) -> Any:
+        inner = message.delivery
+        assert inner is not None  # set by the consumer
+        if isinstance(inner, _DeliveryToWorker):  # given back by a handler that runs still
+            inner = inner.inner
+        message.delivery = _DeliveryToWorker(inner, deque(), loop)
+        try:
+            return handler(message)
+        finally:
+            message.delivery = inner
+
+    return call
 
 
 class PendingSend:
@@ -585,6 +615,7 @@ class Client(BlockingLifetime):
                 finally:
                     atexit.unregister(self.close)
                     if not loop.is_foreign:
+                        loop.call(self._inner._close_workers)  # what handlers use must last while they end
                         # those with a block of their own have ended by now
                         for one in list(self._ends_first):
                             one.close()
@@ -664,7 +695,7 @@ class Client(BlockingLifetime):
         *,
         tags: str | Sql = "*",
         start: Start = "last",
-        ordered: bool = False,
+        ordered: Ordered = False,
         broadcast: bool = False,
         max_retries: int | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
@@ -688,6 +719,50 @@ class Client(BlockingLifetime):
         )  # fmt: skip
         opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
         return Consumer(loop, opened, group, self._ends_first)
+
+    def run(
+        self,
+        handler: Handler,
+        topics: Topics,
+        group: str,
+        *,
+        concurrency: int = CONCURRENCY,
+        tags: str | Sql = "*",
+        start: Start = "last",
+        ordered: Ordered = False,
+        broadcast: bool = False,
+        max_retries: int | None = None,
+        pull_batch: int = PULL_BATCH_MESSAGES,
+        prefetch: int | None = None,
+        consume_timeout: float | timedelta | None = None,
+        allocation: AllocationChoice = "average",
+        on_assigned: QueuesChanged | None = None,
+        on_revoked: QueuesChanged | None = None,
+        offsets_file: str | PathLike[str] | None = None,
+        drain_timeout: float = DRAIN_SECONDS,
+        signals: bool = True,
+    ) -> None:
+        """As :meth:`gantrymq.Client.run`; ``handler`` runs in ``concurrency`` threads.
+
+        Outside of the main thread, and with ``signals=False``, it ends when another thread closes the client.
+        TypeError for a coroutine function: :func:`gantrymq.connect` is for these.
+        """
+        if is_async(handler):
+            raise TypeError("the handler is a coroutine function: give a plain one, or use gantrymq.connect")
+        loop = self._loop
+        settings = ConsumerSettings.checked(
+            ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
+            consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
+            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file,
+        )  # fmt: skip
+        if not callable(handler):
+            raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
+        worker = self._inner._worker_of(
+            ReceivedMessage, _for_worker(handler, loop), topics, group, tags=tags, start=start, settings=settings,
+            concurrency=concurrency, drain_timeout=drain_timeout,
+        )  # fmt: skip
+        loop.ensure_open()
+        run_in_portal(loop.portal, partial(self._inner._run_worker, worker), worker.stop_at_signal, signals=signals)
 
     def reader(
         self,

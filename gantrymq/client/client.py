@@ -180,7 +180,7 @@ class Client(Lifetime):
         opened = self._new_consumer(make, topics, group, tags, start, settings or ConsumerSettings())
         return opened.ends_with(self._ends_first)
 
-    def worker_of(
+    def _worker_of(
         self,
         make: type[R],
         handler: Callable[[R], Any],
@@ -193,7 +193,7 @@ class Client(Lifetime):
         concurrency: int,
         drain_timeout: float,
     ) -> Worker[R]:
-        """A worker for :meth:`run_worker`, whose handler takes messages of the class ``make``."""
+        """A worker for :meth:`_run_worker`, whose handler takes messages of the class ``make``."""
         opened = self._new_consumer(make, topics, group, tags, start, settings)
         return Worker(opened, handler, concurrency, drain_timeout)
 
@@ -245,19 +245,25 @@ class Client(Lifetime):
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
             on_revoked=on_revoked, offsets_file=offsets_file,
         )  # fmt: skip
-        worker = self.worker_of(
+        worker = self._worker_of(
             ReceivedMessage, handler, topics, group, tags=tags, start=start, settings=settings,
             concurrency=concurrency, drain_timeout=drain_timeout,
         )  # fmt: skip
-        await self.run_worker(worker, signals=signals)
+        await self._run_worker(worker, signals=signals)
 
-    async def run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:
+    async def _run_worker(self, worker: Worker[R], *, signals: bool = False) -> None:
         """Run ``worker`` to its end, which comes at the latest when the client closes."""
         self._workers.add(worker)
         try:
             await worker.run(signals=signals)
         finally:
             self._workers.discard(worker)
+
+    async def _close_workers(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        for worker in list(self._workers):
+            await worker.close()
 
     def _real_group(self, group: str) -> str:
         namespace = self._cluster.namespace
@@ -275,10 +281,7 @@ class Client(Lifetime):
                     yield
                 finally:
                     # what handlers use must last while they end
-                    for worker in self._workers:
-                        worker.stop()
-                    for worker in list(self._workers):
-                        await worker.close()
+                    await self._close_workers()
                     # those with a block of their own have ended by now
                     for one in list(self._ends_first):
                         await one.close()

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Final
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
+from anyio.from_thread import BlockingPortal
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+WAKE_SECONDS: Final = 1.0
+"""So often the main thread looks for a signal on systems where a wait keeps it from being handled (Windows)."""
 
 Stop = Callable[[str], None]
 """Called in the event loop with the name of the signal."""
@@ -60,7 +68,7 @@ async def watch_signals(stop: Stop, *, task_status: TaskStatus[None] = anyio.TAS
                     task_status.started()
                 await watch.freed.wait()
                 continue
-            with watch.receiving(), anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+            with watch.receiving(), anyio.open_signal_receiver(*SIGNALS) as received:
                 if not is_started:
                     is_started = True
                     task_status.started()
@@ -71,3 +79,44 @@ async def watch_signals(stop: Stop, *, task_status: TaskStatus[None] = anyio.TAS
     finally:
         if stop in watch.stops:
             watch.stops.remove(stop)
+
+
+def run_in_portal(portal: BlockingPortal, run: Callable[[], Awaitable[None]], stop: Stop, *, signals: bool) -> None:
+    """Run ``run`` in the event loop of ``portal`` while this thread waits, and ``stop`` there at the first signal."""
+    events: SimpleQueue[signal.Signals | None] = SimpleQueue()
+    future = portal.start_task_soon(run)
+    future.add_done_callback(lambda _: events.put(None))
+    with _signals_put_into(events, signals and gets_signals()):
+        number = _next(events)
+    if number is not None:
+        portal.call(stop, number.name)
+    try:
+        future.result()
+    except KeyboardInterrupt:  # the second signal
+        future.cancel()
+        raise
+
+
+@contextmanager
+def _signals_put_into(events: SimpleQueue[signal.Signals | None], wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+
+    def received(number: int, frame: FrameType | None) -> None:
+        events.put(signal.Signals(number))
+
+    before = {number: signal.signal(number, received) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _next(events: SimpleQueue[signal.Signals | None]) -> signal.Signals | None:
+    while True:
+        try:
+            return events.get(timeout=WAKE_SECONDS)
+        except Empty:
+            continue

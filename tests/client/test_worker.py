@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
 import signal
 import threading
@@ -13,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 import gantrymq
+import gantrymq.sync
 
 pytestmark = pytest.mark.anyio
 
@@ -374,3 +377,114 @@ async def test_what_a_worker_cannot_be_is_refused(
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         with pytest.raises(error):
             await client.run(handler, "T", "g", **options)
+
+
+def test_the_blocking_worker_has_the_options_of_the_async_one() -> None:
+    options, blocking = (
+        {key: value.default for key, value in inspect.signature(kind.run).parameters.items()}
+        for kind in (gantrymq.Client, gantrymq.sync.Client)
+    )
+    assert options == blocking
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_worker_without_async_drains_at_a_signal(fake_in_thread: Any, backend: Any) -> None:
+    broker = fake_in_thread.broker
+    broker.answers[36] = lambda request: request.answer(0)
+    for number in range(20):
+        broker.store("T", number % 2, b"%d" % number)
+    together = threading.Barrier(4, timeout=20)
+    begun = itertools.count()
+    done: list[bytes] = []
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def handle(message: gantrymq.sync.ReceivedMessage) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        if next(begun) < 4:
+            together.wait()
+        if message.body == b"5":
+            raise gantrymq.DeadLetter("no")
+        if message.body == b"6":
+            message.ack()
+        done.append(message.body)
+        if len(done) == 19:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with gantrymq.sync.connect(fake_in_thread.address, backend=backend) as client:
+        client.run(handle, "T", "g", start="first", concurrency=4)
+        assert signal.getsignal(signal.SIGTERM) is previous
+    assert sorted(map(int, done)) == sorted({*range(20)} - {5})
+    assert [back.ext["delayLevel"] for back in broker.seen(36)] == ["-1"]
+    assert (broker.offsets["g", "T", 0], broker.offsets["g", "T", 1]) == (10, 10)
+
+
+def test_a_second_signal_ends_a_blocking_worker_at_once(fake_in_thread: Any) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+    released = threading.Event()
+
+    def handle(message: gantrymq.sync.ReceivedMessage) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            released.wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        released.wait(20)
+
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        with pytest.raises(KeyboardInterrupt):
+            client.run(handle, "T", "g", start="first")
+        released.set()
+    assert not fake_in_thread.broker.offsets.get(("g", "T", 0))
+
+
+def test_a_blocking_worker_in_a_thread_ends_when_the_client_is_closed(fake_in_thread: Any) -> None:
+    fake_in_thread.broker.store("T", 0, b"x")
+    client = gantrymq.sync.connect(fake_in_thread.address).start()
+    begun, closing = threading.Event(), threading.Event()
+
+    def handle(message: gantrymq.sync.ReceivedMessage) -> None:
+        begun.set()
+        assert closing.wait(20)
+        message.ack()
+
+    thread = threading.Thread(target=client.run, args=(handle, "T", "g"), kwargs={"start": "first"})
+    thread.start()
+    assert begun.wait(20)
+    closing.set()
+    client.close()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 1
+
+
+def test_an_ordered_message_that_a_blocking_handler_gives_back_comes_again(
+    fake_in_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.consumer.SUSPEND_SECONDS", 0)
+    for number in range(3):
+        fake_in_thread.broker.store("T", 0, b"%d" % number)
+    attempts: list[tuple[bytes, int]] = []
+
+    def handle(message: gantrymq.sync.ReceivedMessage) -> None:
+        attempts.append((message.body, message.reconsume_times))
+        if message.body == b"1" and message.reconsume_times < 2:
+            message.retry()
+        if message.body == b"2":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        client.run(handle, "T", "g", start="first", ordered=True)
+    assert attempts == [(b"0", 0), (b"1", 0), (b"1", 1), (b"1", 2), (b"2", 0)]
+    assert fake_in_thread.broker.offsets["g", "T", 0] == 3
+
+
+def test_a_blocking_worker_takes_plain_functions_alone(fake_in_thread: Any) -> None:
+    async def handle(message: gantrymq.ReceivedMessage) -> None:
+        pass
+
+    handlers: list[Any] = [handle, "orders"]
+    with gantrymq.sync.connect(fake_in_thread.address) as client:
+        for handler in handlers:
+            with pytest.raises(TypeError, match="handler"):
+                client.run(handler, "T", "g")
+        with pytest.raises(ValueError, match="concurrency"):
+            client.run(print, "T", "g", concurrency=0)
