@@ -340,7 +340,7 @@ class Consumer(Lifetime, Generic[R]):
     async def _more(self, most: int) -> None:
         if self._ready or self._lanes:
             await anyio.lowlevel.checkpoint()  # a busy loop over messages must not starve the heartbeat
-        while not self._ready and not self._lanes:
+        while not (self._ready or self._lanes or self._current):  # another task may have taken a batch and left some
             if self._refusal is not None:
                 raise self._refusal
             if self._arrived.is_set():

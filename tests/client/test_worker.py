@@ -51,6 +51,27 @@ async def test_handlers_run_at_once_and_what_they_finish_is_committed_at_sigterm
         assert cluster.broker.offsets == {("g", "T", 0): 10, ("g", "T", 1): 10}
 
 
+async def test_the_messages_of_one_batch_are_handled_at_once(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        begun: list[bytes] = []
+        together = anyio.Event()
+
+        async def handle(message: gantrymq.ReceivedMessage) -> None:
+            begun.append(message.body)
+            if len(begun) == 4:
+                together.set()
+                os.kill(os.getpid(), signal.SIGTERM)
+            await together.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.run(handle, "T", "g", start="first", concurrency=4, drain_timeout=1))
+            await cluster.broker.wait_for(11)  # all handlers wait for messages
+            for number in range(4):
+                cluster.broker.store("T", 0, b"%d" % number)
+            with anyio.fail_after(5):
+                await together.wait()
+
+
 async def test_what_a_handler_does_not_finish_in_time_is_not_committed(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"x")
