@@ -68,8 +68,9 @@ class Acks:
         return committed
 
     def add(self, batch: AppendBatch, now: float) -> None:
-        """Let ``batch`` wait, unless it needs no wait: no gate, no live row, no row that asks for the guarantees."""
-        if not self._gates or batch.refused == len(batch) or not batch.waited_for:
+        """Let ``batch`` wait, unless it needs no wait: no gate, no live or settled row, no row that asks for the
+        guarantees. Settled rows of a batch of which nothing is stored wait for the log's end at its append."""
+        if not self._gates or (batch.refused == len(batch) and not batch.settled) or not batch.waited_for:
             _finish(batch)
             if self._degradable and batch.refused < len(batch):
                 self._waiting.append((now, batch))  # no batch waits, but a gate may have to give way

@@ -31,6 +31,9 @@ STORED: Final = frozenset(
 )
 """Status codes of rows that are stored in the log."""
 
+SETTLED: Final = -1
+"""The status of a settled row until its batch is appended; then it is SUCCESS."""
+
 BATCH_MAX_MESSAGES: Final = 200_000
 """The most messages of one send request: their ids, with the longest hosts, still fit into the header of the
 response."""
@@ -81,6 +84,19 @@ class Trait:
     else is refused first."""
 
 
+@attrs.frozen
+class Earlier:
+    """The stored message that a settled row is answered with.
+
+    ``row``: it is a row of the same batch; its place is known once the batch is appended, and is -1 until then.
+    """
+
+    offset: int
+    queue_id: int
+    queue_offset: int
+    row: int | None = None
+
+
 @attrs.define
 class AppendBatch:
     """Messages of one sweep before they are stored in the commit log.
@@ -120,14 +136,18 @@ class AppendBatch:
 
     statuses: list[int] = attrs.field(factory=list)
     remarks: dict[int, str] = attrs.field(factory=dict)
+    settled: dict[int, Earlier] = attrs.field(factory=dict)
+    """By row: the message that a settled row is answered with. The columns that the log fills say nothing of it."""
 
     offsets: list[int] = attrs.field(factory=list)
     sizes: list[int] = attrs.field(factory=list)
     queue_offsets: list[int] = attrs.field(factory=list)
     start: int = 0
+    """Where the log ended when the broker took the batch."""
     end: int = 0
     store_timestamp: int = 0
     refused: int = 0
+    """How many rows the log does not store: the refused and the settled ones."""
     _tied: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
@@ -200,16 +220,40 @@ class AppendBatch:
     def refuse(self, row: int, code: int, remark: str) -> None:
         """Refuse ``row``: its sender gets ``code`` and ``remark``. The first refusal counts.
 
-        :class:`ValueError` for a code that says that the message is stored (:data:`STORED`).
+        :class:`ValueError` for a code that says that the message is stored (:data:`STORED`), and for a settled row.
         """
         if code in STORED:
             raise ValueError(f"a row cannot be refused with code {int(code)}, which says that the message is stored")
+        if row in self.settled:
+            raise ValueError(f"row {row} is settled and cannot be refused; batch.live has the rows to look at")
         if self.statuses[row] == ResponseCode.SUCCESS:
             self.statuses[row] = code
             self.remarks[row] = remark
             self.refused += 1
         if row in self._tied:
             self.refuse(self._tied[row], code, remark)
+
+    def refuse_all(self, code: int, remark: str) -> None:
+        """Refuse every row, the settled ones too: the broker may acknowledge nothing at all, as a slave."""
+        refuse_every_row(self, code, remark)
+
+    def settle(self, row: int, *, offset: int, queue_id: int, queue_offset: int) -> None:
+        """Do not store ``row``: answer its sender as the message at log offset ``offset`` was, once the log is as
+        safe up to its present end as a new message must be.
+
+        ``queue_id``, ``queue_offset``: that message's queue and its place there, for the answer. It may be deleted
+        already. :class:`ValueError` for an offset that the log has not reached, for a row that is refused or settled,
+        and for rows of other sources than :data:`Source.FROM_SENDERS`, which nobody else has.
+        """
+        settle_row(self, row, offset, queue_id, queue_offset)
+
+    def settle_as(self, row: int, earlier: int) -> None:
+        """As :meth:`settle`, with the message of row ``earlier`` of this batch, which is stored in this turn.
+
+        If that row is refused, ``row`` is refused with its code and remark. :class:`ValueError` also when ``earlier``
+        is not before ``row``, or is refused.
+        """
+        settle_row_as(self, row, earlier)
 
     def place(self, start: int, store_timestamp: int) -> None:
         """Begin at the log offset ``start``: no row is stored yet (offset -1, size 0)."""
@@ -253,10 +297,69 @@ class AppendBatch:
 
     @property
     def live(self) -> range | list[int]:
-        """The numbers of the rows that are not refused, in order."""
+        """The numbers of the rows that are neither refused nor settled, in order."""
         if not self.refused:
             return range(len(self.topics))
         return [row for row, status in enumerate(self.statuses) if status == ResponseCode.SUCCESS]
+
+
+def settle_row(batch: AppendBatch, row: int, offset: int, queue_id: int, queue_offset: int) -> None:
+    """:meth:`AppendBatch.settle`, for both twins of the batch."""
+    if not 0 <= offset < batch.start:
+        raise ValueError(
+            f"row {row} cannot be settled with the message at offset {offset}: the log ends at {batch.start}"
+        )
+    if queue_id < 0 or queue_offset < 0:
+        raise ValueError(f"row {row} cannot be settled with queue {queue_id} and queue offset {queue_offset}")
+    _settle(batch, row, Earlier(offset, queue_id, queue_offset))
+
+
+def settle_row_as(batch: AppendBatch, row: int, earlier: int) -> None:
+    """:meth:`AppendBatch.settle_as`, for both twins of the batch."""
+    if not 0 <= earlier < row:
+        raise ValueError(f"row {row} cannot be settled with row {earlier}, which is not before it")
+    known = batch.settled.get(earlier)
+    if known is None and batch.statuses[earlier] != ResponseCode.SUCCESS:
+        raise ValueError(f"row {row} cannot be settled with row {earlier}, which is refused")
+    _settle(batch, row, Earlier(-1, -1, -1, earlier) if known is None else known)
+
+
+def _settle(batch: AppendBatch, row: int, earlier: Earlier) -> None:
+    if batch.source not in Source.FROM_SENDERS:
+        raise ValueError(
+            f"rows of the source {batch.source!r} cannot be settled: the broker has the only copy of the message;"
+            f" those of {' and '.join(Source.FROM_SENDERS)} can"
+        )
+    if batch.statuses[row] != ResponseCode.SUCCESS:
+        state = "settled" if row in batch.settled else "refused"
+        raise ValueError(f"row {row} is {state} already; batch.live has the rows to look at")
+    batch.statuses[row] = SETTLED
+    batch.settled[row] = earlier
+    batch.refused += 1
+
+
+def refuse_every_row(batch: AppendBatch, code: int, remark: str) -> None:
+    """:meth:`AppendBatch.refuse_all`, for both twins of the batch."""
+    for row in batch.live:
+        batch.refuse(row, code, remark)
+    for row in batch.settled:
+        batch.statuses[row], batch.remarks[row] = code, remark
+    batch.settled.clear()
+
+
+def finish_settled(batch: AppendBatch) -> None:
+    """After the append: settled rows get their status, and the place of a message that is a row of ``batch``."""
+    statuses, settled = batch.statuses, batch.settled
+    for row, earlier in list(settled.items()):
+        statuses[row] = ResponseCode.SUCCESS
+        if earlier.row is None:
+            continue
+        if statuses[earlier.row] == ResponseCode.SUCCESS:
+            offset, queue_offset = batch.place_of(earlier.row)
+            settled[row] = Earlier(offset, batch.queue_of(earlier.row)[1], queue_offset, earlier.row)
+        else:
+            del settled[row]
+            statuses[row], batch.remarks[row] = statuses[earlier.row], batch.remarks[earlier.row]
 
 
 @attrs.define

@@ -15,7 +15,7 @@ import trio
 
 from gantrymq.kernel.acks import Acks, FlushStrategy
 from gantrymq.kernel.authorization import authorized
-from gantrymq.kernel.batch import AppendBatch, DispatchBatch
+from gantrymq.kernel.batch import AppendBatch, DispatchBatch, finish_settled
 from gantrymq.kernel.config.declarations import PluginsSection
 from gantrymq.kernel.config.sections import Config
 from gantrymq.kernel.delivery import Deliveries
@@ -126,6 +126,7 @@ class Broker:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
         before_append = self._before_append[batch.source]
         if before_append is not None:
+            batch.start = batch.end = self.store.log.end
             before_append(batch)
         if batch.refused < len(batch):
             self.store.append(batch)
@@ -133,6 +134,8 @@ class Broker:
                 self.kept_rows.appended(batch)
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
+        if batch.settled:
+            finish_settled(batch)
         self._acks.add(batch, self.env.monotonic())
         if not self.sweep.is_handling:  # otherwise this turn goes on with it
             self.wake()

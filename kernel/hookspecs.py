@@ -238,8 +238,9 @@ def before_append(batch: AppendBatch) -> None:
     When: sweep, after the processors have parsed the requests and before the log assigns offsets. Batch: columns by
     row. Check ``batch.traits`` first, and return if none of them concerns the plugin. A plugin gets batches of the
     source ``client`` only, unless its attribute ``sources`` names others (:class:`gantrymq.kernel.batch.Source`).
-    May: change topic, queue, properties and body; call ``batch.refuse(row, code, remark)``. Rows keep their numbers;
-    ``batch.live`` omits refused rows. Order: check with ``tryfirst``, change without it, finish with ``trylast``.
+    May: change topic, queue, properties and body; call ``batch.refuse(row, code, remark)``, or ``batch.settle`` for a
+    row that is stored already. Rows keep their numbers; ``batch.live`` omits refused and settled rows.
+    Order: check with ``tryfirst``, change without it, finish with ``trylast``.
     Errors: stop the broker. First user: produce.
     """
 

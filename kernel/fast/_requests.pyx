@@ -23,7 +23,7 @@ from libc.string cimport memchr, memcmp, memcpy, memmove, memset
 
 include "_bytes.pxi"
 
-from gantrymq.kernel.batch import STORED
+from gantrymq.kernel.batch import STORED, refuse_every_row, settle_row, settle_row_as
 from gantrymq.kernel.fast import _records as records
 from gantrymq.kernel.fast import plain as plain_records
 from gantrymq.kernel.fast import plain_requests as plain

@@ -87,6 +87,7 @@ cdef class AppendRows(Columns):
         self.traits = traits
         self.source = source
         self.remarks = {}
+        self.settled = {}
         self.answers = {}
         self.attempts_max = {}
         self.own_queue_offsets = {}
@@ -406,6 +407,8 @@ cdef class AppendRows(Columns):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.refuse`."""
         if code in STORED:
             raise ValueError(f"a row cannot be refused with code {int(code)}, which says that the message is stored")
+        if self.settled and row in self.settled:
+            raise ValueError(f"row {row} is settled and cannot be refused; batch.live has the rows to look at")
         cdef list statuses = self.column(STATUSES)
         if statuses[row] == SUCCESS:
             statuses[row] = code
@@ -413,6 +416,18 @@ cdef class AppendRows(Columns):
             self.refused += 1
         if row in self.tied:
             self.refuse(self.tied[row], code, remark)
+
+    def refuse_all(self, code, remark):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.refuse_all`."""
+        refuse_every_row(self, code, remark)
+
+    def settle(self, row, *, offset, queue_id, queue_offset):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.settle`."""
+        settle_row(self, row, offset, queue_id, queue_offset)
+
+    def settle_as(self, row, earlier):
+        """See :meth:`gantrymq.kernel.batch.AppendBatch.settle_as`."""
+        settle_row_as(self, row, earlier)
 
     def tie_next_to(self, row):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.tie_next_to`."""

@@ -63,8 +63,7 @@ class FenceGate:
 
 def refuse_all(batch: AppendBatch, reason: str) -> None:
     """Refuse all rows of ``batch``."""
-    for row in batch.live:
-        batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, reason)
+    batch.refuse_all(ResponseCode.SERVICE_NOT_AVAILABLE, reason)
 
 
 class RoleChanges:

@@ -534,6 +534,7 @@ cdef int answer_lists(AppendRows some, form, fallback) except -1:
     while row < count:
         if (
             type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks
+            and row not in some.settled
             and as_int32(queue_ids[row], &queue_id) and as_int64(queue_offsets[row], &queue_offset)
             and as_int64(offsets[row], &offset)
         ):

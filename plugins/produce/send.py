@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from gantrymq.kernel.batch import STORED, AppendBatch, Source, Trait
+from gantrymq.kernel.batch import STORED, AppendBatch, Earlier, Source, Trait
 from gantrymq.kernel.fast import new_batch
 from gantrymq.kernel.processors import Request
 from gantrymq.plugins.interfaces import GroupTable, TopicTable
@@ -206,16 +206,33 @@ class SendProcessor:
         fields = self._reply_fields
         if status in STORED:
             prefix = self._id_prefix
-            ids = ",".join([id_at(prefix, batch.offsets[row]) for row in rows])
+            ids = ",".join([id_at(prefix, _offset_of(batch, row)) for row in rows])
+            place = batch.settled.get(first)
+            if place is not None:
+                told, queue_offset, more = _settled_queue(batch, place), place.queue_offset, {}
+            else:
+                told = batch.queue_ids[first] if queue_id is None else queue_id
+                queue_offset, more = batch.queue_offsets[first], batch.answers.get(first, {})
             fields = {
-                **fields,
-                "msgId": ids,
-                "queueId": str(int(batch.queue_ids[first] if queue_id is None else queue_id)),
-                "queueOffset": str(batch.queue_offsets[first]),
-                **batch.answers.get(first, {}),
-            }
+                **fields, "msgId": ids, "queueId": str(int(told)), "queueOffset": str(queue_offset), **more,
+            }  # fmt: skip
         request.answer(status, batch.remarks.get(worst), fields)
         return first + count
+
+
+def _offset_of(batch: AppendBatch, row: int) -> int:
+    """The log offset of the row's message: its own, or the earlier one's that it is settled with."""
+    earlier = batch.settled.get(row)
+    return batch.offsets[row] if earlier is None else earlier.offset
+
+
+def _settled_queue(batch: AppendBatch, earlier: Earlier) -> int:
+    """The queue that a settled row's sender is told: a row of the same batch may have been moved to another one."""
+    if earlier.row is not None:
+        origin = batch.origins[earlier.row]
+        if isinstance(origin, Origin) and origin.queue_id is not None:
+            return origin.queue_id
+    return earlier.queue_id
 
 
 def _topic_bits(config: TopicConfig) -> int:

@@ -135,12 +135,10 @@ def check_properties(properties: bytes) -> None:
 
 def refuse_all(batch: AppendBatch, broker_id: int) -> None:
     """Refuse every row: this broker is a slave."""
-    for row in batch.live:
-        batch.refuse(
-            row,
-            ResponseCode.SERVICE_NOT_AVAILABLE,
-            f"service not available now: this broker is a slave (id {broker_id}), messages go to the master",
-        )
+    batch.refuse_all(
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        f"service not available now: this broker is a slave (id {broker_id}), messages go to the master",
+    )
 
 
 def refuse_unhandled(batch: AppendBatch) -> None:

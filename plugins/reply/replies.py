@@ -178,10 +178,12 @@ class ReplyProcessor:
         for row, reply in enumerate(batch.origins):
             status = batch.statuses[row]
             if status in STORED:
+                earlier = batch.settled.get(row)
+                offset, queue_offset = batch.place_of(row)
+                if earlier is not None:
+                    offset, queue_offset = earlier.offset, earlier.queue_offset
                 reply.place = SendMessageResponse(
-                    msg_id=id_at(self._id_prefix, batch.offsets[row]),
-                    queue_id=reply.queue_id,
-                    queue_offset=batch.queue_offsets[row],
+                    msg_id=id_at(self._id_prefix, offset), queue_id=reply.queue_id, queue_offset=queue_offset
                 )
             else:
                 log.warning("reply_not_stored", topic=batch.topics[row], code=status, reason=batch.remarks.get(row))

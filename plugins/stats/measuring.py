@@ -34,8 +34,9 @@ class Measuring:
         begun, done = self._broker.env.monotonic(), batch.done
 
         def measured(finished: AppendBatch) -> None:
-            self.latency.add(self._broker.env.monotonic() - begun, len(finished) - finished.refused)
-            self.failed += finished.refused
+            failed = finished.refused - len(finished.settled)
+            self.latency.add(self._broker.env.monotonic() - begun, len(finished) - failed)
+            self.failed += failed
             if done is not None:
                 done(finished)
 

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from gantrymq.kernel.acks import Acks
-from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.batch import AppendBatch, Source, finish_settled
 from gantrymq.remoting.codes import ResponseCode
 
 
@@ -42,6 +42,42 @@ def test_a_batch_is_done_when_every_gate_has_passed_its_end() -> None:
     acks.release(acks.committed(200))
     assert done == [100, 200]
     assert len(acks) == 0
+
+
+def settled_batch(end: int, done: list[int], *, wait: bool = True) -> AppendBatch:
+    """A batch whose only row is settled with a message of the log, which ends at ``end``."""
+    made = batch(end, done, waits=(wait,))
+    made.source, made.start = Source.CLIENT, end
+    made.settle(0, offset=end - 1, queue_id=0, queue_offset=0)
+    finish_settled(made)
+    return made
+
+
+def test_a_settled_row_waits_until_the_gates_have_passed_the_log_up_to_its_message() -> None:
+    gate, done = Gate(watermark=50), list[int]()
+    acks = Acks([gate])
+    acks.add(settled_batch(100, done), 0.0)
+    acks.release(acks.committed(100))
+    assert done == []
+    gate.watermark = 100
+    acks.release(acks.committed(100))
+    assert done == [100]
+
+
+def test_a_settled_row_is_answered_as_a_new_one_when_a_gate_is_late() -> None:
+    done: list[int] = []
+    acks = Acks([Gate()])
+    late = settled_batch(100, done)
+    acks.add(late, 0.0)
+    acks.expire(5.0)
+    assert (done, late.statuses, late.remarks) == ([100], [ResponseCode.FLUSH_DISK_TIMEOUT], {0: "late"})
+
+
+def test_a_settled_row_whose_sender_does_not_wait_is_answered_at_once() -> None:
+    done: list[int] = []
+    acks = Acks([Gate()])
+    acks.add(settled_batch(100, done, wait=False), 0.0)
+    assert (done, len(acks)) == ([100], 0)
 
 
 def test_without_gates_nothing_waits_and_all_is_committed() -> None:

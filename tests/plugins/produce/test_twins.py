@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from gantrymq.kernel.batch import Source, Trait
+from gantrymq.kernel.batch import Source, Trait, finish_settled
 from gantrymq.kernel.fast import Layout, plain_requests
 from gantrymq.plugins.produce import plain as plain_sends
 from gantrymq.plugins.produce.plain import reply_form
@@ -73,12 +73,14 @@ class Produce(SendProcessor):
         changes: Sequence[tuple[str, int, Any]] = (),
         diverted: Sequence[tuple[int, str, dict[bytes, bytes | None]]] = (),
         refused: Sequence[int] = (),
+        settled: Sequence[tuple[int, int | None]] = (),
         late: Sequence[int] = (),
         own: Sequence[tuple[int, int]] = (),
         store_host: bytes = HOSTS[0],
         room: int = 10**6,
     ) -> Any:
-        """Take all requests, let a plugin change cells and refuse rows, encode, change statuses, answer, dispatch.
+        """Take all requests, let a plugin change cells, refuse and settle rows (with the message at an offset, or with
+        the row before), encode, change statuses, answer, dispatch.
 
         A ``room`` that is too small lets the batch go on in a second file. Returns all that can be seen of it.
         """
@@ -99,6 +101,15 @@ class Produce(SendProcessor):
         ]  # fmt: skip
         for row in refused if count else ():
             batch.refuse(row % count, 13, "odd")
+        batch.start = 500
+        for row, place in settled if count else ():
+            wanted = row % count
+            if batch.statuses[wanted] != ResponseCode.SUCCESS:
+                continue
+            if place is not None:
+                batch.settle(wanted, offset=place, queue_id=5, queue_offset=6)
+            elif wanted and (wanted - 1 in batch.settled or batch.statuses[wanted - 1] == ResponseCode.SUCCESS):
+                batch.settle_as(wanted, wanted - 1)
         for row, queue_offset in own if count else ():
             batch.own_queue_offsets[row % count] = queue_offset
         batch.place(500, 1_700_000_000_000)
@@ -109,6 +120,7 @@ class Produce(SendProcessor):
             more, index, end = self.twin.encode_rows(batch, rows, index, end, 10**6, table, layout)
             parts += more
         batch.end = end
+        finish_settled(batch)
         for row in late if count else ():
             if batch.statuses[row % count] == ResponseCode.SUCCESS:
                 batch.statuses[row % count], batch.remarks[row % count] = ResponseCode.FLUSH_DISK_TIMEOUT, "late"
@@ -124,6 +136,7 @@ class Produce(SendProcessor):
             batch.remarks,
             batch.attempts_max,
             batch.refused,
+            batch.settled,
             batch.waited_for,
             len(batch),
         )
@@ -197,6 +210,7 @@ CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
 @given(
     st.lists(sends(), max_size=6), st.sampled_from(HOSTS),
     st.lists(st.one_of(CELLS), max_size=3), st.lists(st.integers(0, 9), max_size=2),
+    st.lists(st.tuples(st.integers(0, 9), st.sampled_from([None, 0, 499])), max_size=3),
     st.lists(st.integers(0, 9), max_size=2), st.sampled_from(HOSTS), st.sampled_from([10**6, 10**6, 300, 900]),
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from([0, 5, 2**63 - 1])), max_size=3),
     st.lists(st.tuples(
@@ -206,8 +220,8 @@ CELLS: list[st.SearchStrategy[tuple[str, int, Any]]] = [
     ), max_size=2),
 )  # fmt: skip
 def test_sends_become_the_same_records_entries_and_answers(
-    some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int], late: list[int],
-    store_host: bytes, room: int, own: list[tuple[int, int]],
+    some: list[Command], host: bytes, changes: list[tuple[str, int, Any]], refused: list[int],
+    settled: list[tuple[int, int | None]], late: list[int], store_host: bytes, room: int, own: list[tuple[int, int]],
     diverted: list[tuple[int, str, dict[bytes, bytes | None]]],
 ) -> None:  # fmt: skip
     data = b"".join(map(encode, some))
@@ -218,6 +232,7 @@ def test_sends_become_the_same_records_entries_and_answers(
                 host,
                 changes=changes,
                 refused=refused,
+                settled=settled,
                 late=late,
                 store_host=store_host,
                 room=room,
