@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         TlsFailed,
         UnsupportedByBroker,
     )
+    from gantrymq.client.interceptors import ConsumeContext, Interceptor, SendContext
     from gantrymq.client.options import Sql
     from gantrymq.client.producer import Producer
     from gantrymq.client.reader import Reader
@@ -57,6 +58,9 @@ _HOMES = {
     "Client": "gantrymq.client.client",
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
+    "ConsumeContext": "gantrymq.client.interceptors",
+    "Interceptor": "gantrymq.client.interceptors",
+    "SendContext": "gantrymq.client.interceptors",
     "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
     "Reader": "gantrymq.client.reader",
@@ -106,10 +110,12 @@ __all__ = [
     "ClientClosed",
     "ConnectError",
     "ConnectFailed",
+    "ConsumeContext",
     "Consumer",
     "ConsumerStatistics",
     "DeadLetter",
     "GantryError",
+    "Interceptor",
     "InvalidMessage",
     "InvalidName",
     "Message",
@@ -124,6 +130,7 @@ __all__ = [
     "ReceivedMessage",
     "ReplyTimeout",
     "RetryLater",
+    "SendContext",
     "SendResult",
     "SendStatus",
     "SendTimeout",

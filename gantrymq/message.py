@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+_NOTHING: Final = object()
+
+
 def _as_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(keys.split()) if isinstance(keys, str) else tuple(keys)
 
@@ -43,7 +46,8 @@ class Message:
     """
 
     topic: str
-    body: bytes
+    body: Any
+    """Bytes, or what the producer's serializer takes."""
     tags: str | None = None
     keys: tuple[str, ...] = attrs.field(default=(), converter=_as_keys)
     properties: Mapping[str, str] = attrs.field(factory=dict)
@@ -129,6 +133,20 @@ class DeliveredRecord(Record):
     delivery: Delivery | None = None
     retry_topic: str | None = None
     """The topic by which it came again, None at the first time."""
+    decoded: Any = _NOTHING
+    """Behind :attr:`value`: what the deserializer made, or the error of it."""
+
+    @property
+    def value(self) -> Any:
+        """What the ``deserializer`` of the consumer or reader made of the body.
+
+        Raises :class:`BodyError` where it could not, which only readers give out, and :class:`GantryError` without one.
+        """
+        if self.decoded is _NOTHING:
+            raise GantryError("there is no value without a deserializer: read the body, or give deserializer=")
+        if isinstance(self.decoded, BodyError):
+            raise self.decoded
+        return self.decoded
 
     @property
     def queue(self) -> MessageQueue:

@@ -26,11 +26,13 @@ from gantrymq.client.admin import TOPIC_QUEUES
 from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
+from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.lookup import FOREVER
 from gantrymq.client.loop import Loop
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
+    BadBodies,
     ConsumerSettings,
     Ordered,
     QueuesChanged,
@@ -41,6 +43,7 @@ from gantrymq.client.options import (
 from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, SEND_RETRIES, SEND_TIMEOUT_SECONDS, as_message
 from gantrymq.client.reader import POLL_MESSAGES
 from gantrymq.client.sender import QueueChoice
+from gantrymq.client.serializers import DeserializerChoice, SerializerChoice
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
@@ -195,7 +198,7 @@ class Producer(BlockingMember):
     def send(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -225,7 +228,7 @@ class Producer(BlockingMember):
     def enqueue(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -263,7 +266,7 @@ class Producer(BlockingMember):
     def send_oneway(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -291,7 +294,7 @@ class Producer(BlockingMember):
     def request(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -333,7 +336,7 @@ class TransactionalProducer(BlockingMember):
     def send(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         local: Local | None = None,
         tags: str | None = None,
@@ -652,6 +655,7 @@ class Client(BlockingLifetime):
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
+        serializer: SerializerChoice | None = None,
     ) -> Producer:
         """As :meth:`gantrymq.Client.producer`."""
         loop = self._loop
@@ -663,6 +667,7 @@ class Client(BlockingLifetime):
             linger=linger,
             batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
+            serializer=serializer,
         )
         return Producer(loop, opened, self._ends_first)
 
@@ -676,6 +681,7 @@ class Client(BlockingLifetime):
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
         checks_at_once: int = CHECKS_AT_ONCE,
+        serializer: SerializerChoice | None = None,
     ) -> TransactionalProducer:
         """As :meth:`gantrymq.Client.transactional_producer`.
 
@@ -684,7 +690,7 @@ class Client(BlockingLifetime):
         loop = self._loop
         opened = self._inner.transactional_producer(
             group, check=transactions.in_thread(check, checks_at_once), topics=topics, timeout=timeout,
-            retries=retries, checks_at_once=checks_at_once,
+            retries=retries, checks_at_once=checks_at_once, serializer=serializer,
         )  # fmt: skip
         return TransactionalProducer(loop, opened, local, self._ends_first)
 
@@ -705,6 +711,8 @@ class Client(BlockingLifetime):
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
+        deserializer: DeserializerChoice | None = None,
+        bad_bodies: BadBodies = "dead_letter",
     ) -> Consumer:
         """As :meth:`gantrymq.Client.consumer`; ``on_assigned`` and ``on_revoked`` are called in threads of their own.
 
@@ -715,7 +723,8 @@ class Client(BlockingLifetime):
         settings = ConsumerSettings.checked(
             ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
-            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file,
+            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file, deserializer=deserializer,
+            bad_bodies=bad_bodies,
         )  # fmt: skip
         opened = self._inner.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
         return Consumer(loop, opened, group, self._ends_first)
@@ -739,6 +748,8 @@ class Client(BlockingLifetime):
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
+        deserializer: DeserializerChoice | None = None,
+        bad_bodies: BadBodies = "dead_letter",
         drain_timeout: float = DRAIN_SECONDS,
         signals: bool = True,
     ) -> None:
@@ -753,7 +764,8 @@ class Client(BlockingLifetime):
         settings = ConsumerSettings.checked(
             ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=_in_thread(on_assigned),
-            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file,
+            on_revoked=_in_thread(on_revoked), offsets_file=offsets_file, deserializer=deserializer,
+            bad_bodies=bad_bodies,
         )  # fmt: skip
         if not callable(handler):
             raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
@@ -773,10 +785,13 @@ class Client(BlockingLifetime):
         start: Start = "first",
         until: Literal["end"] | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
+        deserializer: DeserializerChoice | None = None,
     ) -> Reader:
         """As :meth:`gantrymq.Client.reader`."""
         loop = self._loop
-        opened = self._inner.reader(topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch)
+        opened = self._inner.reader(
+            topics, group=group, tags=tags, start=start, until=until, pull_batch=pull_batch, deserializer=deserializer
+        )
         return Reader(loop, opened, self._ends_first)
 
 
@@ -800,11 +815,12 @@ def connect(
     unit_name: str | None = None,
     namespace: str | None = None,
     namespace_v2: str | None = None,
+    interceptors: Sequence[Interceptor] = (),
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> Client:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
     inner = client.connect(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
-        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
+        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2, interceptors=interceptors,
     )  # fmt: skip
     return Client(inner, backend)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -59,6 +60,13 @@ class PendingSend:
         """The result of a message that is :attr:`done`, or its error."""
         return self._batch.result(self._place)
 
+    def when_done(self, call: Callable[[PendingSend], None]) -> None:
+        """Have ``call`` called with this, when it is :attr:`done`; at once if it is. It must not raise."""
+        if self._batch.finished:
+            call(self)
+        else:
+            self._batch.watch(partial(call, self))
+
     async def _wait(self) -> SendResult:
         await self._batch.wait()
         return self.result()
@@ -67,7 +75,9 @@ class PendingSend:
 class Batch:
     """Messages of one topic that travel together, and what became of them."""
 
-    __slots__ = ("_changed", "_ends", "_outcomes", "created", "finished", "free", "keys", "rows", "sealed", "topic")
+    __slots__ = (
+        "_changed", "_ends", "_outcomes", "_watchers", "created", "finished", "free", "keys", "rows", "sealed", "topic",
+    )  # fmt: skip
 
     def __init__(self, topic: str, created: float) -> None:
         self.topic = topic
@@ -81,6 +91,7 @@ class Batch:
         self._changed: anyio.Event | None = None
         self._ends: list[int] = []
         self._outcomes: list[Stored | GantryError] = []
+        self._watchers: list[Callable[[], None]] | None = None
 
     @property
     def cost(self) -> int:
@@ -102,6 +113,15 @@ class Batch:
         self.finished = self.sealed = True
         self.rows = bytearray()
         self._change()
+        if self._watchers is not None:
+            for call in self._watchers:
+                call()
+
+    def watch(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when it is finished."""
+        if self._watchers is None:
+            self._watchers = []
+        self._watchers.append(call)
 
     async def wait(self) -> None:
         """Return when it is finished."""

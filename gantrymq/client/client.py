@@ -16,11 +16,19 @@ from gantrymq.client.admin import Admin
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.connect_options import ConnectOptions
 from gantrymq.client.consumer import Consumer
+from gantrymq.client.intercepted import (
+    InterceptedConsumer,
+    InterceptedProducer,
+    InterceptedTransactionalProducer,
+    Outbound,
+)
+from gantrymq.client.interceptors import Interceptor, Interceptors
 from gantrymq.client.lifetime import Lifetime
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
     AllocationChoice,
+    BadBodies,
     ConsumerOptions,
     ConsumerSettings,
     Ordered,
@@ -33,6 +41,7 @@ from gantrymq.client.options import (
 from gantrymq.client.producer import SEND_RETRIES, SEND_TIMEOUT_SECONDS, Producer
 from gantrymq.client.reader import Reader, make_reader
 from gantrymq.client.sender import Sender
+from gantrymq.client.serializers import DeserializerChoice, SerializerChoice, serializer_of
 from gantrymq.client.transactions import (
     CHECKS_AT_ONCE,
     Check,
@@ -49,9 +58,10 @@ DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 class Client(Lifetime):
     """What :func:`connect` gives. Valid until its block ends; after that everything raises :class:`ClientClosed`."""
 
-    def __init__(self, options: ConnectOptions) -> None:
+    def __init__(self, options: ConnectOptions, interceptors: Interceptors | None = None) -> None:
         super().__init__("client")
         self._options = options
+        self._interceptors = interceptors
         self._running: Cluster | None = None
         self._ends_first: set[Lifetime] = set()
         self._workers: set[Worker[Any]] = set()
@@ -82,18 +92,29 @@ class Client(Lifetime):
         linger: float = 0.0,
         batch_bytes: int = BATCH_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
+        serializer: SerializerChoice | None = None,
     ) -> Producer:
         """A producer for the length of the block, whose end sends what is enqueued.
 
         ``timeout`` (seconds) is the bound of one send with all its ``retries``. With ``retry_when_not_stored`` a
         message whose status is not OK is sent to another broker as well, if there is one. What is enqueued waits
         ``linger`` seconds for others of their queue, until their batch has ``batch_bytes``; ``buffer_bytes`` bounds
-        what is enqueued and not answered, each message with 256 bytes beside its own. Raises :class:`InvalidName`, and
-        ValueError for an option that makes no sense.
+        what is enqueued and not answered, each message with 256 bytes beside its own. ``serializer`` makes the bodies
+        of what is given in their place: ``"str"``, ``"json"``, ``"msgpack"`` or a function. Raises
+        :class:`InvalidName`, and ValueError for an option that makes no sense.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
         accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
-        return Producer(self._cluster, sender, accumulator).ends_with(self._ends_first)
+        outbound = self._outbound(sender.group, serializer)
+        if outbound is None:
+            return Producer(self._cluster, sender, accumulator).ends_with(self._ends_first)
+        return InterceptedProducer(self._cluster, sender, accumulator, outbound).ends_with(self._ends_first)
+
+    def _outbound(self, group: str, serializer: SerializerChoice | None) -> Outbound | None:
+        serialize = None if serializer is None else serializer_of(serializer)
+        if serialize is None and self._interceptors is None:
+            return None
+        return Outbound(self._cluster, group, serialize, self._interceptors)
 
     def transactional_producer(
         self,
@@ -105,19 +126,25 @@ class Client(Lifetime):
         timeout: float = SEND_TIMEOUT_SECONDS,
         retries: int = SEND_RETRIES,
         checks_at_once: int = CHECKS_AT_ONCE,
+        serializer: SerializerChoice | None = None,
     ) -> TransactionalProducer:
         """A producer of messages that consumers see only when the local branch of their transaction succeeded.
 
         ``local`` is the branch of sends that give none of their own. ``check`` is called with the half message when a
         broker asks what became of it: after a producer died, or with an UNKNOWN outcome; ``checks_at_once`` may run
         together, and 2,000 wait. Both are functions or coroutine functions that return an :class:`Outcome`. ``topics``
-        names brokers that may ask before anything was sent. Raises :class:`InvalidName`, and :class:`GantryError` when
-        this client already has a transactional producer of that group.
+        names brokers that may ask before anything was sent. ``serializer`` is that of :meth:`producer`; the branch gets
+        a message as it was given. Raises :class:`InvalidName`, and :class:`GantryError` when this client already has a
+        transactional producer of that group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries)
-        return TransactionalProducer(self._cluster, sender, local, check, topics, checks_at_once).ends_with(
-            self._ends_first
-        )
+        outbound = self._outbound(sender.group, serializer)
+        if outbound is None:
+            opened = TransactionalProducer(self._cluster, sender, local, check, topics, checks_at_once)
+        else:
+            opened = InterceptedTransactionalProducer(self._cluster, sender, local, check, topics, checks_at_once)
+            opened.outbound = outbound
+        return opened.ends_with(self._ends_first)
 
     def consumer(
         self,
@@ -136,6 +163,8 @@ class Client(Lifetime):
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
+        deserializer: DeserializerChoice | None = None,
+        bad_bodies: BadBodies = "dead_letter",
     ) -> Consumer[ReceivedMessage]:
         """A member of the consumer ``group`` for the length of the block.
 
@@ -155,6 +184,9 @@ class Client(Lifetime):
           ``gantrymq.client.allocation``; every member must have the same.
         - ``on_assigned``, ``on_revoked``: called with queues that have come, or are about to go; what is acknowledged
           in ``on_revoked`` counts. Functions or coroutine functions.
+        - ``deserializer``: what makes :attr:`ReceivedMessage.value` of a body: ``"str"``, ``"json"``, ``"msgpack"``, a
+          type whose JSON the bodies are, or a function. A message whose body it cannot read is never given out: it
+          becomes a dead letter, or with ``bad_bodies="retry"`` comes again as if it had been given back.
 
         Raises :class:`InvalidName`, ValueError, and :class:`GantryError` when this client already has a consumer of
         that group.
@@ -162,7 +194,7 @@ class Client(Lifetime):
         settings = ConsumerSettings.checked(
             ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
-            on_revoked=on_revoked, offsets_file=offsets_file,
+            on_revoked=on_revoked, offsets_file=offsets_file, deserializer=deserializer, bad_bodies=bad_bodies,
         )  # fmt: skip
         return self.consumer_of(ReceivedMessage, topics, group, tags=tags, start=start, settings=settings)
 
@@ -202,7 +234,10 @@ class Client(Lifetime):
     ) -> Consumer[R]:
         now = int(time.time() * 1000)
         topics, group = plain_topics(self._cluster.namespace, topics), self._real_group(group)
-        return Consumer(self._cluster, ConsumerOptions.checked(topics, group, tags, start, make, now, settings))
+        options = ConsumerOptions.checked(topics, group, tags, start, make, now, settings)
+        if settings.deserialize is None and self._interceptors is None:
+            return Consumer(self._cluster, options)
+        return InterceptedConsumer(self._cluster, options, self._interceptors)
 
     async def run(
         self,
@@ -223,6 +258,8 @@ class Client(Lifetime):
         on_assigned: QueuesChanged | None = None,
         on_revoked: QueuesChanged | None = None,
         offsets_file: str | PathLike[str] | None = None,
+        deserializer: DeserializerChoice | None = None,
+        bad_bodies: BadBodies = "dead_letter",
         drain_timeout: float = DRAIN_SECONDS,
         signals: bool = True,
     ) -> None:
@@ -243,7 +280,7 @@ class Client(Lifetime):
         settings = ConsumerSettings.checked(
             ordered=ordered, broadcast=broadcast, max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch,
             consume_timeout=consume_timeout, allocation=allocation, on_assigned=on_assigned,
-            on_revoked=on_revoked, offsets_file=offsets_file,
+            on_revoked=on_revoked, offsets_file=offsets_file, deserializer=deserializer, bad_bodies=bad_bodies,
         )  # fmt: skip
         worker = self._worker_of(
             ReceivedMessage, handler, topics, group, tags=tags, start=start, settings=settings,
@@ -297,17 +334,19 @@ class Client(Lifetime):
         start: Start = "first",
         until: Literal["end"] | None = None,
         pull_batch: int = PULL_BATCH_MESSAGES,
+        deserializer: DeserializerChoice | None = None,
     ) -> Reader[DeliveredRecord]:
         """A reader of all queues of ``topics`` for the length of the block, from any place, shared with nobody.
 
         It begins where ``group`` has committed, else at ``start``. With ``until="end"`` it ends at the last message
-        that was there when it first polled. Raises :class:`InvalidName`, ValueError.
+        that was there when it first polled. ``deserializer`` is that of :meth:`consumer`; a body that it cannot read
+        makes ``message.value`` raise :class:`BodyError`. Raises :class:`InvalidName`, ValueError.
         """
         topics = plain_topics(self._cluster.namespace, topics)
         group = None if group is None else self._real_group(group)
         return make_reader(
             self._cluster, DeliveredRecord, topics, group=group, tags=tags, start=start, until=until,
-            pull_batch=pull_batch,
+            pull_batch=pull_batch, deserializer=deserializer,
         ).ends_with(self._ends_first)  # fmt: skip
 
 
@@ -321,6 +360,7 @@ def connect(
     unit_name: str | None = None,
     namespace: str | None = None,
     namespace_v2: str | None = None,
+    interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
@@ -336,6 +376,9 @@ def connect(
     gives out; groups have the prefix as well, as with RocketMQ's clients. ``namespace_v2`` (``namespaceV2`` of their
     5.x) leaves names as they are and goes with each request, for services that understand it.
 
+    ``interceptors`` are called around each message that producers send and consumers give out, see
+    :class:`Interceptor`.
+
     Raises ValueError for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver
     can be reached (:class:`TlsFailed` when it can, but not by TLS).
 
@@ -347,4 +390,4 @@ def connect(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
         unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
     )  # fmt: skip
-    return Client(options)
+    return Client(options, Interceptors(interceptors) if interceptors else None)

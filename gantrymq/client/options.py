@@ -13,6 +13,7 @@ import attrs
 from gantrymq.client.allocation import NAMED, Allocation, average
 from gantrymq.client.checks import check_group, check_topic
 from gantrymq.client.errors import InvalidName
+from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -48,6 +49,9 @@ QueuesChanged = Callable[[Sequence[MessageQueue]], Awaitable[Any] | Any]
 Ordered = bool | Literal["key"]
 """Whether messages come one after another: those of each queue, or those of each order key."""
 
+BadBodies = Literal["dead_letter", "retry"]
+"""What a consumer does with a message whose body its deserializer cannot read."""
+
 AllocationChoice = Allocation | Literal["average", "circle", "consistent_hash"]
 
 
@@ -65,6 +69,8 @@ class ConsumerSettings:
     ordered: Ordered = False
     broadcast: bool = False
     offsets_file: Path | None = None
+    deserialize: Deserializer | None = None
+    bad_bodies: BadBodies = "dead_letter"
 
     @classmethod
     def checked(
@@ -80,6 +86,8 @@ class ConsumerSettings:
         ordered: Ordered = False,
         broadcast: bool = False,
         offsets_file: str | PathLike[str] | None = None,
+        deserializer: DeserializerChoice | None = None,
+        bad_bodies: BadBodies = "dead_letter",
     ) -> ConsumerSettings:
         """The settings from what a user gave; ValueError names the one that cannot be."""
         check_number("max_retries", max_retries, 0, 2**31 - 1, optional=True)
@@ -87,6 +95,8 @@ class ConsumerSettings:
         check_number("prefetch", prefetch, 1, PREFETCH_MAX, optional=True)
         if not (isinstance(ordered, bool) or ordered == "key"):
             raise ValueError(f"ordered {ordered!r} is none of False, True (by queue) and 'key'")
+        if bad_bodies not in ("dead_letter", "retry"):
+            raise ValueError(f"bad_bodies {bad_bodies!r} is neither 'dead_letter' nor 'retry'")
         if isinstance(consume_timeout, timedelta):
             consume_timeout = consume_timeout.total_seconds()
         if consume_timeout is not None and not consume_timeout > 0:
@@ -102,6 +112,7 @@ class ConsumerSettings:
             max_retries=max_retries, pull_batch=pull_batch, prefetch=prefetch, consume_timeout=consume_timeout,
             on_assigned=on_assigned, on_revoked=on_revoked, allocation=strategy, ordered=ordered,
             broadcast=broadcast, offsets_file=None if offsets_file is None else Path(offsets_file),
+            deserialize=None if deserializer is None else deserializer_of(deserializer), bad_bodies=bad_bodies,
         )  # fmt: skip
 
 

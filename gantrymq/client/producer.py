@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import anyio
@@ -51,7 +51,7 @@ class Producer(Lifetime):
     async def send(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -64,6 +64,8 @@ class Producer(Lifetime):
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message, given whole or as topic and body, and wait until a broker has it.
+
+        The body is bytes, or with a ``serializer`` what that takes.
 
         Queues take turns over all brokers; a failed attempt is repeated on another broker. With ``queue`` (a queue, its
         place among :meth:`queues`, or a function that picks one of them) or ``order_key`` (equal keys go to one queue)
@@ -92,7 +94,7 @@ class Producer(Lifetime):
     async def enqueue(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -173,7 +175,7 @@ class Producer(Lifetime):
     async def request(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -234,7 +236,7 @@ class Producer(Lifetime):
     async def send_oneway(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         tags: str | None = None,
         keys: str | Iterable[str] = (),
@@ -295,7 +297,7 @@ class Producer(Lifetime):
 
 def as_message(
     message: Message | str,
-    body: bytes | None,
+    body: Any,
     tags: str | None,
     keys: str | Iterable[str],
     properties: Mapping[str, str] | None,

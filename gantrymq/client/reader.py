@@ -20,6 +20,7 @@ from gantrymq.client.cluster import Cluster
 from gantrymq.client.connections import reading
 from gantrymq.client.errors import (
     AccessDenied,
+    BodyError,
     ConnectError,
     GantryError,
     InvalidName,
@@ -46,6 +47,7 @@ from gantrymq.client.puller import (
     SUSPEND_MILLISECONDS,
 )
 from gantrymq.client.routes import queues_to_subscribe
+from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.bodies.queues import MessageQueue
@@ -116,6 +118,7 @@ class Reader(Lifetime, Generic[R]):
         start: Start,
         until: Literal["end"] | None,
         pull_batch: int,
+        deserialize: Deserializer | None,
     ) -> None:
         super().__init__("reader")
         self._cluster = cluster
@@ -126,6 +129,7 @@ class Reader(Lifetime, Generic[R]):
         self._start = start
         self._until = until
         self._pull_batch = pull_batch
+        self._deserialize = deserialize
         self._tasks: TaskGroup | None = None
         self._queues: dict[MessageQueue, _Queue[R]] = {}
         self._assigned = False
@@ -423,6 +427,8 @@ class Reader(Lifetime, Generic[R]):
         for record in records:
             if not wanted or record.tags in wanted:
                 record.broker_name = queue.broker_name
+                if self._deserialize is not None:
+                    _decode(record, self._deserialize)
                 known.fetched.append(record)
         known.fetch_at = ext.next_begin_offset
         if not known.fetched:
@@ -442,6 +448,7 @@ def make_reader(
     start: Start,
     until: Literal["end"] | None,
     pull_batch: int,
+    deserializer: DeserializerChoice | None,
 ) -> Reader[R]:
     """A :class:`Reader` of what a user gave; :class:`InvalidName` and ValueError for what is wrong."""
     if group is not None:
@@ -451,4 +458,14 @@ def make_reader(
     if until not in ("end", None):
         raise ValueError(f"until {until!r} is not 'end'")
     wanted = subscriptions(topics, tags, int(time.time() * 1000))
-    return Reader(cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch)
+    return Reader(
+        cluster, wanted, make, group=group, start=start, until=until, pull_batch=pull_batch,
+        deserialize=None if deserializer is None else deserializer_of(deserializer),
+    )  # fmt: skip
+
+
+def _decode(record: DeliveredRecord, deserialize: Deserializer) -> None:
+    try:
+        record.decoded = deserialize(record.body)
+    except BodyError as error:
+        record.decoded = error

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from traceback import format_exception_only
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import attrs
@@ -87,7 +87,7 @@ class TransactionalProducer(Lifetime):
     async def send(
         self,
         message: Message | str,
-        body: bytes | None = None,
+        body: Any = None,
         *,
         local: Local | None = None,
         tags: str | None = None,

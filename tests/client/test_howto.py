@@ -13,7 +13,7 @@ import pytest
 from gantrymq.testing.harness import cluster_in_thread
 
 HOWTO = Path(__file__).parents[2] / "docs" / "howto"
-PAGES = ("client.md", "ordered.md", "reader.md")
+PAGES = ("client.md", "ordered.md", "reader.md", "bodies.md", "interceptors.md")
 SNIPPET = re.compile(r"<!-- run -->\n```python\n(.*?)```", re.DOTALL)
 SNIPPETS = [code for page in PAGES for code in SNIPPET.findall((HOWTO / page).read_text())]
 

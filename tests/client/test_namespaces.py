@@ -146,6 +146,17 @@ async def test_a_namespace_of_5x_goes_with_each_request_and_is_signed(fake_clust
         assert route.ext["ns"] == "NS"
 
 
+async def wait_routed(client: gantrymq.Client, topic: str) -> None:
+    """Wait until the nameserver knows a topic: brokers register new ones a moment after they have made them."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            try:
+                await client.admin.route(topic)
+                return
+            except gantrymq.NoRoute:
+                await anyio.sleep(0.02)
+
+
 def topic_of(messages: list[DeliveredRecord]) -> set[str]:
     return {message.topic for message in messages}
 
@@ -192,6 +203,7 @@ async def test_a_client_works_in_its_namespace_only(cluster: str, namespace: str
                 committed = await plain.admin.consumer_offset(f"{namespace}%g", real)
                 assert committed == await client.admin.consumer_offset("g", queue)
         with anyio.fail_after(PATIENCE_SECONDS):
+            await wait_routed(client, "%DLQ%g")
             async with client.reader("%DLQ%g") as reader:
                 assert (await anext(reader)).body == b"poison"
             async with plain.reader(f"{namespace}%T", until="end") as reader:

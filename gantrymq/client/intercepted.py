@@ -1,0 +1,305 @@
+"""Producers and consumers with serializers and interceptors; those without have nothing of them on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import anyio
+import attrs
+
+from gantrymq.client.accumulator import Accumulator, PendingSend
+from gantrymq.client.cluster import Cluster
+from gantrymq.client.consumer import BATCH_MESSAGES, Consumer
+from gantrymq.client.errors import BodyError, ClientClosed, GantryError
+from gantrymq.client.interceptors import ConsumeContext, Interceptors, SendContext
+from gantrymq.client.options import ConsumerOptions
+from gantrymq.client.producer import REPLY_TIMEOUT_SECONDS, Producer, as_message
+from gantrymq.client.sender import QueueChoice, Sender
+from gantrymq.client.serializers import Serializer
+from gantrymq.client.transactions import TransactionalProducer
+from gantrymq.message import DeliveredRecord, Delivery, Message, SendResult
+
+SEND_BACK_PAUSE_SECONDS: Final = 1.0
+SEND_BACK_LONGEST_PAUSE_SECONDS: Final = 30.0
+"""Between attempts to give back a message whose body cannot be read."""
+
+Kind = Literal["send", "enqueue", "batch", "oneway", "request", "half"]
+R = TypeVar("R", bound=DeliveredRecord)
+
+
+class Outbound:
+    """What happens to messages before and after they are sent."""
+
+    def __init__(
+        self, cluster: Cluster, group: str, serialize: Serializer | None, interceptors: Interceptors | None
+    ) -> None:
+        self._cluster = cluster
+        self._group = group
+        self._serialize = serialize
+        self._interceptors = interceptors
+
+    def begin(self, kind: Kind, message: Message) -> SendContext:
+        """The context of a message, as it is to be sent; :class:`InvalidMessage` for a body with no serialized form."""
+        if self._serialize is not None:
+            message = attrs.evolve(message, body=self._serialize(message.body))
+        context = SendContext(message, kind, self._group, self._cluster.client_id)
+        if self._interceptors is not None:
+            self._interceptors.before_send(context)
+        return context
+
+    def end(self, context: SendContext, result: SendResult | None = None, error: BaseException | None = None) -> None:
+        """What became of it."""
+        if self._interceptors is not None:
+            context.result, context.error = result, error
+            self._interceptors.after_send(context)
+
+
+class InterceptedProducer(Producer):
+    """A :class:`Producer` whose messages are serialized and intercepted."""
+
+    def __init__(self, cluster: Cluster, sender: Sender, accumulator: Accumulator, outbound: Outbound) -> None:
+        super().__init__(cluster, sender, accumulator)
+        self._outbound = outbound
+
+    async def send(
+        self,
+        message: Message | str,
+        body: Any = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
+        queue: QueueChoice | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        self._ensure_open()
+        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        context = self._outbound.begin("send", given)
+        try:
+            result = await super().send(context.message, queue=queue, timeout=timeout)
+        except BaseException as error:
+            self._outbound.end(context, error=error)
+            raise
+        self._outbound.end(context, result)
+        return result
+
+    async def enqueue(
+        self,
+        message: Message | str,
+        body: Any = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
+        queue: QueueChoice | None = None,
+    ) -> PendingSend:
+        self._ensure_open()
+        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        context = self._outbound.begin("enqueue", given)
+        try:
+            pending = await super().enqueue(context.message, queue=queue)
+        except BaseException as error:
+            self._outbound.end(context, error=error)
+            raise
+        pending.when_done(partial(self._enqueued, context))
+        return pending
+
+    def _enqueued(self, context: SendContext, pending: PendingSend) -> None:
+        try:
+            result = pending.result()
+        except GantryError as error:
+            self._outbound.end(context, error=error)
+        else:
+            self._outbound.end(context, result)
+
+    async def send_batch(
+        self, messages: Iterable[Message], *, queue: QueueChoice | None = None, timeout: float | None = None
+    ) -> list[SendResult]:
+        self._ensure_open()
+        contexts = [self._outbound.begin("batch", message) for message in messages]
+        try:
+            results = await super().send_batch([each.message for each in contexts], queue=queue, timeout=timeout)
+        except BaseException as error:
+            for context in contexts:
+                self._outbound.end(context, error=error)
+            raise
+        for context, result in zip(contexts, results, strict=True):
+            self._outbound.end(context, result)
+        return results
+
+    async def request(
+        self,
+        message: Message | str,
+        body: Any = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        queue: QueueChoice | None = None,
+        timeout: float = REPLY_TIMEOUT_SECONDS,
+    ) -> DeliveredRecord:
+        self._ensure_open()
+        given = as_message(message, body, tags, keys, properties, order_key)
+        context = self._outbound.begin("request", given)
+        try:
+            reply = await super().request(context.message, queue=queue, timeout=timeout)
+        except BaseException as error:
+            self._outbound.end(context, error=error)
+            raise
+        self._outbound.end(context)
+        return reply
+
+    async def send_oneway(
+        self,
+        message: Message | str,
+        body: Any = None,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        order_key: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deliver_at: datetime | None = None,
+        delay_level: int = 0,
+        queue: QueueChoice | None = None,
+    ) -> None:
+        self._ensure_open()
+        given = as_message(message, body, tags, keys, properties, order_key, delay, deliver_at, delay_level)
+        context = self._outbound.begin("oneway", given)
+        try:
+            await super().send_oneway(context.message, queue=queue)
+        except BaseException as error:
+            self._outbound.end(context, error=error)
+            raise
+        self._outbound.end(context)
+
+
+class InterceptedTransactionalProducer(TransactionalProducer):
+    """A :class:`TransactionalProducer` whose messages are serialized and intercepted. The local branch gets a message
+    as it was given."""
+
+    outbound: Outbound
+
+    async def send_half(
+        self, message: Message, *, queue: QueueChoice | None = None, timeout: float | None = None
+    ) -> SendResult:
+        self._ensure_open()
+        context = self.outbound.begin("half", message)
+        try:
+            result = await super().send_half(context.message, queue=queue, timeout=timeout)
+        except BaseException as error:
+            self.outbound.end(context, error=error)
+            raise
+        self.outbound.end(context, result)
+        return result
+
+
+class WatchedDelivery:
+    """A message's delivery that tells interceptors when the message is settled."""
+
+    __slots__ = ("_context", "_interceptors", "inner")
+
+    def __init__(self, inner: Delivery, interceptors: Interceptors, context: ConsumeContext) -> None:
+        self.inner = inner
+        self._interceptors = interceptors
+        self._context = context
+
+    @property
+    def dropped(self) -> bool:
+        """As of the delivery within."""
+        return self.inner.dropped
+
+    def acknowledge(self, queue_offset: int) -> None:
+        """As of the delivery within."""
+        self.inner.acknowledge(queue_offset)
+        self._settle(True)
+
+    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        """As of the delivery within."""
+        await self.inner.give_back(record, delay_level)
+        self._settle(False)
+
+    async def reply(self, record: DeliveredRecord, body: bytes) -> None:
+        """As of the delivery within."""
+        await self.inner.reply(record, body)
+
+    def _settle(self, acknowledged: bool) -> None:
+        if self._context.acknowledged is None:
+            self._context.acknowledged = acknowledged
+            self._interceptors.after_consume(self._context)
+
+
+class InterceptedConsumer(Consumer[R], Generic[R]):
+    """A :class:`Consumer` whose messages are deserialized and intercepted."""
+
+    def __init__(self, cluster: Cluster, options: list[ConsumerOptions[R]], interceptors: Interceptors | None) -> None:
+        super().__init__(cluster, options)
+        self._interceptors = interceptors
+        self._deserialize = self._settings.deserialize
+
+    async def __anext__(self) -> R:
+        while True:
+            message = await super().__anext__()
+            if self._accepts(message):
+                return message
+
+    async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
+        while True:
+            batch = [message for message in await super().next_batch(max) if self._accepts(message)]
+            if batch:
+                return batch
+
+    def _accepts(self, message: R) -> bool:
+        """Whether the application gets the message, which is ready for it then."""
+        delivery = message.delivery
+        assert delivery is not None  # the consumer has set it
+        if isinstance(delivery, WatchedDelivery):
+            delivery = delivery.inner  # an ordered message that comes again is the same object
+        if self._deserialize is not None:
+            try:
+                message.decoded = self._deserialize(message.body)
+            except BodyError as error:
+                self._refuse(message, delivery, error)
+                return False
+        if self._interceptors is not None:
+            context = ConsumeContext(message, self.group, self._cluster.client_id)
+            message.delivery = WatchedDelivery(delivery, self._interceptors, context)
+            self._interceptors.before_consume(context)
+        return True
+
+    def _refuse(self, message: R, delivery: Delivery, error: BodyError) -> None:
+        outcome = self._settings.bad_bodies
+        self.failed(error)
+        self._cluster.rare.warning(
+            "message_body_unreadable", self.group, message.topic, group=self.group, topic=message.topic,
+            message_id=message.message_id, queue=message.queue_id, offset=message.queue_offset, outcome=outcome,
+            reason=str(error),
+        )  # fmt: skip
+        # in a task of its own: the caller may be cancelled, and others' messages must not wait for this broker
+        self._puller_tasks().start_soon(self._send_back, message, delivery, 0 if outcome == "retry" else -1)
+
+    async def _send_back(self, message: R, delivery: Delivery, delay_level: int) -> None:
+        pause = SEND_BACK_PAUSE_SECONDS
+        while not delivery.dropped:
+            try:
+                await delivery.give_back(message, delay_level)
+                return
+            except ClientClosed:
+                return
+            except GantryError as error:
+                # it is not done, so the group gets it again from its offset should this member end
+                self._cluster.rare.warning("send_back_failed", message.broker_name, self.group, reason=str(error))
+            await anyio.sleep(pause)
+            pause = min(pause * 2, SEND_BACK_LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,129 @@
+"""Functions of users around each message that is sent or consumed. An error of one is logged and changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import attrs
+
+from gantrymq.message import DeliveredRecord, Message, SendResult
+from gantrymq.remoting.logs import LibraryLog
+
+log = LibraryLog()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+@attrs.define
+class SendContext:
+    """One message on its way to a broker, before and after."""
+
+    message: Message
+    """What is sent; ``before_send`` may put another one here (``attrs.evolve(message, properties=...)``). The topic
+    stays the same. Its body is serialized already."""
+    kind: Literal["send", "enqueue", "batch", "oneway", "request", "half"]
+    """By which method; ``half``: in a transaction."""
+    group: str
+    client_id: str
+    started: int = attrs.field(factory=_now)
+    """When it began, in ms since 1970."""
+    result: SendResult | None = None
+    """Where it is stored; None before, after a failure, and with ``oneway`` and ``request``."""
+    error: BaseException | None = None
+    """What the sender gets in place of a result."""
+    data: dict[str, Any] = attrs.field(factory=dict)
+    """For interceptors: what the one before has to tell the one after."""
+
+
+@attrs.define
+class ConsumeContext:
+    """One message with a consumer's application, before and after."""
+
+    message: DeliveredRecord
+    group: str
+    client_id: str
+    started: int = attrs.field(factory=_now)
+    """When the application got it, in ms since 1970."""
+    acknowledged: bool | None = None
+    """What became of it: False where it was given back, None before."""
+    data: dict[str, Any] = attrs.field(factory=dict)
+    """For interceptors: what the one before has to tell the one after."""
+
+
+class Interceptor:
+    """The base of what ``connect(interceptors=[...])`` takes: override what you need.
+
+    The functions are called in the client's event loop and must not block. Those *before* run in the order of the list,
+    those *after* in the opposite one. What one raises is logged as ``interceptor_failed``, and the message goes on as
+    it was.
+    """
+
+    def before_send(self, context: SendContext) -> None:
+        """A message is about to be sent; set ``context.message`` to change it."""
+
+    def after_send(self, context: SendContext) -> None:
+        """It is stored (``context.result``), or has failed (``context.error``)."""
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        """A consumer is about to give out a message. Its ``properties`` are a dict that may be changed."""
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        """It was acknowledged, or given back. Not called for what is neither."""
+
+
+class Interceptors:
+    """The interceptors of one client."""
+
+    def __init__(self, members: Iterable[Interceptor]) -> None:
+        """TypeError for what is no :class:`Interceptor`."""
+        self._members = tuple(members)
+        for one in self._members:
+            if not isinstance(one, Interceptor):
+                raise TypeError(f"an interceptor is an object of a class made from Interceptor, not {one!r}"[:200])
+        self._reversed = self._members[::-1]
+
+    def __bool__(self) -> bool:
+        return bool(self._members)
+
+    def before_send(self, context: SendContext) -> None:
+        """Call all; a message for another topic does not count."""
+        for one in self._members:
+            message = context.message
+            try:
+                one.before_send(context)
+                if not isinstance(context.message, Message) or context.message.topic != message.topic:
+                    raise ValueError("context.message is no message of the same topic any more")
+            except Exception:
+                context.message = message
+                self._log(one, "before_send", message.topic)
+
+    def after_send(self, context: SendContext) -> None:
+        """Call all."""
+        for one in self._reversed:
+            try:
+                one.after_send(context)
+            except Exception:
+                self._log(one, "after_send", context.message.topic)
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        """Call all."""
+        for one in self._members:
+            try:
+                one.before_consume(context)
+            except Exception:
+                self._log(one, "before_consume", context.message.topic)
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        """Call all."""
+        for one in self._reversed:
+            try:
+                one.after_consume(context)
+            except Exception:
+                self._log(one, "after_consume", context.message.topic)
+
+    def _log(self, one: Interceptor, function: str, topic: str) -> None:
+        log.exception("interceptor_failed", interceptor=type(one).__name__, function=function, topic=topic)
