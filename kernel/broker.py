@@ -244,7 +244,7 @@ class Broker:
 
     async def _serve_watched(self, task_status: trio.TaskStatus[Broker]) -> None:
         async with trio.open_nursery() as background:
-            background.start_soon(self._tell_failure)
+            background.start_soon(self._report_failure)
             background.start_soon(self._strategy.run)
             background.start_soon(watch_deadlines, self, self.sweep, self._acks)
             background.start_soon(tend_disk, self)
@@ -252,7 +252,7 @@ class Broker:
             for info, task in self._tasks:
                 background.start_soon(self._run_task, info, task)
             async with trio.open_nursery() as handlers:
-                handlers.start_soon(self._tell_failure)
+                handlers.start_soon(self._report_failure)
                 self._handlers = handlers
                 await self._make_ready()
                 if self._stop.is_set():
@@ -269,7 +269,7 @@ class Broker:
                 handlers.cancel_scope.cancel()
             background.cancel_scope.cancel()
 
-    async def _tell_failure(self) -> None:
+    async def _report_failure(self) -> None:
         try:
             await trio.sleep_forever()
         finally:

@@ -1,7 +1,7 @@
-"""Rows that the broker itself appends again: what a plugin refuses of them stays in the broker's keeping.
+"""Refusals by plugins of rows that the broker itself appends again.
 
-A client whose message is refused still has it. Of a delayed message, a commit or a retry the broker has the only copy:
-it is tried again, so a plugin's word on it is never the last one, and is reported under the plugin's name.
+A client still has a message that is refused. Of a delayed message, a commit or a retry, the broker has the only copy.
+It tries again, so a refusal by a plugin is never final; the broker reports it with the plugin's name.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ log = structlog.get_logger("gantrymq.plugins")
 
 
 class KeptRows:
-    """What plugins that do not come with GantryMQ refused of such rows.
+    """Counts refusals of such rows by plugins that are not shipped with GantryMQ.
 
-    A row that one refuses as MESSAGE_ILLEGAL gets SERVICE_NOT_AVAILABLE instead: the first one says that it can never
-    be stored. So does a row that the log refuses after such a plugin had it.
+    MESSAGE_ILLEGAL, which means that the row can never be stored, becomes SERVICE_NOT_AVAILABLE, also if the log
+    refuses a row after such a plugin had it.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: seconds that never fall (``env.monotonic``)."""
+        """``clock`` is monotonic, in seconds (``env.monotonic``)."""
         self.refused: Counter[tuple[str, str]] = Counter()
-        """How often a row was refused, by plugin and source."""
+        """The number of refused rows by plugin and source."""
         self.guests: dict[str, str] = {}
-        """By source, the plugins that asked for its rows and do not come with GantryMQ, as text."""
+        """By source, the names of the plugins that get its rows and are not shipped with GantryMQ, as text."""
         self._warnings = RareWarnings(clock)
 
     def watch(self, plugin: str, function: Callable[[AppendBatch], object]) -> Callable[[AppendBatch], object]:
-        """``function``, the hook of ``plugin``; what it refuses counts as refused by that plugin."""
+        """``function``, the hook of ``plugin``, with its refusals counted for that plugin."""
 
         def call(batch: AppendBatch) -> None:
             live = batch.live
@@ -45,7 +45,7 @@ class KeptRows:
         return call
 
     def appended(self, batch: AppendBatch) -> None:
-        """Look at what the log refused of ``batch``: a plugin may have made the row so that it cannot be stored."""
+        """Count rows of ``batch`` that the log refused, because a plugin may have made them invalid."""
         guests = self.guests.get(batch.source)
         if guests is not None:
             statuses = batch.statuses

@@ -1,5 +1,5 @@
-# Big-endian numbers and the CRC of the formats: a part of each compiled module. (An include, for it is found without
-# the package's links, which a source distribution does not have.)
+# Big-endian numbers and the CRC of the file formats. Each compiled module includes this file. It is an include because
+# the compiler finds it without the package's symbolic links, which a source distribution does not have.
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy

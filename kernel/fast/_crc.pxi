@@ -1,5 +1,5 @@
-# CRC-32 as zlib has it, a part of ``_bytes.pxi``: by carry-less multiplication where the processor can, which is asked
-# when a module is loaded, else by tables, eight bytes a step.
+# The CRC-32 of zlib, a part of ``_bytes.pxi``. It uses carry-less multiplication if the processor has it, which is
+# checked when a module is loaded, else tables, with eight bytes in each step.
 
 cdef extern from *:
     """
@@ -25,9 +25,9 @@ cdef extern from *:
     #if defined(__x86_64__) && defined(__GNUC__)
     #include <immintrin.h>
 
-    /* The state of a CRC is a polynomial, and 128 bits of text in front of n more bits count for it what they leave when
-       they are multiplied by x^n modulo the CRC's polynomial. So 16 bytes are folded onto those that follow by two
-       multiplications with constants, four such strands side by side. Method and constants (bits reflected):
+    /* The state of a CRC is a polynomial. 128 bits of text that precede n further bits contribute their product with
+       x^n modulo the CRC's polynomial. So two multiplications by constants fold 16 bytes onto the following ones; the
+       loop does this for four independent streams. Method and constants (bits reflected):
        V. Gopal and others, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009. */
     __attribute__((target("pclmul,sse4.1")))
     static inline __m128i gantry_fold(__m128i state, __m128i by, __m128i next) {
@@ -36,7 +36,7 @@ cdef extern from *:
         return _mm_xor_si128(_mm_xor_si128(low, high), next);
     }
 
-    /* size is a multiple of 16, and 16 at least. */
+    /* size must be a multiple of 16, and at least 16. */
     __attribute__((target("pclmul,sse4.1")))
     static uint32_t gantry_crc_by_folding(uint32_t crc, const uint8_t *at, Py_ssize_t size) {
         const __m128i *text = (const __m128i *)at, *end = (const __m128i *)(at + size);
@@ -60,7 +60,7 @@ cdef extern from *:
             text++;
         }
         for (; text < end; text++) state = gantry_fold(state, by_128, _mm_loadu_si128(text));
-        /* 128 bits to 96, to 64, and the remainder of those by Barrett's reduction. */
+        /* Reduce 128 bits to 96, then to 64, then take the remainder by Barrett reduction. */
         state = _mm_xor_si128(_mm_srli_si128(state, 8), _mm_clmulepi64_si128(state, by_128, 0x10));
         rest = _mm_srli_si128(state, 4);
         state = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(state, words), by_64, 0x00), rest);

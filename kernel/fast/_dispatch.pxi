@@ -1,4 +1,4 @@
-# Committed rows in C: out of what was just encoded, or out of the log. A part of _requests.pyx.
+# Rows of committed records in C, made from rows that were just encoded or from the log. A part of _requests.pyx.
 
 cdef enum:
     LEAST = 91
@@ -25,7 +25,7 @@ cdef struct Stored:
 
 
 cdef class DispatchRows(Columns):
-    """See :class:`gantrymq.kernel.batch.DispatchBatch`, which this is to plugins; its columns are for reading."""
+    """The compiled form of :class:`gantrymq.kernel.batch.DispatchBatch`; its columns are read-only."""
 
     cdef public int64_t start, end
     cdef public bint replay
@@ -77,7 +77,7 @@ cdef class DispatchRows(Columns):
         return row.tag_code
 
     cdef Stored* new_row(self) except NULL:
-        """One more row, of which nothing is set."""
+        """Add an uninitialized row."""
         cdef void* moved
         if self.count == self.room:
             moved = PyMem_Realloc(self.rows, max(2 * self.room, 32) * sizeof(Stored))
@@ -89,7 +89,7 @@ cdef class DispatchRows(Columns):
         return &self.rows[self.count - 1]
 
     cdef int link(self, Stored* row) except -1:
-        """Note a row whose fields are set as the next one of its queue, and what its queue entry stores."""
+        """Append a row whose fields are set to the rows of its queue, and set the tag code of its queue entry."""
         cdef Group* group = &self.groups.groups[row.group]
         cdef bint simple = True
         row.tag_code = simple_tag_code(row.properties, row.properties_size, &simple)
@@ -134,7 +134,7 @@ cdef class DispatchRows(Columns):
         cdef set codes = set()
         cdef int32_t place, number
         cdef object wanted = (topic, queue_id)
-        # Looked for among the queues that there are: asking must not add one.
+        # A search among the existing queues, because ``find`` would add one.
         for number in range(self.groups.count):
             if self.groups.key(number) == wanted:
                 break
@@ -147,7 +147,7 @@ cdef class DispatchRows(Columns):
 
 
 cdef int64_t simple_tag_code(const uint8_t* text, Py_ssize_t size, bint* simple) noexcept nogil:
-    """The tag code; ``simple`` is cleared for a tag that is not ASCII."""
+    """The tag code; sets ``simple`` to False for a tag that is not ASCII."""
     cdef const uint8_t* end = text + size
     cdef const uint8_t* at = text
     cdef uint32_t code = 0
@@ -185,7 +185,7 @@ def dispatch_batch(list batches):
 
 
 cdef int add_appended(DispatchRows rows, AppendRows some) except -1:
-    """Add the rows that were encoded."""
+    """Add the rows of ``some`` that are encoded."""
     cdef Row* row
     cdef Stored* stored
     cdef int32_t place
@@ -259,7 +259,7 @@ def queue_entries(batch, dict rules):
             if expected < INT64_MAX:
                 expected += 1
             elif place >= 0:
-                queue_offsets = []  # nothing counts up from the greatest number
+                queue_offsets = []  # no offset follows the greatest number
         if queue_offsets is not None:
             place = group.head
             while place >= 0:
@@ -273,7 +273,7 @@ def queue_entries(batch, dict rules):
 
 
 cdef int give_tag_codes(DispatchRows rows, int32_t number, rule) except -1:
-    """Ask the rule of a topic for what its entries store."""
+    """Set the tag codes of a queue's entries by the rule of its topic."""
     cdef int32_t place = rows.groups.groups[number].head
     cdef Stored* row
     rows.made[AT_CODES] = None
@@ -330,7 +330,7 @@ def scan(data, int64_t start, int64_t limit, *, bint check_body, replay=False, b
             last_topic = at + topic_start
             last_topic_size = topic_end - topic_start if whole else -1
         if not whole:
-            # The plain twin says what this is; should it be a record after all, its row counts.
+            # The plain twin classifies these bytes; if they are a record, its row is added.
             one, stop = plain_records.scan(memory[position:], start + position, 1, check_body=check_body)
             if not len(one):
                 break
@@ -361,7 +361,7 @@ def scan(data, int64_t start, int64_t limit, *, bint check_body, replay=False, b
 
 
 cdef int copy_properties(DispatchRows rows) except -1:
-    """Let the rows have what they point to in one piece of memory of their own."""
+    """Copy the properties to which the rows point into one block that the batch owns."""
     cdef Py_ssize_t total = 0
     cdef int32_t place
     cdef bytes own
@@ -379,13 +379,13 @@ cdef int copy_properties(DispatchRows rows) except -1:
 
 
 cdef object known_topic(bytes raw):
-    """The topic of these bytes, None when it can be none."""
+    """The topic with this encoded name, or None if the name is not valid."""
     found = _topics.get(raw)
     return found if found is not None else plain_records._topic(raw)
 
 
 cdef int add_scanned(DispatchRows rows, one) except -1:
-    """Add the first row of a batch of lists."""
+    """Add the first row of ``one``, a batch of the plain twin."""
     cdef bytes properties = one.properties[0]
     cdef Stored* row
     cdef int32_t group = rows.groups.find(rows.groups.topic(one.topics[0]), one.queue_ids[0])

@@ -1,4 +1,4 @@
-# The records of rows in C. A part of _requests.pyx.
+# Encodes the rows of a batch as records. A part of _requests.pyx.
 
 cdef enum:
     HEAD = 88
@@ -12,7 +12,7 @@ cdef uint32_t MAGIC_2 = 0xDAA320AB
 
 
 cdef struct RecordForm:
-    # What is the same for all records of a batch.
+    # Fields that all records of a batch have in common.
     const uint8_t* store_host
     int32_t store_host_size
     int32_t bits
@@ -20,7 +20,7 @@ cdef struct RecordForm:
 
 
 cdef inline uint8_t* put_record(uint8_t* at, Row* row, Part* topic, RecordForm* form) noexcept nogil:
-    """Write the record of ``row``; returns what is behind it."""
+    """Write the record of ``row`` at ``at``; returns its end."""
     cdef int32_t own_size = row.own_size + row.common_size
     put32(at, <uint32_t>row.size)
     put32(at + 4, MAGIC_1)
@@ -103,7 +103,7 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
             behind = count
             index = -1
         if index >= 0:
-            # A row that is to be refused: there is one meaning of that, and one text.
+            # The plain twin refuses this row, so that both twins refuse alike, with the same text.
             some.to_lists()
             return records.encode_rows(batch, rows, first, offset, room, next_offsets, layout)
         if behind == first:
@@ -135,7 +135,7 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
 
 
 cdef Part* topic_parts_of(AppendRows some) except NULL:
-    """Length byte and name of the batch's topics, by number, of size 0 for one that cannot be stored."""
+    """Length byte and name of each topic of the batch, by number; size 0 for a topic that cannot be stored."""
     cdef Py_ssize_t number, count = len(some.groups.names)
     cdef Part* parts = <Part*>PyMem_Malloc((count + 1) * sizeof(Part))
     cdef bytes part
@@ -154,7 +154,7 @@ cdef Part* topic_parts_of(AppendRows some) except NULL:
 
 
 cdef inline int64_t next_offset(Groups groups, int32_t number, dict next_offsets) except? -1:
-    """The queue offset that the next row of a queue gets."""
+    """The queue offset of the next row of a queue."""
     cdef Group* group = &groups.groups[number]
     if not group.loaded:
         group.next_offset = next_offsets.get(groups.key(number), 0)
@@ -164,7 +164,7 @@ cdef inline int64_t next_offset(Groups groups, int32_t number, dict next_offsets
 
 
 cdef int give_next_offsets(Groups groups, dict next_offsets) except -1:
-    """Count the table up."""
+    """Write the next queue offsets of the groups to ``next_offsets``."""
     cdef int32_t number
     for number in range(groups.count):
         if groups.groups[number].loaded:

@@ -1,8 +1,9 @@
 # cython: language_level=3
-"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_flusher`: its thread never takes Python's global lock.
+"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_flusher`: its thread never takes the global interpreter lock (GIL).
 
-Two threads that hand that lock to each other pay for it twice a flush, and the sweep waits for it in the middle of a
-turn. So nothing here calls Python between one flush and the next: a mutex, a condition, fdatasync, an eventfd.
+With the GIL, the thread and the sweep would pass it to each other twice in each flush, and the sweep would wait for it
+in the middle of a turn. So the thread calls no Python code between flushes: it uses a mutex, a condition variable,
+fdatasync and an eventfd.
 """
 
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
@@ -32,7 +33,7 @@ cdef extern from "unistd.h" nogil:
 
 
 cdef int sync_descriptor(int descriptor) noexcept nogil:
-    """0, or the error's number. Interrupted by a signal is no failure: nothing was tried yet."""
+    """Call fdatasync; 0, or the error number. EINTR is not a failure: the system has not begun to flush."""
     while fdatasync(descriptor):
         if errno != EINTR:
             return errno
@@ -40,9 +41,9 @@ cdef int sync_descriptor(int descriptor) noexcept nogil:
 
 
 cdef class Flusher:
-    """See the plain twin. Files must be the system's: what counts of them is ``fileno()``."""
+    """See the plain twin. Files must have a descriptor of the system, ``fileno()``."""
 
-    # ``guard`` is held for moments, also with the global lock held; ``syncing`` for a whole sync, never with it.
+    # A thread holds ``guard`` briefly, also while it has the GIL, and ``syncing`` for a whole sync, never with the GIL.
     cdef pthread_mutex_t guard
     cdef pthread_mutex_t syncing
     cdef pthread_cond_t work
@@ -58,7 +59,7 @@ cdef class Flusher:
     cdef bint idle
     cdef bint stopping
     cdef int failure
-    # Handles of its own, behind the descriptors: whoever deletes a file closes only his.
+    # The flusher's own file objects, which own the descriptors: deleting a file closes another object.
     cdef list files
 
     def __cinit__(self):
@@ -104,7 +105,7 @@ cdef class Flusher:
         self.let_go()
 
     cdef int let_go(self) except -1:
-        """Drop the handles of files that are followed no more."""
+        """Drop the file objects that no flush needs any more."""
         cdef Py_ssize_t followed
         pthread_mutex_lock(&self.guard)
         followed = self.count
@@ -118,7 +119,7 @@ cdef class Flusher:
         cdef int descriptor = shared.fileno()
         cdef int* grown
         with nogil:
-            # The list that a flush works on has as much room, so it grows between two of them.
+            # ``flushed``, which a flush uses, grows together with ``descriptors``, so wait for the end of a flush.
             pthread_mutex_lock(&self.guard)
             if self.count == self.room:
                 pthread_mutex_unlock(&self.guard)
@@ -139,7 +140,7 @@ cdef class Flusher:
             pthread_mutex_unlock(&self.guard)
         if descriptor >= 0:
             raise MemoryError
-        self.files.append(shared)  # now that it counts, or another thread would take it for an old one
+        self.files.append(shared)  # after ``count``: otherwise let_go in another thread would drop a newer file
         self.let_go()
 
     def appended(self, int64_t end, int64_t timestamp):
@@ -193,10 +194,10 @@ cdef class Flusher:
         cdef bint idle
         pthread_mutex_lock(&self.guard)
         self.asked = True
-        idle = self.idle  # else it will look before it waits, and the call into the system is saved
+        idle = self.idle  # a thread that is not idle checks ``asked`` before it waits, and needs no signal
         self.idle = False
         pthread_mutex_unlock(&self.guard)
-        if idle:  # with the mutex held, whoever wakes would only wait again, for that
+        if idle:  # after the unlock, because the thread needs the mutex as soon as it wakes
             pthread_cond_signal(&self.work)
 
     cdef void note(self, int failed) noexcept nogil:
@@ -226,7 +227,7 @@ cdef class Flusher:
             pthread_mutex_lock(&self.guard)
             if not self.failure and end > self.durable_end:
                 self.durable_end, self.durable_timestamp = end, timestamp
-                if count > 1:  # the last one may hold more by now
+                if count > 1:  # keep the last file: more may have been appended to it
                     self.count -= count - 1
                     memmove(self.descriptors, self.descriptors + count - 1, self.count * sizeof(int))
             failed = self.failure

@@ -1,9 +1,9 @@
-# The distinct queues of a batch, numbered: what is the same for all rows of a queue is done once. A part of
+# Numbers for the distinct queues of a batch, so that work for all rows of a queue is done once. A part of
 # _requests.pyx.
 
 
 cdef class Groups:
-    """Topics by number, and pairs of such a number and a queue id by number."""
+    """Numbers for topics, and for pairs of such a number and a queue id."""
 
     def __cinit__(self):
         self.numbers = {}
@@ -14,7 +14,7 @@ cdef class Groups:
         PyMem_Free(self.slots)
 
     cdef int32_t topic(self, object name) except -1:
-        """The number of a topic."""
+        """The number of a topic, which is added if it is new."""
         cdef PyObject* found
         if name is self.last_name:
             return self.last_number
@@ -29,7 +29,7 @@ cdef class Groups:
         return self.last_number
 
     cdef int32_t find(self, int32_t topic, int32_t queue_id) except -1:
-        """The number of a queue."""
+        """The number of a queue, which is added if it is new."""
         cdef uint32_t slot
         cdef int32_t number
         cdef Group* group
@@ -54,7 +54,7 @@ cdef class Groups:
         return number
 
     cdef int grow(self) except -1:
-        """Make room for twice as many, at least 8 queues."""
+        """Double the capacity; at first, make room for 8 queues."""
         cdef uint32_t size = 32 if self.mask == 0 else 2 * (self.mask + 1), slot
         cdef int32_t number
         cdef void* moved = PyMem_Realloc(self.groups, size // 2 * sizeof(Group))

@@ -1,8 +1,8 @@
-# Headers of requests, JSON and binary, read into C fields in the forms that clients write. A part of _requests.pyx.
+# Reads JSON and binary headers of requests into C fields, in the forms that clients write. A part of _requests.pyx.
 
 
 cdef const uint8_t* read_text(const uint8_t* at, const uint8_t* end, Text* text) noexcept nogil:
-    """A JSON string at ``at``; returns what is behind it, NULL for anything odd. Escapes are checked later."""
+    """Read a JSON string at ``at``; returns its end, NULL for an unusual form. Escapes are checked later."""
     cdef uint8_t letter
     if at >= end or at[0] != c'"':
         return NULL
@@ -33,7 +33,7 @@ cdef const uint8_t* read_json_number(const uint8_t* at, const uint8_t* end, int6
 
 
 cdef const uint8_t* read_json_scalar(const uint8_t* at, const uint8_t* end, Text* text) noexcept nogil:
-    """A plain integer, ``true`` or ``false`` as text: fastjson makes such a text of it. NULL for anything else."""
+    """Read an integer, ``true`` or ``false`` as text, as fastjson converts it. NULL for anything else."""
     cdef int64_t number
     text.at = at
     text.escaped = text.wide = False
@@ -162,7 +162,7 @@ cdef bint read_binary(const uint8_t* at, Py_ssize_t size, Head* head, Field* fie
 
 
 cdef inline bint read_head(int kind, const uint8_t* at, Py_ssize_t size, Head* head, Field* fields) noexcept nogil:
-    """A header of this kind, as its frame says it; False when only the plain decoder can tell."""
+    """Read a header of the ``kind`` that the frame declares; False if the plain decoder has to decode it."""
     return read_binary(at, size, head, fields) if kind else read_json(at, size, head, fields)
 
 
@@ -170,7 +170,7 @@ cdef list _names = [None] * 1024
 
 
 cdef object name_of(Text* text):
-    """A short ASCII text as ``str``; those that were met before are the same object."""
+    """A short ASCII text as ``str``; equal texts usually give the same object."""
     cdef uint32_t place = 2166136261
     cdef Py_ssize_t at, size
     cdef const char* known
@@ -197,7 +197,8 @@ cdef int hex_digit(uint8_t letter) noexcept nogil:
 
 
 cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
-    """Write ``text`` without its escapes to ``start``; its size, -1 for an escape of more than ASCII or none."""
+    """Write ``text`` with its escapes resolved to ``start``. Returns the size, or -1 if an escape is not valid or not
+    of an ASCII character."""
     cdef const uint8_t* at = text.at
     cdef const uint8_t* end = at + text.size
     cdef uint8_t* to = start
@@ -238,7 +239,7 @@ cdef Py_ssize_t unescape(Text* text, uint8_t* start) noexcept nogil:
 
 
 cdef object text_in(Text* text):
-    """The text as ``str``; None where only the plain decoder can tell."""
+    """The text as ``str``; None if the plain decoder has to decode it."""
     cdef Py_ssize_t size = text.size
     cdef const uint8_t* at = text.at
     cdef bytes plain
@@ -255,7 +256,7 @@ cdef object text_in(Text* text):
 
 
 cdef const uint8_t* utf8_in(Block block, Text* text, Py_ssize_t* size) except? NULL:
-    """The text as UTF-8, in what was received or the block's own room; NULL where only the plain decoder can tell."""
+    """The text as UTF-8, in the received bytes or in the block's buffer; NULL if the plain decoder has to decode it."""
     cdef const uint8_t* at = text.at
     size[0] = text.size
     if text.escaped:

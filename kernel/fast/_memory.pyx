@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_memory`: the process ends where memory for a small object ends.
+"""Compiled twin of :mod:`gantrymq.kernel.fast.plain_memory`: the process ends if it cannot allocate a small object.
 
-A MemoryError can come out of any line then, of trio and of Python's threads as well, and what was to wake a task or
-to end a wait is lost: the process waits for ever. Ending it where the memory is missing needs none.
+Without memory for small objects any line can raise MemoryError, in trio and in Python's threads too. Then a wakeup of a
+task can be lost, and the process waits forever. Ending the process at the failed allocation needs no memory.
 """
 
 cdef extern from "Python.h":
@@ -27,7 +27,7 @@ cdef extern from "unistd.h" nogil:
     Py_ssize_t write(int, const void*, size_t)
     void _exit(int)
 
-# What is larger is refused by a MemoryError: the one who asked for it pays.
+# A larger allocation raises MemoryError, which concerns only the code that wanted it.
 cdef enum:
     SMALL = 64 * 1024
     TEXT_MAX = 512
@@ -44,7 +44,7 @@ cdef void end() noexcept nogil:
     _exit(1)
 
 
-# Small objects come here when Python's own arenas have no room for them and the system gives no other arena.
+# Python calls these for small objects when its arenas are full and the system gives no further arena.
 
 cdef void* guarded_malloc(void* ctx, size_t size) noexcept nogil:
     cdef void* got = raw.malloc(ctx, size)
@@ -67,7 +67,7 @@ cdef void* guarded_realloc(void* ctx, void* old, size_t size) noexcept nogil:
     return got
 
 
-# Frames of Python functions are taken from here directly, in pieces of 16 KiB.
+# Python allocates the frames of functions here directly, in chunks of 16 KiB.
 
 cdef void* guarded_arena(void* ctx, size_t size) noexcept nogil:
     cdef void* got = arenas.alloc(ctx, size)
@@ -83,7 +83,7 @@ def end_where_memory_ends(bytes text):
     cdef PyObjectArenaAllocator arena_hooks
     if len(text) > TEXT_MAX:
         raise ValueError(f"the text has more than {TEXT_MAX} bytes")
-    last_length = 0  # while the text changes
+    last_length = 0  # disables the hooks while the text changes
     for i in range(len(text)):
         last_words[i] = text[i]
     if not installed:

@@ -1,8 +1,8 @@
-# Encoded properties: one is found, some are changed. A part of _requests.pyx.
+# Finds and changes encoded properties. A part of _requests.pyx.
 
 
 cdef bint find_value(const uint8_t* at, Py_ssize_t size, bytes name, Part* value) noexcept:
-    """The value of the first property of this name in encoded properties, and whether there is one."""
+    """Find the first property ``name`` in encoded properties and set ``value``; False if there is none."""
     cdef const uint8_t* end = at + size
     cdef const uint8_t* stop
     cdef Py_ssize_t length = PyBytes_GET_SIZE(name)
@@ -21,7 +21,7 @@ cdef bint find_value(const uint8_t* at, Py_ssize_t size, bytes name, Part* value
 
 
 cdef Py_ssize_t change_properties(uint8_t* start, Py_ssize_t size, dict changes) except -1:
-    """Change encoded properties as ``replace_properties`` does; there is room for them behind. Returns their size."""
+    """Change encoded properties as ``replace_properties`` does, in a buffer with enough room. Returns their size."""
     cdef const uint8_t* at = start
     cdef const uint8_t* end = start + size
     cdef const uint8_t* stop

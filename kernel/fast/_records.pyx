@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.kernel.fast.plain`: records, queue entries, tag codes.
 
-What is usual is done here; whatever is not (a field out of its range, an IPv6 host, bytes that are no record) goes to
-the plain twin row by row, so that there is one meaning and one text for every refusal.
+This module handles the usual rows. It passes others (a field out of its range, an IPv6 host, bytes that are not a
+record) to the plain twin row by row, so that both twins refuse alike, with the same texts.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -44,7 +44,7 @@ cdef dict _topics = plain._topics
 
 
 cdef inline int as_int64(object number, int64_t* value) except -1:
-    """1 and the value, or 0 when this is no plain integer of 64 bits."""
+    """Set ``value`` and return 1, or return 0 if ``number`` is not an ``int`` of at most 64 bits."""
     cdef int overflow = 0
     if not PyLong_CheckExact(number):
         return 0
@@ -53,14 +53,14 @@ cdef inline int as_int64(object number, int64_t* value) except -1:
 
 
 cdef inline int as_int32(object number, int64_t* value) except -1:
-    """1 and the value, or 0 when this is no plain integer of 32 bits."""
+    """Set ``value`` and return 1, or return 0 if ``number`` is not an ``int`` of at most 32 bits."""
     if not as_int64(number, value):
         return 0
     return 1 if -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else 0
 
 
 cdef Py_ssize_t most_bytes(list bodies, list properties, object rows, Py_ssize_t first) except -2:
-    """A bound for what the rows take without hosts of IPv6; -1 when something is not plain bytes."""
+    """An upper bound for the size of the rows' records without IPv6 hosts; -1 if a value is not ``bytes``."""
     cdef Py_ssize_t total = 0, index, row, count = len(bodies)
     cdef object body, own
     for index in range(first, len(rows)):
@@ -75,10 +75,10 @@ cdef Py_ssize_t most_bytes(list bodies, list properties, object rows, Py_ssize_t
 
 
 cdef bytes shrink(PyObject* text, Py_ssize_t size):
-    """The first ``size`` bytes of ``text``; takes the reference over."""
+    """The first ``size`` bytes of ``text``; takes ownership of the reference."""
     _PyBytes_Resize(&text, size)
     cdef bytes result = <bytes>text
-    # <bytes> has counted one more; the one that came with ``text`` ends here.
+    # The cast to <bytes> added a reference; release the one that came with ``text``.
     Py_DECREF_RAW(text)
     return result
 
@@ -206,7 +206,7 @@ def encode_rows(batch, rows, Py_ssize_t first, int64_t offset, int64_t room, dic
 
 
 cdef int64_t simple_tag_code(bytes properties, bint* simple) except? -1:
-    """The tag code; ``simple`` is cleared for a tag that is not ASCII or may not be the first of its kind."""
+    """The tag code; sets ``simple`` to False for a tag that is not ASCII or may not be the first one."""
     cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(properties)
     cdef const uint8_t* end = text + PyBytes_GET_SIZE(properties)
     cdef const uint8_t* at = text
@@ -241,9 +241,10 @@ def tag_codes(properties):
 
 
 FOLDS = crc_folds
-"""Whether this processor multiplies carry-less, by which the CRC of a body is taken."""
+"""Whether this processor has carry-less multiplication, which computes the CRC of a body."""
 
 
 def body_crc(const uint8_t[::1] data, bint folds=crc_folds):
-    """The CRC-32 of ``data``; by tables where ``folds`` is not set, or this processor cannot."""
+    """The CRC-32 of ``data``, by carry-less multiplication if ``folds`` is set and the processor has it, else by
+    tables."""
     return crc32_by(folds and crc_folds, &data[0] if data.shape[0] else NULL, data.shape[0])

@@ -1,14 +1,14 @@
-# Answers to the requests that rows come from, straight to bytes. A part of _requests.pyx.
+# Encodes the responses to the requests from which rows come. A part of _requests.pyx.
 
 
 cdef class Output:
-    """Bytes that grow."""
+    """A growing buffer of bytes to send."""
 
     def __dealloc__(self):
         PyMem_Free(self.start)
 
     cdef uint8_t* reserve(self, Py_ssize_t more) except NULL:
-        """Where the next ``more`` bytes go."""
+        """Make room for ``more`` bytes; returns where to write them."""
         cdef void* moved
         if self.size + more > self.room:
             self.room = 2 * (self.size + more)
@@ -19,7 +19,7 @@ cdef class Output:
         return self.start + self.size
 
     cdef int let_go(self, connection) except -1:
-        """Give the connection what is there, if there is something."""
+        """Send the buffered bytes, if there are some."""
         cdef bytes data
         if self.size:
             data = PyBytes_FromStringAndSize(<const char*>self.start, self.size)

@@ -1,6 +1,6 @@
 # cython: language_level=3
-# What requests, records and rows are in C, for the parts of _requests.pyx and for the compiled twins of plugins' inner
-# loops, which cimport it. Those are built with it, from one source: unlike the hooks, nothing here is promised to stay.
+# C declarations of requests, records and rows, for the parts of _requests.pyx and for the compiled twins of plugins'
+# inner loops, which cimport them and are built from the same source. They are not part of the plugin API.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint8_t
@@ -133,8 +133,8 @@ cdef struct Row:
 
 
 cdef enum:
-    # What the origin of a request's rows is: the request, or what ``make_origin`` makes of it, without the queue id that
-    # was asked for, or with it.
+    # The origin of a request's rows: the request itself, or the result of ``make_origin``, called without or with the
+    # queue id of the request.
     ITSELF, SEVERAL, MOVABLE
 
 

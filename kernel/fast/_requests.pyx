@@ -1,14 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.kernel.fast.plain_requests`: requests and the rows of batches.
 
-It reads frames, JSON and binary headers in the forms that clients write, without an object for each field, and what a
-hot request says as well. Whatever has another form (blanks, odd escapes, doubled or unknown top-level keys, numbers
-out of range, errors) is decoded by :mod:`gantrymq.remoting`, so that both twins refuse alike.
+It reads frames, JSON and binary headers in the forms that clients write, without an object for each field. If a header
+has another form (blanks, unusual escapes, repeated or unknown top-level keys, numbers out of range, errors),
+:mod:`gantrymq.remoting` decodes it, so that both twins refuse alike. A plugin reads the fields of its own hot requests
+with a ``RequestReader`` for their codes.
 
-What a plugin knows of its own requests it reads itself, by a ``RequestReader`` for their codes.
-
-One module in parts, a noun each, so that they call one another without a way through Python; here are the requests
-themselves.
+The module includes one file for each subject, so that they call each other as C functions. This file has the requests.
 """
 
 cimport cython
@@ -57,7 +55,7 @@ cdef dict _topics = plain_records._topics
 
 
 cdef int as_int64(object number, int64_t* value) except -1:
-    """1 and the value, or 0 when this is no plain integer of 64 bits."""
+    """Set ``value`` and return 1, or return 0 if ``number`` is not an ``int`` of at most 64 bits."""
     cdef int overflow = 0
     if not PyLong_CheckExact(number):
         return 0
@@ -66,7 +64,7 @@ cdef int as_int64(object number, int64_t* value) except -1:
 
 
 cdef int as_int32(object number, int64_t* value) except -1:
-    """1 and the value, or 0 when this is no plain integer of 32 bits."""
+    """Set ``value`` and return 1, or return 0 if ``number`` is not an ``int`` of at most 32 bits."""
     if not as_int64(number, value):
         return 0
     return 1 if -0x80000000LL <= value[0] <= 0x7FFFFFFFLL else 0
@@ -77,13 +75,13 @@ include "_headers.pxi"
 
 
 cdef class Block:
-    """Received bytes to which requests point, and room for those of their texts that had escapes."""
+    """Received bytes to which requests point, and a buffer for their texts after escapes are resolved."""
 
     def __dealloc__(self):
         PyMem_Free(self.texts)
 
     cdef uint8_t* room(self) except NULL:
-        """Where the next text without its escapes goes: there is room for all, for each is longer with them."""
+        """Where to write the next text; there is room for all, because a text with escapes is longer."""
         if self.texts == NULL:
             self.texts = <uint8_t*>PyMem_Malloc(PyBytes_GET_SIZE(self.data) + 1)
             if self.texts == NULL:
@@ -92,18 +90,18 @@ cdef class Block:
 
 
 cdef class HotRequest:
-    """A request whose header was looked at without a ``Command``; that one is made when somebody asks for it.
+    """A request whose header was read without a ``Command``; :attr:`command` creates one when it is needed.
 
-    The collector of cycles does not look at it: a connection knows nothing of its requests.
+    It needs no cycle collection, because a connection has no reference to its requests.
     """
 
     cdef int read_fields(self, Field* fields) noexcept:
-        """The header's fields, at most ``FIELDS_MAX``, and how many; -1 when only the plain decoder can tell."""
+        """Read the header's fields, at most ``FIELDS_MAX``; returns how many, or -1 if the plain decoder has to."""
         cdef Head head
         return head.count if read_head(self.kind, self.head, self.header_size, &head, fields) else -1
 
     cdef int move_out(self) except -1:
-        """Keep nothing alive of what was received but the own frame."""
+        """Copy the request's frame, so that the request does not keep all received bytes alive."""
         cdef Block block = Block.__new__(Block)
         block.data = PyBytes_FromStringAndSize(<const char*>self.head, self.header_size + self.body_size)
         self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
@@ -162,7 +160,7 @@ cdef class HotRequest:
             try:
                 return decoder_of(kind)(PyBytes_FromStringAndSize(<const char*>self.head, self.header_size)).fields
             except ValidationError:
-                pass  # there is one text for what is wrong
+                pass  # read_header below raises the error with the usual text
         return read_header(kind, self.command.ext)
 
     def forget(self):
@@ -183,18 +181,18 @@ cdef class HotRequest:
 
 
 cdef class RequestReader:
-    """Reads the requests of some codes into fields of their own. With ``keeps_frames`` what is made of a request goes on
-    to point into its frame, so that many of them may share the bytes that were received."""
+    """Reads the requests of some codes into typed fields. With ``keeps_frames``, data made from a request still points
+    into its frame, so that many requests may share the received bytes."""
 
     cdef HotRequest read(self, Block block, Field* fields, int count, int code):
-        """The request with these fields, or None when the plain decoder must look at it; all but what they say is set
-        by who calls."""
+        """The request with these fields, or None if the plain decoder has to decode it. The caller sets everything
+        else."""
         return read_other(fields, count)
 
 
 @cython.final
 cdef class Readers:
-    """See :class:`gantrymq.kernel.fast.plain_requests.Readers`. A reader of the plain twin is passed over."""
+    """See :class:`gantrymq.kernel.fast.plain_requests.Readers`. Ignores readers of the plain twin."""
 
     cdef list readers
     cdef int64_t* codes
@@ -234,7 +232,7 @@ include "_stored.pxi"
 
 
 cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, int kind, Readers readers):
-    """The request with this header, or None when the plain decoder must look at it."""
+    """The request with this header, or None if the plain decoder has to decode it."""
     cdef Field fields[FIELDS_MAX]
     cdef Head head
     cdef HotRequest request
@@ -259,7 +257,7 @@ cdef HotRequest read_hot(Block block, const uint8_t* header, Py_ssize_t size, in
 
 
 cdef HotRequest read_other(Field* fields, int count):
-    """A request of which nothing is known but that it can be decoded at any time."""
+    """A request without fields of its own; its command can be decoded at any time."""
     cdef int number
     for number in range(count):
         if fields[number].value.escaped or fields[number].value.wide:
@@ -268,7 +266,7 @@ cdef HotRequest read_other(Field* fields, int count):
 
 
 cdef Py_ssize_t whole_frames(const uint8_t* data, Py_ssize_t size, int64_t limit) noexcept nogil:
-    """How many bytes the whole frames at the start take; -1 when one is not as it must be."""
+    """The size in bytes of the whole frames at the start of ``data``; -1 if one is not valid."""
     cdef Py_ssize_t position = 0
     cdef int64_t length
     cdef uint32_t mark
@@ -299,7 +297,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
     cdef object effort_until = None
     taken = whole_frames(data, size, limit)
     if taken < 0:
-        return plain.read_requests(connection, buffer, limit)  # which refuses them
+        return plain.read_requests(connection, buffer, limit)  # raises the error
     if not taken:
         return requests, 0
     block = Block.__new__(Block)
@@ -333,7 +331,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
                 taken = position + 4 + length
         position += 4 + length
     if 4 * sent < size:
-        # What waits must not keep much alive that is not its own.
+        # A waiting request must not keep many received bytes alive that are not its own.
         for one in requests:
             if isinstance(one, HotRequest):
                 (<HotRequest>one).move_out()

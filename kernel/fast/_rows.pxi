@@ -1,11 +1,11 @@
-# The rows of an append batch as C fields, and its columns as lists once somebody asks. A part of _requests.pyx.
+# The rows of an append batch as C fields; its columns become lists on access. A part of _requests.pyx.
 
 
 cdef class Arena:
-    """Bytes that stay where they are as long as this lives."""
+    """Bytes whose addresses stay valid as long as the arena exists."""
 
     cdef uint8_t* take(self, Py_ssize_t size) except NULL:
-        """Room for ``size`` bytes; what is not needed of it may be given back by ``put_back``."""
+        """Room for ``size`` bytes; ``put_back`` returns the part that is not needed."""
         cdef bytes block
         if size > self.left:
             self.left = max(size, 16384)
@@ -25,7 +25,7 @@ cdef class Arena:
 
 
 cdef class Column:
-    """An attribute of a batch that is a list, made when it is asked for."""
+    """An attribute of a batch that is a list, created on access."""
 
     cdef int number
 
@@ -39,7 +39,7 @@ cdef class Column:
         self.of(batch).replace_column(self.number, value)
 
     cdef Columns of(self, batch):
-        """``batch``, which must have this column: one of another kind has its own."""
+        """``batch``, which must have this column; a batch of another kind has its own columns."""
         cdef Columns columns = <Columns?>batch
         if columns.made is None or not 0 <= self.number < len(columns.made):
             raise AttributeError(f"this batch has no column {self.number}")
@@ -47,7 +47,7 @@ cdef class Column:
 
 
 cdef class Columns:
-    """Rows in C with columns that become lists one by one."""
+    """Rows in C; each column becomes a list on access."""
 
     cdef list column(self, int number):
         raise NotImplementedError
@@ -57,11 +57,11 @@ cdef class Columns:
 
 
 cdef class AppendRows(Columns):
-    """See :class:`gantrymq.kernel.batch.AppendBatch`, which this is to plugins.
+    """The compiled form of :class:`gantrymq.kernel.batch.AppendBatch`.
 
-    A column that somebody asked for is a list from then on, and counts: when the log encodes, what it holds is read
-    back. Where a list holds what the fields have no room for, all columns become lists, and the batch is treated as
-    one that a plugin made (``listed``).
+    A column that was accessed is a list from then on, and the list counts: before the log encodes the batch, the values
+    are read back into the fields. If a value does not fit into its field, all columns become lists, and the batch is
+    treated as one that a plugin made (``listed``).
     """
 
     topics = Column(TOPICS)
@@ -82,7 +82,7 @@ cdef class AppendRows(Columns):
     queue_offsets = Column(QUEUE_OFFSETS)
 
     def __cinit__(self, done=None, int traits=0, str source not None="plugin"):
-        # Not __init__, which can be left out and called again, with rows that point to what it would replace.
+        # Not __init__: a caller could omit it, or call it again and replace objects to which rows point.
         self.done = done
         self.traits = traits
         self.source = source
@@ -158,7 +158,7 @@ cdef class AppendRows(Columns):
         return origins
 
     cdef int to_lists(self) except -1:
-        """From now on this is a batch of lists."""
+        """Convert all columns to lists; the batch stays in this form."""
         cdef int number
         if not self.listed:
             for number in range(COLUMNS):
@@ -178,7 +178,7 @@ cdef class AppendRows(Columns):
     # ------------------------------------------------------------------------------------------------------- rows
 
     cdef Row* new_row(self) except NULL:
-        """One more row, of the last sender; nothing of it is set but its place."""
+        """Add a row of the last sender; only its place is set."""
         cdef void* moved
         cdef Row* row
         if self.count == self.room:
@@ -197,7 +197,7 @@ cdef class AppendRows(Columns):
         return row
 
     cdef int new_sender(self, origin, int32_t count, int kind) except -1:
-        """The origin of the next ``count`` rows."""
+        """Set the origin of the next ``count`` rows."""
         cdef void* moved
         if self.senders_count == self.senders_room:
             moved = PyMem_Realloc(self.senders, max(2 * self.senders_room, 16) * sizeof(Sender))
@@ -214,18 +214,18 @@ cdef class AppendRows(Columns):
         return 0
 
     cdef int keep_block(self, Block block) except -1:
-        """Let the bytes that rows point to live as long as these do, whatever becomes of the request."""
+        """Keep the bytes to which rows point alive as long as the batch, also if the request is dropped."""
         if block is not self.last_block:
             self.kept.append(block)
             self.last_block = block
         return 0
 
     cdef bint takes_rows(self):
-        """Whether rows may be added as fields: the log was not asked yet, and nobody has a column."""
+        """Whether rows may be added as fields: the log has not encoded the batch, and no column is a list."""
         return not (self.listed or self.placed or self.some_made(0, COLUMNS))
 
     cdef Row* begin_row(self, origin, int32_t group, bint wait) except NULL:
-        """One more row, for this queue and of its own sender; only what a new row has, these and the wait are set."""
+        """Add a row for this queue with its own sender; only the defaults, these and ``wait`` are set."""
         cdef Row* row
         self.new_sender(origin, 1, ITSELF)
         row = self.new_row()
@@ -290,7 +290,7 @@ cdef class AppendRows(Columns):
         )
 
     cdef bint read_cells(self, Row* row, tuple cells) except -1:
-        """Take the first ten columns of a row from objects; False when the fields have no room for one."""
+        """Set the first ten columns of a row from objects; False if a value does not fit into its field."""
         cdef int number
         for number in range(WAITS):
             if not self.read_cell(row, number, cells[number]):
@@ -299,7 +299,7 @@ cdef class AppendRows(Columns):
         return True
 
     cdef bint read_cell(self, Row* row, int number, cell) except -1:
-        """Take one column of a row from an object, which must live on. The group is that of the topic alone."""
+        """Set one column of a row from an object, which must stay alive. Sets the group by the topic alone."""
         cdef int64_t value = 0
         if number == TOPICS:
             if type(cell) is not str:
@@ -343,7 +343,7 @@ cdef class AppendRows(Columns):
         return True
 
     cdef bint freeze(self) except -1:
-        """Take back what the columns hold that are lists. False when this is a batch of lists (now)."""
+        """Read the columns that are lists back into the fields. False if the batch has (or now gets) lists only."""
         cdef int number
         cdef int32_t place
         cdef list column
@@ -361,11 +361,11 @@ cdef class AppendRows(Columns):
             if column is None:
                 continue
             if number == BODIES or number == PROPERTIES or number == BORN_HOSTS:
-                # What the rows point to must live on, whatever becomes of the list.
+                # The objects to which the rows point must stay alive, also if the list changes.
                 self.kept.append(tuple(column))
             for place in range(self.count):
                 row = &self.rows[place]
-                # The group follows the topic here, and the queue's number below.
+                # The group depends on the topic here, and on the queue id below.
                 if number == TOPICS and self.made[TOPICS] is not None:
                     if type(column[place]) is not str:
                         self.to_lists()
@@ -383,7 +383,7 @@ cdef class AppendRows(Columns):
         self.frozen = True
         return True
 
-    # -------------------------------------------------------------------------------------------------- the others
+    # ---------------------------------------------------------------------------------------------------- the batch
 
     def place(self, int64_t start, int64_t store_timestamp):
         """See :meth:`gantrymq.kernel.batch.AppendBatch.place`."""
@@ -434,7 +434,8 @@ cdef class AppendRows(Columns):
         self.tied[row] = len(self)
 
     cdef bint all_stored(self):
-        """Whether the log took every row, as far as is known here, and each row's origin is what it was added with."""
+        """Whether the log has placed the rows, none is known to be refused, and each origin is the row's own
+        request."""
         cdef int32_t number
         if self.listed or not self.placed or self.remarks or self.some_made(ORIGINS, OFFSETS):
             return False
@@ -452,7 +453,7 @@ cdef class AppendRows(Columns):
         return self.cell(TOPICS, row), self.rows[row].queue_id
 
     cdef bint find_in(self, Row* fields, bytes name, Part* value) noexcept:
-        """The value of the first property of this name of a row, and whether there is one."""
+        """Find the first property ``name`` of a row and set ``value``; False if there is none."""
         return find_value(fields.own, fields.own_size, name, value) or find_value(
             fields.common, fields.common_size, name, value
         )
@@ -479,7 +480,8 @@ cdef class AppendRows(Columns):
         return fields.body_size, fields.own_size + fields.common_size
 
     cdef bint may_divert(self):
-        """Whether rows may be diverted as fields: the log was not asked yet, and nobody has what changes."""
+        """Whether rows may be diverted as fields: the log has not encoded the batch, and no changed column is a
+        list."""
         return not (
             self.listed or self.placed or self.some_made(TOPICS, QUEUE_IDS + 1)
             or self.made[PROPERTIES] is not None or self.made[SYS_FLAGS] is not None
@@ -499,7 +501,7 @@ cdef class AppendRows(Columns):
         self.rows[row].sys_flag &= ~clear
 
     cdef int divert_row(self, Row* fields, int32_t group, dict changes) except -1:
-        """Let a row go to this queue with its properties changed, as :meth:`divert`."""
+        """Send a row to this queue with changed properties, as :meth:`divert` does."""
         cdef Py_ssize_t size = 0
         cdef uint8_t* replaced
         for name, value in changes.items():

@@ -1,4 +1,4 @@
-# Typed headers straight from their JSON, and answers without fields from a form. A part of _requests.pyx.
+# Decodes typed headers directly from JSON, and encodes responses without fields. A part of _requests.pyx.
 
 from msgspec import ValidationError, defstruct
 from msgspec.json import Decoder
@@ -14,7 +14,7 @@ cdef dict _short_forms = {}
 
 
 cdef object decoder_of(kind):
-    """What reads a JSON header whose fields are of this kind: it has them as ``fields``."""
+    """The decoder of JSON headers with fields of this kind; its result has them as ``fields``."""
     found = _decoders.get(kind)
     if found is None:
         if len(_decoders) >= KEPT_HEADERS:
@@ -25,7 +25,7 @@ cdef object decoder_of(kind):
 
 
 cdef bytes short_answer(code, int kind, int opaque):
-    """The frame of an answer that is a code and nothing else."""
+    """The frame of a response that has a code and nothing else."""
     cdef object key = (code, kind)
     cdef tuple form = _short_forms.get(key)
     cdef bytes first, last, frame

@@ -1,13 +1,13 @@
-# One record out of the log, of which only what is asked for becomes objects. A part of _requests.pyx.
+# A record of the log whose fields become objects on access. A part of _requests.pyx.
 
 cdef bytes NO_RECORD = bytes(HEAD)
 
 
 cdef class StoredRecord:
-    """See :class:`gantrymq.kernel.store.log.record.Record`, which this is to who reads it. It has bytes of its own."""
+    """The compiled form of :class:`gantrymq.kernel.store.log.record.Record`. It has its own copy of the bytes."""
 
     def __cinit__(self):
-        # One that nobody filled is a record of zeros.
+        # Before it is filled, it is a record of zeros.
         self.data = NO_RECORD
         self.body_at = HEAD
 
@@ -15,7 +15,7 @@ cdef class StoredRecord:
         return <const uint8_t*>PyBytes_AS_STRING(self.data) + place
 
     cdef Py_ssize_t more(self) noexcept:
-        """How much longer the host of who sent it is than one of IPv4."""
+        """The size of the born host beyond that of an IPv4 host, in bytes."""
         return 12 if get32(self.at(36)) & BORN_HOST_V6 else 0
 
     @property
@@ -35,7 +35,7 @@ cdef class StoredRecord:
         return <int32_t>get32(self.at(16))
 
     cdef int64_t in_queue(self) noexcept:
-        """Its queue offset."""
+        """The queue offset."""
         return <int64_t>get64(self.at(20))
 
     @property
@@ -87,7 +87,7 @@ cdef class StoredRecord:
         return PyBytes_FromStringAndSize(<const char*>value.at, value.size)
 
     cdef int fill(self, Row* row) noexcept:
-        """Set what a row that is this message again has of it: all but its queue and its sender."""
+        """Set the fields of a row that stores this message again, except its queue and its sender."""
         row.body, row.body_size = self.at(self.body_at), <int32_t>self.body_size
         row.own, row.own_size = self.at(self.properties_at), <int32_t>self.properties_size
         row.common, row.common_size = row.own, 0
@@ -120,7 +120,7 @@ def read_records(data, int64_t start, offsets):
 
 
 cdef StoredRecord find_record(const uint8_t* at, Py_ssize_t length, int64_t offset):
-    """The record at ``at``, or None when only the plain decoder can tell what is there."""
+    """The record at ``at``, or None if the plain decoder has to decide what these bytes are."""
     cdef Py_ssize_t size, head, body_size, body_end, topic_start, topic_end
     cdef uint32_t magic, bits
     cdef StoredRecord record

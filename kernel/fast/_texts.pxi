@@ -1,5 +1,5 @@
-# Words and numbers of headers, read and written: a part of each compiled module that has to do with requests, for a
-# call from module to module would not be inlined.
+# Reads and writes words and numbers of headers. Each compiled module that handles requests includes this file, because
+# the compiler does not inline calls between modules.
 
 
 cdef inline bint is_word(const uint8_t* at, Py_ssize_t size, const char* word, Py_ssize_t length) noexcept nogil:
@@ -30,7 +30,7 @@ cdef inline bint is_number(Text* text, int64_t* value, bint wide) noexcept nogil
 
 
 cdef inline int read_bool(Text* text) noexcept nogil:
-    """1, 0, or -1 for what is neither ``true`` nor ``false``."""
+    """1 for ``true``, 0 for ``false``, -1 for anything else."""
     if is_word(text.at, text.size, b"true", 4):
         return 1
     return 0 if is_word(text.at, text.size, b"false", 5) else -1

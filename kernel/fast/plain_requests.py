@@ -1,7 +1,7 @@
-"""The wire's inner loops as plain functions: requests out of received bytes, answers to rows.
+"""The inner loops for requests as plain functions: read requests from received bytes, answer rows.
 
-Their compiled twins read requests in their usual forms and hand everything else to what is here, so that there is one
-meaning of every request and one text for every refusal. What a plugin's requests say, its own readers know.
+The compiled twins read requests in their usual forms and pass all others to these functions, so that both twins decode
+and refuse alike, with the same texts. Plugins bring their own readers for the fields of their requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
 UNUSUAL_VALUES: Final = 512
-"""Values of headers in other forms than the Java client's that one call reads, before the last one: milliseconds."""
+"""After so many header values in other forms than the Java client's, a call reads no further request. Reading them
+takes milliseconds."""
 
 __all__ = [
     "Readers", "Unusual", "answer_rows", "dispatch_batch", "encode_rows", "new_batch", "queue_entries", "read_records",
@@ -36,16 +37,16 @@ _LENGTH = struct.Struct(">i")
 
 
 class Unusual(Exception):
-    """A header has another form than the usual one: the decoder must look at it."""
+    """A header does not have the usual form; the decoder has to decode it."""
 
 
 class Readers:
-    """What reads the requests of some codes in place of the decoder; a processor brings its own as ``readers``.
+    """Functions that read the requests of some codes in place of the decoder; processors bring them as ``readers``.
 
-    A reader of this twin is a function of the connection, the header and the body that returns a
-    :class:`~gantrymq.kernel.processors.Request`, or what has its attributes. It is asked where a JSON header begins
-    with the code, as the Java client writes it, and raises :class:`Unusual` for what the decoder must look at. Readers
-    of the compiled twin are passed over.
+    A reader of this twin takes the connection, the header and the body, and returns a
+    :class:`~gantrymq.kernel.processors.Request` or an object with its attributes. It is called for a JSON header that
+    begins with the code, as the Java client writes it, and raises :class:`Unusual` if the decoder has to decode the
+    header. Readers of the compiled twin are ignored.
     """
 
     def __init__(self, readers: Mapping[int, Any] | None = None) -> None:
@@ -58,15 +59,16 @@ _NO_READERS: Final = Readers()
 def read_requests(
     connection: Connection, buffer: bytes | bytearray, limit: int, readers: Readers | None = None
 ) -> tuple[list[Request], int]:
-    """The requests in all whole frames at the start of ``buffer``, and how many bytes those took.
+    """Return the requests in the whole frames at the start of ``buffer``, and the size of these frames in bytes.
 
-    Frames are left for the next call once it has read :data:`UNUSUAL_VALUES` values of headers that are not in the
-    form of RocketMQ's Java client.
+    After :data:`UNUSUAL_VALUES` values of headers in another form than that of RocketMQ's Java client, the remaining
+    frames are left for the next call.
 
-    ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode`. Responses go to ``connection.take_answer``.
+    Raises ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode` do. Passes responses to
+    ``connection.take_answer``.
     """
     requests: list[Any] = []
-    # One copy, of which slices are bytes; none of all that came with each further piece of a long frame.
+    # Copy the whole frames once; a slice of ``bytes`` is cheap. An incomplete long frame is not copied at each call.
     is_whole = len(buffer) >= 4 and _LENGTH.unpack_from(buffer)[0] + 4 <= len(buffer)
     data = bytes(buffer if is_whole else buffer[:8])
     position, size = 0, len(data)
@@ -98,13 +100,13 @@ def read_requests(
 
 
 def new_batch(done: Callable[[AppendBatch], None], source: str) -> AppendBatch:
-    """An empty batch of this source; the compiled twin has a kind of its own, which looks the same."""
+    """An empty batch of this source. The compiled twin returns its own class, with the same attributes."""
     return AppendBatch(done=done, source=source)
 
 
 def answer_rows(batch: AppendBatch) -> None:
-    """Answer each request that is the origin of a row: with success alone when the row lies in the log, else with its
-    status and remark. A row may have no origin."""
+    """Answer each request that is the origin of a row: with success if the row is in the log, else with its status and
+    remark. Rows without an origin need no answer."""
     for row, (request, status) in enumerate(zip(batch.origins, batch.statuses, strict=True)):
         if request is None:
             continue
@@ -115,10 +117,10 @@ def answer_rows(batch: AppendBatch) -> None:
 
 
 def read_records(data: memoryview | bytes, start: int, offsets: Sequence[int]) -> list[Record | None]:
-    """The records at these offsets of the log, of which ``data`` is what lies from ``start`` on, checked.
+    """Read and check the records at these log offsets from ``data``, the log's bytes from offset ``start`` on.
 
-    None for one that is no record, or not all of it in ``data``. They are made for few parts of each to be looked at,
-    and may only look like a :class:`Record`.
+    The result has None for bytes that are not a whole record. The compiled twin returns its own class, with the
+    attributes of :class:`Record`, which is fast if few of them are read.
     """
     records: list[Record | None] = []
     for offset in offsets:

@@ -1,4 +1,4 @@
-# Answers to pulls, from blocks of the log straight to the bytes that are sent. A part of _fast.pyx.
+# Responses to pulls, copied from blocks of the log into the bytes to send. A part of _fast.pyx.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
@@ -11,21 +11,21 @@ cdef extern from "Python.h":
 
 cdef enum:
     COMMIT_OFFSET = 1
-    WHICH_FILTER = 4  # the bit of a pull's sys flag by which its filter is chosen
-    WINDOWS = 256  # parts of the log that one answer is made from
-    KEPT_WINDOWS = 16  # those that are kept for the next answers, of
-    KEPT_WINDOW_BYTES = 1 << 16  # each at most: the size of a block in kernel/store/log/windows.py
-    KEPT_CODES = 1 << 16  # codes of all filters that are kept in the compiled form
-    CODES_SORTED = 16  # from so many tag codes on they are not compared one by one
-    KEPT_ENTRIES = 512  # entries that are read at once, for the pulls that follow
-    KEPT_QUEUES = 64  # queues of which such entries are kept
-    KEPT_FORMS = 64  # suggested brokers whose answers' pieces are kept
-    SEND_BYTES = 1 << 17  # frames for one peer go to its connection when they are so many: it may be congested by then
+    WHICH_FILTER = 4  # the bit of a pull's sys flag that selects its filter
+    WINDOWS = 256  # the most parts of the log for one response
+    KEPT_WINDOWS = 16  # the most windows that are kept for the next responses,
+    KEPT_WINDOW_BYTES = 1 << 16  # and their largest size: that of a block in kernel/store/log/windows.py
+    KEPT_CODES = 1 << 16  # the most cached tag codes of all filters together
+    CODES_SORTED = 16  # from this number of tag codes on, a binary search finds a code
+    KEPT_ENTRIES = 512  # entries that are read at once, for the following pulls
+    KEPT_QUEUES = 64  # the most queues with such entries
+    KEPT_FORMS = 64  # the most suggested brokers with cached forms of responses
+    SEND_BYTES = 1 << 17  # the size from which frames go to their connection, which may then be congested
 
 
 @cython.final
 cdef class Frames:
-    """Frames for one connection, written into the bytes object that is sent."""
+    """Frames for one connection, in a bytes object that is sent without a copy."""
 
     cdef PyObject* data
     cdef Py_ssize_t size
@@ -35,7 +35,7 @@ cdef class Frames:
         release(self.data)
 
     cdef uint8_t* reserve(self, Py_ssize_t more) except NULL:
-        """Where the next ``more`` bytes go."""
+        """Make room for ``more`` bytes; returns where to write them."""
         if self.data == NULL:
             self.data = new_bytes(NULL, more)
             self.room = more
@@ -56,7 +56,7 @@ cdef class Frames:
 
 @cython.final
 cdef class Form:
-    """The pieces of one kind of answer; see :class:`gantrymq.plugins.consume.plain.PullForm`."""
+    """The parts of one kind of response; see :class:`gantrymq.plugins.consume.plain.PullForm`."""
 
     cdef bytes first, second, third, fourth, last, fixed, remark, fields
     cdef Py_ssize_t most
@@ -67,7 +67,7 @@ cdef class Form:
 
     cdef uint8_t* write(self, uint8_t* start, HotRequest request, int64_t following, int64_t low, int64_t high,
                         int64_t body) noexcept:
-        """Write the frame up to its body at ``start``; returns where that goes."""
+        """Write the frame up to its body at ``start``; returns where the body begins."""
         cdef uint8_t* at = start + 8
         cdef uint8_t* fields
         if request.kind:
@@ -99,7 +99,7 @@ cdef struct Window:
 
 @cython.final
 cdef class KeptEntries:
-    """Entries of a queue from one offset on. What was put once stays as it is, in one generation of the queue."""
+    """Entries of a queue from one offset on. Entries do not change within a generation of the queue."""
 
     cdef int64_t first
     cdef object generation
@@ -153,7 +153,7 @@ cdef class PullAnswers:
         self.close_windows()
         PyMem_Free(self.runs)
 
-    # ----------------------------------------------------------------------------------------------- what is read
+    # ------------------------------------------------------------------------------------------------------ reading
 
     cdef void close_windows(self) noexcept:
         while self.window_count:
@@ -161,9 +161,9 @@ cdef class PullAnswers:
             PyBuffer_Release(&self.buffers[self.window_count])
 
     cdef void keep_windows(self) noexcept:
-        """Close the windows but for some blocks, which the next pulls are likely to read as well.
+        """Close the windows, except some blocks that the next pulls are likely to read too.
 
-        The log's bytes never change while it is open. What may no longer be read is found by :meth:`take_limits`.
+        The bytes of an open log never change. :meth:`take_limits` closes windows with quarantined ranges.
         """
         cdef int number
         for number in range(self.window_count - 1, -1, -1):
@@ -176,7 +176,7 @@ cdef class PullAnswers:
             self.close_windows()
 
     cdef const uint8_t* bytes_at(self, int64_t at, int64_t size) except? NULL:
-        """The log's bytes there; NULL where only the fallback can tell what they are, or wait for them."""
+        """The log's bytes at ``at``; NULL if the fallback has to read them."""
         cdef int number
         cdef int64_t start
         cdef Window* window
@@ -190,7 +190,7 @@ cdef class PullAnswers:
                 self.window_hit = number
                 return window.data + (at - window.start)
         if self.window_count == WINDOWS:
-            return NULL  # the windows must stay: runs found so far point into them
+            return NULL  # no window may be closed, because the runs point into them
         span = self.reader.span(at, size)
         if span is None:
             return NULL
@@ -205,7 +205,8 @@ cdef class PullAnswers:
         return window.data + (at - start)
 
     cdef bytes entries_of(self, object queue, int64_t offset, int64_t count, const uint8_t** entry):
-        """What holds up to ``count`` entries from ``offset`` on, which begin at ``entry``; None where they are not."""
+        """Set ``entry`` to the entries from ``offset`` on. Returns their bytes, for at least ``count`` entries if the
+        queue has them, or None if they cannot be read here."""
         cdef KeptEntries block = self.kept.get(queue)
         cdef object generation = queue.generation
         cdef int64_t skipped
@@ -227,11 +228,11 @@ cdef class PullAnswers:
         return block.data
 
     cdef int take_codes(self, object codes) except -1:
-        """Make ``codes`` the ones that are wanted."""
+        """Set the wanted tag codes."""
         cdef bytes packed
         if codes is self.codes:
             return 0
-        # A filter may have ten thousand codes: they are put in order once, not with every change from group to group.
+        # A filter may have ten thousand codes; sort them once, not at each change of the group.
         packed = self.packed_codes.get(codes)
         if packed is None:
             self.packed_count += 1 + len(codes)
@@ -263,9 +264,9 @@ cdef class PullAnswers:
         return low < self.code_count and self.code_list[low] == code
 
     cdef int take_limits(self) except -1:
-        """Read the limits that are in force now, and have room for as many records as they allow.
+        """Read the current limits, and make room for as many records as they allow.
 
-        Damage that was found since is not read through the windows of before.
+        Closes all windows if a range was quarantined since the last call.
         """
         cdef Limits* limits = &self.limits
         cdef int64_t most
@@ -289,7 +290,8 @@ cdef class PullAnswers:
         return 0
 
     cdef Limits limits_of(self, int64_t messages, int64_t size) noexcept:
-        """The limits of a pull that asks for so many messages; ``size`` above 0: it accepts so many bytes of them."""
+        """The limits of a pull for at most ``messages`` messages and, if ``size`` is above 0, at most ``size``
+        bytes."""
         cdef Limits limits = self.limits
         messages = max(1, messages)
         if size > 0:
@@ -303,7 +305,8 @@ cdef class PullAnswers:
 
     cdef int64_t collect(self, const uint8_t* entry, Py_ssize_t count, const Limits* limits, const Owner* owner,
                          Py_ssize_t* scanned) except -2:
-        """Find the records of these entries, as :func:`gather` does; the bytes they have, -1 when one is unusual."""
+        """Find the records of these entries as :func:`gather` does. Returns their size, or -1 if the fallback has
+        to."""
         cdef Py_ssize_t number, found = 0, runs = 0
         cdef int64_t at, size, total = 0
         cdef const uint8_t* record
@@ -337,10 +340,10 @@ cdef class PullAnswers:
         self.found_count = found
         return total
 
-    # ------------------------------------------------------------------------------------------------- what is sent
+    # ------------------------------------------------------------------------------------------------------ sending
 
     cdef int send(self) except -1:
-        """Hand what was written to its connection."""
+        """Pass the written frames to their connection."""
         if self.frames.size:
             self.connection.send_bytes(self.frames.take())
         self.connection = None
@@ -352,7 +355,7 @@ cdef class PullAnswers:
         return 0
 
     cdef Form form_for(self, broker_id):
-        """The form of the answer that suggests this broker."""
+        """The form of the response that suggests this broker."""
         cdef tuple forms = self.other_forms.get(broker_id)
         if forms is None:
             if len(self.other_forms) >= KEPT_FORMS:
@@ -362,7 +365,8 @@ cdef class PullAnswers:
 
     cdef int64_t give(self, HotRequest request, object group, object topic, int64_t queue_id, int64_t offset,
                       const Limits* limits, object codes, object suggest, int64_t* commit_offset) except -2:
-        """Answer with what is in the queue, and commit, unless that is NULL; the body's size, -1: nothing done."""
+        """Answer from the queue, and commit unless ``commit_offset`` is NULL. Returns the size of the body, or -1 if
+        nothing was done."""
         cdef object queue = self.find_queue(topic, queue_id)
         cdef bytes entries
         cdef int64_t low, high, total, count = max(limits.messages, limits.disk_messages)
@@ -415,7 +419,7 @@ cdef class PullAnswers:
         return total
 
     cdef int64_t pull(self, PullRequest pull, dict known) except -2:
-        """Answer a pull as it came; the body's size, -1: nothing done."""
+        """Answer a new pull. Returns the size of the body, or -1 if nothing was done."""
         cdef int64_t which = pull.numbers[3] & WHICH_FILTER, queue_id = pull.numbers[0]
         cdef object key = (
             pull.group, pull.topic, pull.subscription, pull.expression_type, 0 if which else pull.numbers[6], which
@@ -447,7 +451,7 @@ cdef class PullAnswers:
                 first += 1
                 given = self.pull(<PullRequest>request, known) if type(request) is PullRequest else -1
                 if given < 0:
-                    # What it finds out, or what it brings about, may change all that was known.
+                    # The fallback may change the state on which the cached policies depend.
                     self.finish()
                     known.clear()
                     given = fallback(request)

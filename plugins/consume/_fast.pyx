@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.plugins.consume.plain`: requests to pull, and the bodies of their replies.
 
-It works on the kernel's requests as they are in C, and reads a pull as the kernel reads any header.
+It uses the kernel's C structures of requests, and reads the header of a pull as the kernel reads any header.
 """
 
 cimport cython
@@ -29,7 +29,7 @@ prepare_crc()
 KIND = "compiled"
 
 cdef enum:
-    MAX_BYTES = 7  # the place of gantrymqMaxBytes among a pull's numbers
+    MAX_BYTES = 7  # the index of gantrymqMaxBytes in the numbers of a pull
     FILLER_SIZE = 0x7FFFFFFF
 
 
@@ -46,13 +46,13 @@ cdef class PullRequest(HotRequest):
     cdef int64_t numbers[8]
 
     cdef int move_out(self) except -1:
-        """One that is held is forgotten before, all others are answered at once: nothing is copied."""
+        """Copy nothing: a held pull has dropped its bytes already, and others are answered at once."""
         return 0
 
 
 cdef int pull_field(Text* name) noexcept nogil:
-    """Which field of a pull this is: 0 to 6 numbers, 7 and 8 required texts, 9 and 10 optional ones, 11 an optional
-    number, -1 unknown."""
+    """The field of a pull with this name: 0 to 6 are numbers, 7 and 8 required texts, 9 and 10 optional texts, 11 is an
+    optional number; -1 if unknown."""
     cdef const uint8_t* at = name.at
     cdef Py_ssize_t size = name.size
     if is_word(at, size, b"queueId", 7): return 0
@@ -71,7 +71,7 @@ cdef int pull_field(Text* name) noexcept nogil:
 
 
 cdef PullRequest read_pull(Field* fields, int count):
-    """The request of these fields, or None when the plain decoder must look at them."""
+    """The request with these fields, or None if the plain decoder has to decode it."""
     cdef Text* texts[12]
     cdef int number, place
     cdef PullRequest pull = PullRequest.__new__(PullRequest)
@@ -144,7 +144,7 @@ cdef struct Limits:
 
 
 cdef inline bint is_full(const Limits* limits, int64_t messages, int64_t total, int64_t at, int64_t size) noexcept nogil:
-    """Whether an answer with so many messages and bytes has no room for the record of this entry."""
+    """Whether a response with this number of messages and bytes has no room for the record of this entry."""
     if not messages:
         return False
     if at < limits.disk_end:
@@ -153,9 +153,9 @@ cdef inline bint is_full(const Limits* limits, int64_t messages, int64_t total, 
 
 
 cdef inline bint holds(int64_t base, int64_t length, int64_t at, int64_t size) noexcept nogil:
-    """Whether the ``size`` bytes at ``at`` lie within the ``length`` bytes at ``base``, which is not negative.
+    """Whether the ``size`` bytes at ``at`` are within the ``length`` bytes at ``base``, which is not negative.
 
-    An entry is 20 bytes of a file that may be damaged: ``at + size`` can be more than 64 bits hold.
+    An entry may come from a damaged file, so ``at + size`` may overflow 64 bits.
     """
     return at >= base and 0 <= size <= length and at - base <= length - size
 
@@ -184,7 +184,7 @@ cdef bint is_record(const uint8_t* at, int64_t size, int64_t offset) noexcept no
 
 
 cdef struct Owner:
-    # What the records of a queue's entries must say of themselves; without a topic nothing is asked of them.
+    # Topic and queue that the records of a queue's entries must name; they are not checked if ``topic`` is NULL.
     const char* topic
     Py_ssize_t topic_size
     int64_t queue_id
@@ -192,7 +192,7 @@ cdef struct Owner:
 
 
 cdef bint is_of(const uint8_t* at, int64_t size, const Owner* owner, int64_t number) noexcept nogil:
-    """Whether the record at ``at``, which :func:`is_record`, is the one of this entry of a queue."""
+    """Whether the record at ``at``, for which :func:`is_record` holds, belongs to this entry of a queue."""
     cdef int64_t topic_at, width, told
     cdef uint32_t bits
     if owner.topic == NULL:
@@ -265,7 +265,7 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, wrong, part):
                     record, size, &owner, number
                 ):
                     wrong(number)
-                    # What was just quarantined is not to be read through the window of before.
+                    # Do not read the range that was just quarantined through the previous window.
                     base = length = 0
                     entry += 20
                     continue

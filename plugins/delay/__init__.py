@@ -7,14 +7,15 @@ Config ``[plugin.delay]``: ``levels`` (the delays, level 1 first), ``delivery`` 
 ``max_delay`` (of timed messages).
 Files: ``config/delayOffset.json``, every ``broker.persist_interval`` and at the stop (``.bak``: the one before);
 ``timerwheel``, ``timerlog/`` and ``config/timercheck`` (``.bak``), each second, once a message named a time.
-Answers for RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (370, and 45 for
-slaves; provides LevelPositions) and the part of ``CommitLog`` or ``HookUtils`` that puts messages there.
+Provides: LevelPositions.
+Replaces RocketMQ's ``ScheduleMessageService``, ``TimerMessageStore``, ``RecallMessageProcessor`` (codes 370, and 45 for
+slaves) and the part of ``CommitLog`` or ``HookUtils`` that diverts delayed messages.
 
-Two strategies side by side. By level: ``levels`` knows the delays, ``delivery`` brings back what lies in
-SCHEDULE_TOPIC_XXXX, ``level`` and ``positions`` keep how far that went. By time: ``times`` reads when a message is due,
-``enqueue`` takes it from rmq_sys_wheel_timer into ``timerlog`` and ``wheel``, ``dequeue`` delivers each open one of
-the ``slots``, ``timerfiles`` and ``timercheck`` keep how far that went, ``timer`` drives it; ``recall`` and ``handles``
-take a message back. ``rewrite`` moves messages of both kinds. ``docs/howto/delay-and-retry.md``.
+The modules of ``levels/``: ``levels`` has the delays, ``delivery`` delivers due messages of SCHEDULE_TOPIC_XXXX,
+``level`` and ``positions`` keep the progress. The modules of ``timer/``: ``times`` finds the due time of a message,
+``enqueue`` moves it from rmq_sys_wheel_timer into ``log`` and ``wheel``, ``dequeue`` delivers the messages of open
+``slots``, ``files`` and ``check`` keep the progress, and ``timer`` is the task. ``rewrite`` diverts messages of both
+kinds, ``recall`` cancels timed messages. ``docs/howto/delay-and-retry.md``.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from gantrymq.kernel.processors import Processor, Request
 
 QUEUES = 18
-"""Queues that RocketMQ says the topic has, however many levels there are."""
+"""The number of queues of the topic in RocketMQ, which does not depend on the number of levels."""
 
 
 class DelayPlugin:
-    """Takes charge of the trait DELAY."""
+    """Handles messages with the trait DELAY."""
 
     name = "delay"
     sources = Source.ALL
@@ -68,7 +69,7 @@ class DelayPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the levels and how far they are; entries of the topic get the time when they are due."""
+        """Read the levels and their positions; queue entries of the topic get the due time as their tag code."""
         section = config.section(DelayConfig)
         self._levels = Levels.parse(section.levels)
         folder = f"{broker.root}/config"
@@ -85,28 +86,28 @@ class DelayPlugin:
         """370, and 45 for slaves."""
         topics = broker.registry.get(TopicTable)
         recalls = Recalls(broker, topics, broker.log.clock.now_ms, self._longest_ms)
-        return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._tell_positions}
+        return {RequestCode.RECALL_MESSAGE: recalls, RequestCode.GET_ALL_DELAY_OFFSET: self._report_positions}
 
-    def _tell_positions(self, request: Request) -> Command:
-        """45: how far each level is delivered, as the file would say it now."""
+    def _report_positions(self, request: Request) -> Command:
+        """45: the current positions of the levels, in the form of the file."""
         told = {} if self._delivery is None else self._delivery.safe()
         return request.command.answer(ResponseCode.SUCCESS, body=encode_positions(told))
 
     def adopt(self, body: bytes) -> None:
-        """A slave's levels are where its master's are: it delivers nothing itself (``LevelPositions``)."""
+        """Adopt the positions of a slave's master; the slave itself delivers nothing (``LevelPositions``)."""
         self._positions.adopt(body)
         if self._make_delivery is not None:
             self._delivery = self._make_delivery()
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The delivery of what is due, by level and by time."""
+        """The tasks that deliver due messages, by level and by time."""
         queues = max(QUEUES, len(self._levels))
         self._topics = broker.registry.get(TopicTable)
         self._topics.ensure(TopicConfig(SCHEDULE_TOPIC, queues, queues))
 
         def append(batch: AppendBatch) -> None:
-            batch.traits |= Trait.FREES_SPACE  # what waits keeps the log from its first message on
+            batch.traits |= Trait.FREES_SPACE  # the log is kept from the first waiting message on
             broker.append(batch)
 
         self._make_delivery = partial(
@@ -127,13 +128,13 @@ class DelayPlugin:
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Move the rows with a delay level, or with a time to come, to where they wait."""
+        """Divert rows with a delay level or a future time to the queues in which they wait."""
         if batch.traits & Trait.DELAY:
             move_delayed(batch, self._levels, self._terms)
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
-        """Bring nothing more back; what is on its way arrives while the broker drains."""
+        """Start no more deliveries; those in flight complete while the broker drains."""
         if self._delivery is not None:
             self._delivery.stop()
         if self._timer is not None:
@@ -141,7 +142,7 @@ class DelayPlugin:
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The file of the levels, if one went on. The timer writes its own, the last time when it has ended."""
+        """The file of the levels' positions, if one changed. The timer writes its own files, last when it has ended."""
         if self._timer is not None and self._timer.ended:
             self._timer.close()
         if self._delivery is None:
@@ -150,16 +151,16 @@ class DelayPlugin:
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """What waits is needed, however full the disk is."""
+        """The first waiting message; waiting messages are kept however full the disk is."""
         if self._delivery is None or self._timer is None:
             return broker.log.end
-        if broker.broker_id:  # a slave delivers nothing: it keeps what its master keeps
+        if broker.broker_id:  # a slave has no timer files; the positions of the levels are its master's
             return self._delivery.floor()
         return min(self._delivery.floor(), self._timer.floor())
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """What waits, and how late it is."""
+        """The number of waiting messages and the lag of their delivery."""
         if self._delivery is not None:
             report_levels(metrics, broker, self._delivery.safe())
         if self._timer is not None and self._timer.is_open:
@@ -167,7 +168,7 @@ class DelayPlugin:
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """Of each level, how far it is delivered and how far it reaches (``RunningStats.scheduleMessageOffset``)."""
+        """For each level, the delivered offset and the end of the queue (``RunningStats.scheduleMessageOffset``)."""
         told = {} if self._delivery is None else self._delivery.safe()
         ends = {level: broker.queues.get(SCHEDULE_TOPIC, level - 1) for level in told}
         return {

@@ -1,8 +1,8 @@
-"""RECALL_MESSAGE (370): take back a message that waits for its time.
+"""RECALL_MESSAGE (370): cancel a timed message before it is due.
 
-It becomes a message itself, in the same slot of the wheel, which says whom it recalls. Source: RocketMQ 5.3.3
-``RecallMessageProcessor``, with its codes and texts. A success says that the recall is stored, not that there was
-anything to recall.
+The recall is stored as a message in the same slot of the wheel, and names the message to cancel. Source: RocketMQ 5.3.3
+``RecallMessageProcessor``, with its codes and texts. A success means that the recall is stored, not that the message
+existed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 RECALL_TAG = b"_RECALL_TAG_"
 _BORN_HOST_V6 = 0x10
 _LATE = frozenset({ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE})
-"""The recall is stored with these, too."""
+"""With these statuses the recall is stored too."""
 
 
 @attrs.frozen
 class Recalls:
-    """Answers 370. ``now`` is the store's clock, ``longest_ms`` how long a message may wait."""
+    """Answers 370. ``now`` is the store's clock, ``longest_ms`` the longest delay of a timed message."""
 
     broker: Broker
     topics: TopicTable

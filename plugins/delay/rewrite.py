@@ -35,7 +35,7 @@ from gantrymq.remoting.recall_handles import encode_handle
 
 _NO_TIMES: dict[bytes, bytes | None] = {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: None}
 _ORDINARY: dict[bytes, bytes | None] = {WAIT: None}
-"""A message that goes straight to its topic is stored without WAIT, a waiting one with it, as in RocketMQ."""
+"""As in RocketMQ, a message that goes directly to its topic is stored without WAIT, a delayed one with it."""
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
 
@@ -96,11 +96,11 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return
     if find_property(properties, TIMER_OUT_MS) is not None:
         batch.properties[row] = replace_properties(properties, _ORDINARY)
-        return  # as in RocketMQ, a message that has waited once is an ordinary one
+        return  # as in RocketMQ, a message that was delayed once is not delayed again
     now = timer.now()
     recalls = find_property(properties, TIMER_DEL_UNIQKEY)
     try:
-        # a recall names a slot on the store's clock, from the sender's handle
+        # The time in a recall is from the sender's handle, which names a slot on the store's clock.
         due = wanted(partial(find_property, properties), now, None if recalls is not None else timer.at_wall)
     except ValueError as error:
         batch.refuse(row, _ILLEGAL, f"timer message illegal: {error}")
@@ -109,7 +109,7 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
         return
     if due <= now:
         if recalls is not None:
-            batch.refuse(row, _ILLEGAL, "timer message illegal: it is too late to recall what was due already")
+            batch.refuse(row, _ILLEGAL, "timer message illegal: the message to recall was due already")
         else:
             batch.properties[row] = replace_properties(properties, _ORDINARY)
         return

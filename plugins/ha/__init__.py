@@ -1,21 +1,21 @@
-"""Keep copies of the log on slaves, or be one; RocketMQ's brokers may be at the other end.
+"""Replicate the log from a master to its slaves; the other side may be a RocketMQ broker.
 
 Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, dispatch, register_ack_gates, register_processors,
 register_tasks, runtime_info.
-Config ``[plugin.ha]``, a master's (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
+Config ``[plugin.ha]``, for a master (``broker.id`` 0): ``role``, ``listen``, ``sync_slaves``, ``sync_timeout``,
 ``fall_behind_max``, ``transfer_batch``, ``full_copy``, ``peers``, ``slaves_max``, ``lease``, ``refuse_without_lease``;
-a slave's: ``master``,
-``master_broker``, ``sync_tables``; both: ``heartbeat``, ``housekeeping``.
-Files: ``config/ha-cut.json`` of a slave, from when it finds a tail that was never its master's until the next start;
-``config/ha-epoch.json``, the epochs, and of a slave its master's role.
-Provides: Replication. Answers for RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
+for a slave: ``master``, ``master_broker``, ``sync_tables``; for both: ``heartbeat``, ``housekeeping``.
+Files: ``config/ha-cut.json`` on a slave, from the discovery of a diverged tail until the next start;
+``config/ha-epoch.json`` with the epochs and, on a slave, its master's role.
+Provides: Replication. Replaces RocketMQ's ``HAService``, ``HAConnection`` and ``SlaveSynchronize``.
 
-``frames`` is the wire, ``master`` sends, ``copies`` makes the guarantee, ``compare`` tells whether a slave may go on,
-``matches`` answers it, ``find`` looks for its master, ``epochs`` knows who was promoted last, ``lease`` who was heard,
-``fencing`` keeps a deposed master from messages, ``deposed`` makes it a slave again, ``slave`` takes, ``tables`` are
-the master's, ``master_address`` is where that is, ``vip`` is for RocketMQ's slaves, ``role`` changes who is who,
-``status``, ``lag`` and ``metrics`` report it. ``docs/howto/cluster.md``.
+The modules: ``frames`` encodes the protocol, ``master`` sends the log, ``slave`` receives it, ``copies`` tracks the
+progress of slaves for acknowledgments, ``compare`` checks that a slave's log is a prefix of its master's, ``matches``
+answers these checks, ``tables`` fetches the master's tables, ``find`` and ``master_address`` find the master,
+``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes a deposed master refuse messages,
+``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves RocketMQ's slaves, ``status``, ``lag`` and
+``metrics`` report the state. ``docs/howto/cluster.md``.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ log = structlog.get_logger("gantrymq.ha")
 
 
 class HaPlugin:
-    """A master's or a slave's half, by ``broker.id``."""
+    """The master's or the slave's side of replication, by ``broker.id``."""
 
     name = "ha"
     sources = Source.ALL
-    _tables: Tables  # of a slave, from register_tasks on
-    _epochs: Epochs  # both from configure on
+    _tables: Tables  # on a slave, set by register_tasks
+    _epochs: Epochs  # this and the following are set by configure
     _roles: RoleChanges
     _lease: Lease
 
@@ -82,45 +82,45 @@ class HaPlugin:
 
     @property
     def ha_address(self) -> str:
-        """Where slaves find this broker's log; empty on a slave."""
+        """The master's address for slaves; empty on a slave."""
         return "" if self.master is None else self.master.address
 
     def master_is(self, broker: str, ha: str) -> None:
-        """A nameserver has said where the master is."""
+        """A nameserver has reported the addresses of the master, for clients and for slaves."""
         self._master_address.master_is(broker, ha)
 
     @property
     def epoch(self) -> Epoch:
-        """A master's own; a slave's is the highest that it knows."""
+        """The own epoch of a master; on a slave the highest known one."""
         return self._epochs.known if self.master is None or self._epochs.own is None else self._epochs.own
 
     @property
     def fenced(self) -> str:
-        """Why this master takes nothing any more; empty while it may."""
+        """Why this master is fenced; empty if it is not."""
         return self._epochs.fenced
 
     @property
     def returns(self) -> bool:
-        """Whether this master starts again as a slave by itself when it is fenced."""
+        """Whether this master starts again as a slave automatically when it is fenced."""
         return self._epochs.returns
 
     @property
     def refusal(self) -> str:
-        """Why this master takes no messages now; empty while it does."""
+        """Why this master refuses messages now; empty if it accepts them."""
         return self._epochs.fenced or (self._lease.refusal if self._config.refuse_without_lease else "")
 
     @property
     def beat(self) -> float:
-        """A third of the lease."""
+        """A third of the lease, in seconds: how often to ask the nameservers."""
         return self._lease.beat
 
     @property
     def has_lease(self) -> bool:
-        """Of a master: whether it has heard from a nameserver or a slave lately."""
+        """Whether the master's lease is valid: it had contact to a nameserver or a slave in time."""
         return not self._lease.refusal
 
     def nameserver_answered(self, asked_at: float) -> None:
-        """It knows of no other master."""
+        """A nameserver answered a request sent at ``asked_at`` (monotonic, in seconds); it knows no other master."""
         if self.master is not None and not self._epochs.fenced:
             self._lease.nameserver_answered(asked_at)
 
@@ -129,7 +129,7 @@ class HaPlugin:
         self._epochs.learn(epoch, source, is_master=self.master is not None)
 
     def send_epoch(self, address: str) -> None:
-        """The broker there may have missed that this one was promoted."""
+        """Notify the broker at ``address`` of this master's epoch, in case it missed the promotion."""
         self._roles.send(address, self.ha_address)
 
     @hookimpl
@@ -139,10 +139,12 @@ class HaPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Take the section; a master takes its address as well."""
+        """Read the section and the epochs; a master also binds its address for slaves."""
         self._config = section = config.section(HaConfig)
         if broker.broker_id and broker.address in (section.master, section.master_broker):
-            raise StartError(f"plugin.ha: {broker.address} is this broker itself, it cannot be its own master")
+            raise StartError(
+                f"plugin.ha: {broker.address} is this broker itself, which cannot be its own master; set another address"
+            )
         self._master_address = MasterAddress(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
         self._epochs = Epochs(broker.env, broker.root)
@@ -168,7 +170,7 @@ class HaPlugin:
             self.master = Master(broker, section, self.copies, self._lease, self._epochs)
 
     def _with_role(self, broker: Broker, section: HaConfig) -> HaConfig:
-        """A promoted broker promises what its master did, unless its configuration says something else."""
+        """``section`` with the role of the last master, unless the configuration sets a role: a promotion keeps it."""
         role = self._epochs.master_role
         if not role or role == section.role or origin_of(broker, "plugin.ha", "role")[0] != "default":
             return section
@@ -176,22 +178,23 @@ class HaPlugin:
         return attrs.evolve(section, role=role)
 
     async def _settle(self) -> None:
-        """Readers are served when the log is known to be the master's, or when there is no master to ask."""
+        """On a slave, wait for the comparison with the master's log, or until no master can be reached."""
         if self.slave is not None:
             await self.slave.settle()
 
     async def _return(self, broker: Broker) -> None:
-        """A master whose number is a promotion's becomes a slave again when it is fenced."""
+        """Make a promoted master a slave again when it is fenced."""
         await self._epochs.wait_fenced()
         assert self._epochs.slave_number is not None
         try:
             await become_slave(broker, self._epochs.slave_number, self._epochs.fenced)
         except RemoteFault as fault:
-            raise StartError(f"this broker is to start again as a slave: {fault.remark}") from None
+            raise StartError(f"a deposed broker cannot start again as a slave: {fault.remark}") from None
 
     @hookimpl
     def register_ack_gates(self, broker: Broker) -> list[AckGate]:
-        """Of a master: what it may not confirm; and of a ``sync_master`` what its slaves have."""
+        """On a master, the gate that closes when it is fenced or has no lease; on a ``sync_master`` also the
+        slaves'."""
         section = self._config
         if self.master is None:
             return []
@@ -215,11 +218,11 @@ class HaPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The task that waits for slaves, or the one that follows the master."""
+        """The tasks of a master, or those of a slave."""
         live = broker.registry.find(LiveSettings)
         if live is not None:
             live.allow("broker", broker.config.broker, ("id",), partial(self._renumber, broker))
-            live.allow("plugin.ha", self._config, (), lambda _: None)  # shown as it is in force
+            live.allow("plugin.ha", self._config, (), lambda _: None)  # shows the role in force to administrators
         roles = BackgroundTask("ha roles", self._roles.run)
         if self.master is not None:
             lag = LagWatch(broker, self.copies)
@@ -242,7 +245,7 @@ class HaPlugin:
 
     @hookimpl(tryfirst=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """There will be something to send as soon as this sweep gives way; a deposed master takes nothing."""
+        """Refuse all rows if this master may not accept messages; otherwise wake the tasks that send to slaves."""
         if self.master is not None:
             reason = self.refusal
             if reason:
@@ -251,14 +254,14 @@ class HaPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """More has passed the gates: a slave tells its master."""
+        """Records have passed the gates; a slave reports that to its master."""
         if self.slave is not None:
             self.slave.moved()
             self._tables.dispatched(batch.topics)
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """Role, slaves or master, and how far behind."""
+        """The role, the slaves or the master, and the lag."""
         epoch = {EPOCH_KEY: str(self.epoch), "haFenced": self.fenced}
         if self.slave is not None:
             return epoch | {"haNotPromotable": fixed_number(broker)} | slave_info(broker, self.slave)
@@ -267,7 +270,7 @@ class HaPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Who is how far behind."""
+        """The lag of the slaves, or of this slave."""
         if self.slave is not None:
             report_slave(metrics, broker, self.slave)
         else:

@@ -1,7 +1,8 @@
-"""A promoted broker that was deposed itself becomes a slave again, under the number that it had before.
+"""Makes a promoted broker that was deposed a slave again, with the id that it had before.
 
-Only its promotion made it the master: its configuration says that it is a slave, and ``config/overrides.toml`` says 0
-over it. A broker whose configuration makes it the master is not renumbered: somebody wrote that.
+Such a broker is the master only by its promotion: its configuration has the id of a slave, and
+``config/overrides.toml`` overrides it with 0. If the configuration itself makes the broker the master, its id is not
+changed.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.ha")
 
 ANSWER_S: Final = 2.0
-"""How long a nameserver may take to say which numbers are free."""
+"""The time for a nameserver to report the ids in use, in seconds."""
 
 
 async def become_slave(broker: Broker, number: int, reason: str) -> None:
-    """Start again as a slave, as ``number`` or as the lowest free one; returns when the restart is under way.
+    """Restart as a slave with the id ``number``, or with the lowest free one; returns when the restart has begun.
 
-    :class:`RemoteFault` when the number cannot be kept for the next start.
+    :class:`RemoteFault` if the id cannot be stored for the next start.
     """
     taken = await _numbers_in_use(broker)
     if number in taken:
@@ -41,7 +42,7 @@ async def become_slave(broker: Broker, number: int, reason: str) -> None:
 
 
 async def _numbers_in_use(broker: Broker) -> Collection[int]:
-    """Of the other brokers of this name, as the first nameserver says that answers; none where none does."""
+    """The ids of the other brokers of this name, from the first nameserver that answers; empty if none does."""
     for nameserver in broker.config.broker.nameservers:
         try:
             with trio.fail_after(ANSWER_S):

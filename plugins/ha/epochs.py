@@ -1,10 +1,11 @@
-"""Of which epoch this broker is the master, and the highest that it knows of; kept in ``config/ha-epoch.json``.
+"""The epoch of which this broker is the master, and the highest known epoch; stored in ``config/ha-epoch.json``.
 
-Beside them stands the role of the master that was followed last: a promoted broker promises what that one did.
+The file also has the role of the last master that this broker followed, because a promoted broker keeps that role.
 
-A promotion begins an epoch. A master that learns of a higher one, from whomever, is fenced: it takes no message and
-confirms none until its end, for another broker has its place and that one's log is the one that counts. A slave that
-knows a higher epoch than a master has does not follow it. Whatever is learned is on the disk before it is acted upon.
+A promotion begins an epoch. A master that learns of a higher epoch, from any source, is fenced: it refuses and
+acknowledges no more messages until it stops, because another broker is the master and the log of that broker counts. A
+slave does not follow a master with a lower epoch than the highest that it knows. An epoch is written to the disk before
+the broker acts on it.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ _TOKEN_BITS: Final = 32
 
 
 class Epochs:
-    """The broker's epochs. ``known``: the highest that it was told of. ``own``: of which it is, or was, the master."""
+    """The broker's epochs: ``known`` is the highest known one, ``own`` the one of which it is or was the master."""
 
     def __init__(self, env: Env, root: str) -> None:
-        """Reads the file; :class:`StartError` when it cannot be understood."""
+        """Read the file; :class:`StartError` if it is not valid."""
         self._env = env
         self._path = f"{root}/{FILE}"
         self.known = FIRST
         self.own: Epoch | None = None
         self.master_role: Role | None = None
-        """``sync_master`` or ``async_master``, as the master says that was followed last; None before one has."""
+        """The role of the last master that this broker followed, as reported by it; None if there was none."""
         self.slave_number: int | None = None
-        """Which ``broker.id`` this broker had when it was promoted; None when it never was, or by a start."""
+        """The ``broker.id`` before the last promotion at run time; None without one."""
         self.returns = False
-        """Whether it becomes a slave again by itself when it is fenced."""
+        """Whether the broker becomes a slave again automatically when it is fenced."""
         self._is_new = not env.exists(self._path)
         self._raised = trio.lowlevel.ParkingLot()
         self.fenced = ""
-        """Why this master takes no messages any more; empty while it may."""
+        """Why this master is fenced; empty if it is not."""
         if not self._is_new:
             self._read()
 
     def begin_as_master(self, number_from: str = "") -> None:
-        """This broker starts as a master: one that was a slave begins an epoch, which is a promotion.
+        """Start as a master. If the broker was a slave before, this is a promotion and begins an epoch.
 
-        When another broker was promoted since it was one: it is fenced if it :attr:`returns`, else
-        :class:`StartError`. ``number_from``: the file in which a promotion has kept its number, if one has.
+        If another broker was promoted since this one was the master, it is fenced if it :attr:`returns`, otherwise
+        :class:`StartError`. ``number_from`` is the file in which a promotion stored the id, if one did.
         """
         self.returns = bool(number_from) and self.slave_number is not None
         if self._is_new:
@@ -67,32 +68,32 @@ class Epochs:
             if self.returns:
                 self.fenced = reason
                 return
-            where = f"; a promotion has kept id = 0 in {number_from}: write a free number there" if number_from else ""
+            where = f"; a promotion stored id = 0 in {number_from}: write a free number there" if number_from else ""
             raise StartError(
-                f"{reason}: another one has its place. Start it as a slave (broker.id above 0{where}); to make it the "
-                "master again use `gantrymq cluster promote` then"
+                f"{reason}: another broker is the master. Start this one as a slave (broker.id above 0{where}); to make"
+                " it the master again, run `gantrymq cluster promote` afterwards"
             )
 
     def begin_as_slave(self) -> None:
-        """This broker starts as a slave."""
+        """Start as a slave."""
         if self._is_new or self.own is not None:
             self._write(self.known, None)
 
     def next(self, at_least: int = 0) -> Epoch:
-        """An epoch for a promotion: above all that is known."""
+        """An epoch for a promotion, higher than all known ones."""
         return Epoch(max(self.known.number + 1, at_least), f"{self._env.random_int(1 << _TOKEN_BITS):08x}")
 
     def begin(self, epoch: Epoch, slave_number: int | None = None) -> None:
-        """This broker is the master of ``epoch`` from its next start on, or from now.
+        """Record that this broker is the master of ``epoch``, from now or from its next start on.
 
-        ``slave_number``: the number that it had until then, if it is another one from the next start on.
+        ``slave_number`` is the current id, if the id changes with the next start.
         """
         self.slave_number = slave_number or self.slave_number
         log.warning("epoch_began", epoch=str(epoch), before=str(self.known))
         self._write(epoch, epoch)
 
     def learn(self, epoch: Epoch, source: str, *, is_master: bool) -> bool:
-        """``source`` knows of ``epoch``; whether that is news. A master whose own is lower is fenced from now on."""
+        """Record that ``source`` reported ``epoch``. Returns whether it is new. Fences a master of a lower epoch."""
         mine = self.own if is_master and self.own is not None else None
         if mine is not None and epoch.contradicts(mine) and not mine.outranks(epoch):
             self._fence(mine, epoch, source)
@@ -104,7 +105,7 @@ class Epochs:
         return True
 
     def note_master_role(self, role: str) -> None:
-        """The master that this slave follows has this role (``brokerRole``); what no master has is left out."""
+        """Record the role (``brokerRole``) of the master that this slave follows; ignores the role of a slave."""
         found = _ROLES.get(role.lower())
         if found is not None and found != self.master_role:
             self.master_role = found
@@ -121,12 +122,12 @@ class Epochs:
             self._raised.unpark_all()
 
     async def wait_fenced(self) -> None:
-        """Returns when this master is fenced."""
+        """Return when this master is fenced."""
         while not self.fenced:
             await self._raised.park()
 
     async def wait_raised(self, epoch: Epoch) -> None:
-        """Returns when a higher epoch than this is known."""
+        """Return when an epoch above ``epoch`` is known."""
         while not self.known.outranks(epoch):
             await self._raised.park()
 
@@ -139,8 +140,8 @@ class Epochs:
             self.slave_number = None if said.get("slaveNumber") is None else int(said["slaveNumber"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StartError(
-                f"{self._path} cannot be read: {error!r:.200}. It says of which epoch this broker is the master. "
-                "Restore it, or start with an empty folder as a slave of the present master"
+                f"{self._path} cannot be read: {error!r:.200}. It has the epoch of which this broker is the master. "
+                "Restore it, or start with an empty folder as a slave of the current master"
             ) from None
 
     def _write(self, known: Epoch, own: Epoch | None) -> None:

@@ -1,4 +1,4 @@
-"""Ask the nameservers for a slave's master without being registered there."""
+"""Find a slave's master through the nameservers, without a registration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def find_master(broker: Broker) -> str:
-    """Where the master of this broker's name serves clients; empty when no nameserver that answers knows it."""
+    """The address for clients of the master with this broker's name; empty if no nameserver returns it."""
     for nameserver in broker.config.broker.nameservers:
         try:
             async with open_channel(nameserver) as channel:

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.plugins.index.plain`.
 
-Keys of ASCII letters are hashed here; any other goes to the plain twin, so that there is one meaning of odd letters.
+This module hashes keys of ASCII letters. It passes others to the plain twin, so that both twins hash them alike.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -29,7 +29,8 @@ cdef struct Span:
 
 
 cdef inline int find_keys(const uint8_t* at, Py_ssize_t size, Span* unique, Span* words) noexcept nogil:
-    """Unique id and KEYS in the text form of properties; of several with one name the last. Whether there is either."""
+    """Find the unique id and KEYS in encoded properties; the last property of a name counts. Whether there is
+    either."""
     cdef const uint8_t* end = at + size
     cdef const uint8_t* stop
     unique.at = words.at = at
@@ -47,7 +48,7 @@ cdef inline int find_keys(const uint8_t* at, Py_ssize_t size, Span* unique, Span
 
 
 cdef inline int next_word(Span* words, Span* word) noexcept nogil:
-    """Take the next word off ``words``; 0 when there is none."""
+    """Remove the first word from ``words``; 0 if there is none."""
     cdef const uint8_t* stop
     while words.size > 0 and words.at[0] == 32:
         words.at += 1
@@ -63,7 +64,7 @@ cdef inline int next_word(Span* words, Span* word) noexcept nogil:
 
 
 cdef inline int hash_on(uint32_t* value, const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Go on with Java's hash; 0 when there is a letter that is not ASCII."""
+    """Continue Java's hash with these letters; 0 if one is not ASCII."""
     cdef uint32_t hashed = value[0]
     cdef uint8_t seen = 0
     cdef Py_ssize_t index
@@ -88,7 +89,7 @@ def first_with_keys(properties):
     return -1
 
 
-# Where entries go: the slots, the file's numbers, the buffer.
+# Where entries are written: the slots, the fields of the file's header, the buffer.
 cdef struct Target:
     uint8_t* slots
     uint32_t slots_number

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.plugins.produce.plain`: requests to send, the rows made of them, and their replies.
 
-It works on the kernel's requests and rows as they are in C, and reads a send as the kernel reads any header.
+It uses the kernel's C structures of requests and rows, and reads the header of a send as the kernel reads any header.
 """
 
 cimport cython
@@ -26,7 +26,7 @@ from gantrymq.remoting.codes import RequestCode, ResponseCode
 KIND = "compiled"
 
 cdef enum:
-    MORE_STORED = 128 + 256  # bytes of a record beside body and properties: fixed fields and hosts, the longest topic
+    MORE_STORED = 128 + 256  # bytes of a record besides body and properties: fixed fields, hosts, the longest topic
 
 cdef int SEND = RequestCode.SEND_MESSAGE
 cdef int SEND_BATCH = RequestCode.SEND_BATCH_MESSAGE
@@ -61,7 +61,7 @@ cdef class SendRequest(HotRequest):
     cdef int move_out(self) except -1:
         cdef Block block = Block.__new__(Block)
         cdef Py_ssize_t frame = self.header_size + self.body_size
-        # The properties lie among the texts without escapes, or in the header itself.
+        # The properties are in the block's buffer of texts with resolved escapes, or in the header itself.
         block.data = two_texts(self.head, frame, self.properties, self.properties_size)
         self.properties = <const uint8_t*>PyBytes_AS_STRING(block.data) + frame
         self.head = <const uint8_t*>PyBytes_AS_STRING(block.data)
@@ -71,7 +71,7 @@ cdef class SendRequest(HotRequest):
 
 
 cdef int send_field(Text* name) noexcept nogil:
-    """Which field of SEND_MESSAGE this is, as the number of its letter in SEND_MESSAGE_V2; -1 unknown."""
+    """The field of SEND_MESSAGE with this name, as the number of its letter in SEND_MESSAGE_V2; -1 if unknown."""
     cdef const uint8_t* at = name.at
     cdef Py_ssize_t size = name.size
     if is_word(at, size, b"producerGroup", 13): return 0
@@ -91,7 +91,7 @@ cdef int send_field(Text* name) noexcept nogil:
 
 
 cdef SendRequest read_send(Block block, Field* fields, int count, bint long_names):
-    """The request of these fields, or None when the plain decoder must look at them."""
+    """The request with these fields, or None if the plain decoder has to decode it."""
     cdef Text* texts[13]
     cdef int64_t numbers[13]
     cdef int number, place, truth
@@ -162,9 +162,9 @@ READERS = dict.fromkeys(
 cdef Py_ssize_t without_wait(
     uint8_t* to, const uint8_t* at, Py_ssize_t size, bint* waits, bint* prepared
 ) noexcept nogil:
-    """Write the properties without separators at their end, and without WAIT but where the message is ``prepared``.
+    """Write the properties without trailing separators, and without WAIT unless the message is ``prepared``.
 
-    Returns their size; -1 when a plugin may have to look at them for another reason than that.
+    Returns their size, or -1 if a property may concern a plugin for another reason.
     """
     cdef const uint8_t* begin = at
     cdef const uint8_t* end = at + size
@@ -210,7 +210,7 @@ cdef inline bint is_for_plugins(const uint8_t* at, Py_ssize_t size) noexcept nog
 
 
 cdef bint wants_more(const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """Whether there is a property for which a plugin may have to do something: a delay, a half message."""
+    """Whether a property may concern a plugin: that of a delay or of a half message."""
     cdef const uint8_t* end = at + size
     while True:
         if end - at >= 6 and memcmp(at, b"DELAY\x01", 6) == 0:
@@ -224,16 +224,17 @@ cdef bint wants_more(const uint8_t* at, Py_ssize_t size) noexcept nogil:
 
 
 cdef Py_ssize_t without_end(const uint8_t* at, Py_ssize_t size) noexcept nogil:
-    """How long the properties are without the separators at their end."""
+    """The size of the properties without trailing separators."""
     while size and at[size - 1] == 2:
         size -= 1
     return size
 
 
 cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t common, int64_t room) noexcept nogil:
-    """How many messages a batch body holds; -1 when one is not as it must be, or wants more than to be stored.
+    """The number of messages in a batch body; -1 if one is not valid, or has a property that concerns a plugin.
 
-    Also when they may not fit into ``room`` bytes with the ``common`` ones of each, or are too many: counted high here.
+    Also -1 if there are too many, or if their records, with ``common`` bytes added to each, may exceed ``room`` bytes.
+    The estimate is an upper bound.
     """
     cdef Py_ssize_t count = 0, length, body, own
     while size:
@@ -257,7 +258,7 @@ cdef Py_ssize_t count_messages(const uint8_t* at, Py_ssize_t size, Py_ssize_t co
 
 
 cdef bytes common_properties(SendRequest send, bytes suffix):
-    """What all messages of a batch get behind their own properties, with a separator before it."""
+    """The properties that follow the own ones of each message of a batch, with a leading separator."""
     cdef bytes given = two_texts(
         send.properties, without_end(send.properties, send.properties_size), <const uint8_t*>b"", 0
     )
@@ -277,7 +278,7 @@ cdef inline bint has_word(const uint8_t* at, Py_ssize_t size, const char* word, 
 
 
 cdef struct Terms:
-    # What holds for all sends to a topic, and for all of a connection.
+    # Values that are the same for all sends to a topic, or of a connection.
     int32_t queues
     int32_t bits
     int32_t topic
@@ -286,7 +287,7 @@ cdef struct Terms:
 
 
 cdef inline int set_row(AppendRows some, Row* row, SendRequest send, Terms* terms, int32_t group, bint wait) except -1:
-    """Set what all rows of a request have in common."""
+    """Set the fields that all rows of a request have in common."""
     row.group = group
     row.queue_id = send.queue_id
     row.sys_flag = send.sys_flag & ~BORN_HOST_V6 | terms.bits | (BORN_HOST_V6 if terms.host_size > 8 else 0)
@@ -299,7 +300,7 @@ cdef inline int set_row(AppendRows some, Row* row, SendRequest send, Terms* term
 
 
 cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes suffix) except -1:
-    """Add the row of a message; False when the fallback must look at it. ``suffix`` begins with a separator."""
+    """Add the row of a message; False if the fallback has to. ``suffix`` begins with a separator."""
     cdef Py_ssize_t size = send.properties_size
     cdef uint8_t* own = NULL
     cdef bint wait = True, prepared = False
@@ -328,7 +329,7 @@ cdef bint add_one(AppendRows some, SendRequest send, Terms* terms, bytes suffix)
 
 
 cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, bint apart, bytes common) noexcept:
-    """Properties of its own and common ones, which begin with a separator that is left out unless ``apart``."""
+    """Set the own and the common properties. ``common`` begins with a separator, which is omitted unless ``apart``."""
     row.own = own if size else <const uint8_t*>b""
     row.own_size = <int32_t>size
     row.common = <const uint8_t*>PyBytes_AS_STRING(common) + (0 if apart else 1)
@@ -336,7 +337,8 @@ cdef inline void set_properties(Row* row, const uint8_t* own, Py_ssize_t size, b
 
 
 cdef bint add_many(AppendRows some, SendRequest send, Terms* terms, bytes suffix, int64_t room) except -1:
-    """Add the rows of a batch; False when the fallback must look at it. ``room``: for all of it as it is stored."""
+    """Add the rows of a batch; False if the fallback has to. ``room`` is for the records of all its messages, in
+    bytes."""
     cdef bytes common = common_properties(send, suffix)
     cdef const uint8_t* at = send.payload
     cdef Py_ssize_t length, body_size, own_size
@@ -383,7 +385,7 @@ def add_sends(
     some.make_origin = make_origin
     some.kept.append(parted)
     for request in requests:
-        if type(request) is not SendRequest or (<SendRequest>request).block is None:  # which was forgotten
+        if type(request) is not SendRequest or (<SendRequest>request).block is None:  # forget() was called
             fallback(batch, request)
             continue
         send = <SendRequest>request
@@ -413,7 +415,7 @@ def add_sends(
         if not taken:
             fallback(batch, request)
             if usual is None:
-                # It may have brought the topic into being.
+                # The fallback may have created the topic.
                 known.clear()
                 topic = None
     if batched:
@@ -444,7 +446,7 @@ cdef class Replies:
         self.output = Output()
 
     cdef uint8_t* put_ids(self, uint8_t* at, Row* rows, Py_ssize_t count) noexcept:
-        """The message ids of rows that follow each other, with commas between them."""
+        """Write the message ids of ``count`` consecutive rows, separated by commas."""
         cdef Py_ssize_t row
         for row in range(count):
             if row:
@@ -454,7 +456,7 @@ cdef class Replies:
         return at
 
     cdef int add(self, SendRequest send, Row* rows, Py_ssize_t count, int32_t queue_id) except -1:
-        """The reply to a request with these rows, which tells it this queue."""
+        """Add the reply to a request with these rows, with this queue id."""
         cdef Py_ssize_t ids_size = count * (PyBytes_GET_SIZE(self.id_prefix) + 17) - 1
         cdef uint8_t* start = self.output.reserve(self.most + ids_size)
         cdef uint8_t* at = start + 8
@@ -520,7 +522,7 @@ def answer_sends(batch, form, fallback):
 @cython.boundscheck(True)
 @cython.wraparound(True)
 cdef int answer_lists(AppendRows some, form, fallback) except -1:
-    """As :func:`answer_sends`, where a plugin may have changed a column that the replies are made from."""
+    """:func:`answer_sends` for a batch of which a plugin may have changed a column that the replies contain."""
     cdef list origins = some.column(ORIGINS), statuses = some.column(STATUSES), queue_ids = some.column(QUEUE_IDS)
     cdef list queue_offsets = some.column(QUEUE_OFFSETS), offsets = some.column(OFFSETS)
     cdef Py_ssize_t row = 0, count = some.count

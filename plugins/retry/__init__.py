@@ -1,14 +1,14 @@
-"""Let a message that could not be consumed come again, and put it aside when that has failed too often.
+"""Deliver messages again that consumers send back, and turn them into dead letters after too many attempts.
 
 Slot: none.
 Hooks: before_append, register_processors.
-Config: none; the group's ``retryQueueNums`` and ``retryMaxTimes`` count.
+Config: none; the group's ``retryQueueNums`` and ``retryMaxTimes`` apply.
 Files: none.
-Answers for RocketMQ's ``SendMessageProcessor.consumerSendMsgBack`` (code 36) and ``handleRetryAndDLQ``.
+Replaces RocketMQ's ``SendMessageProcessor.consumerSendMsgBack`` (code 36) and ``handleRetryAndDLQ``.
 
-A message comes again by the topic ``%RETRY%group``, to which its consumers subscribe by themselves. The wait before is
-a delay level like any other: this plugin writes the property, ``before_append`` of the plugin that serves delays does
-the rest. Too often consumed, or with the level -1, it goes to ``%DLQ%group`` for people to look at.
+A message is delivered again through the topic ``%RETRY%group``, to which consumers subscribe automatically. It waits
+first, in an ordinary delay level: this plugin sets the property, and ``before_append`` of the plugin ``delay`` diverts
+the message. After too many attempts, or with the level -1, the message becomes a dead letter in ``%DLQ%group``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class RetryPlugin:
-    """Answers 36, and looks after what is sent to a retry topic."""
+    """Answers 36, and checks messages that clients send to a retry topic."""
 
     name = "retry"
     sources = (Source.RESEND,)
-    _dead_letters: DeadLetters  # from register_processors on
+    _dead_letters: DeadLetters  # set by register_processors
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """36, all of a sweep at once."""
+        """36, in batches."""
         topics, groups = broker.registry.get(TopicTable), broker.registry.get(GroupTable)
         self._dead_letters = DeadLetters(topics, groups)
         return {RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(broker, topics, groups, self._dead_letters)}
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """A message that its consumer itself sent to a retry topic, once too often, is a dead letter."""
+        """Turn messages that a consumer sent to a retry topic after too many attempts into dead letters."""
         if batch.traits & Trait.RETRY:
             self._dead_letters.redirect(batch)

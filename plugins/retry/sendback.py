@@ -1,7 +1,7 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer gives a message back that it could not handle.
+"""CONSUMER_SEND_MSG_BACK (36): a consumer sends a message back that it could not consume.
 
-The request names a place in the log, and nothing of the message itself. Source: RocketMQ 4.9.7
-``SendMessageProcessor.asyncConsumerSendMsgBack``, whose codes and order of checks these are.
+The request has the log offset of the message, and not its content. Source of the codes and of the order of checks:
+RocketMQ 4.9.7 ``SendMessageProcessor.asyncConsumerSendMsgBack``.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 FIRST_LEVEL = 3
-"""The delay level of the first return, where the consumer leaves it to the broker; each further one waits a level
-longer. Level 3 is 10 s by default."""
+"""The delay level of the first retry if the consumer leaves it to the broker; each further retry uses the next level.
+Level 3 is 10 s by default."""
 TURN_BYTES = 4 * 1024 * 1024
-"""Of messages that are stored again in one turn."""
+"""The most bytes of messages that are stored again in one turn."""
 REQUEST_BYTES = 4096
-"""What a request counts for at least: to look for a small message takes as long as to copy so many bytes."""
+"""The least size that a request counts for: finding a small message takes as long as copying this many bytes."""
 LIMITS_SINCE = 121
-"""From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
+"""The first version of clients (3.4.9, ``MQVersion``) whose limit of attempts is used."""
 UNIT_SUBSCRIPTION = 2
 """Flag of a topic that a consumer in unit mode subscribes to (``TopicSysFlag``)."""
 
 
 class SendBackProcessor:
-    """Batch processor of 36: what a sweep brings is one batch."""
+    """Batch processor of 36: all requests of a sweep become one batch."""
 
     def __init__(self, broker: Broker, topics: TopicTable, groups: GroupTable, dead_letters: DeadLetters) -> None:
         self._broker = broker
@@ -53,11 +53,12 @@ class SendBackProcessor:
         self._statistics = broker.registry.find(Statistics)
 
     def handle(self, requests: list[Request]) -> int:
-        """Store each message again and answer when that is safe; a bad request is answered at once.
+        """Store each message again, and answer when that is durable; an invalid request is answered at once.
 
-        A request of some bytes stands for a message of megabytes: what is beyond :data:`TURN_BYTES` comes again.
+        A small request can refer to a message of megabytes: requests beyond :data:`TURN_BYTES` are left for a later
+        turn. Returns how many were taken.
         """
-        # Without the trait RETRY: whether these attempts were the last is judged here.
+        # The batch does not have the trait RETRY, because this method checks the number of attempts itself.
         batch = AppendBatch(done=self._reply, source=Source.RETRY)
         taken = size = 0
         while taken < len(requests) and size < TURN_BYTES:
@@ -81,7 +82,7 @@ class SendBackProcessor:
                 ResponseCode.NO_PERMISSION, f"the broker[{self._broker.name}] sending message is forbidden"
             )
         if group.retry_queue_nums <= 0:
-            # The group wants no retries: the message is done with.
+            # A group without retry queues wants no retries.
             request.answer(ResponseCode.SUCCESS)
             return
         target = self._retry_topic(header, group)
@@ -120,7 +121,7 @@ class SendBackProcessor:
         return topic
 
     def _read(self, offset: int) -> Record:
-        """The message; only what consumers may read, which a queue entry names, can have come from one."""
+        """The message at ``offset``. A queue entry must refer to it, because consumers read no other messages."""
         try:
             named = find_named(self._broker.store, offset)
             if named is not None and named.topic != TRANS_HALF_TOPIC:
@@ -136,7 +137,7 @@ class SendBackProcessor:
                 request.answer(ResponseCode.SUCCESS)
                 self._count(request, batch.properties[row])
             else:
-                # The client knows no other failure here: it sends the message again by itself.
+                # After this code, the only failure that clients expect here, the client sends the message itself.
                 remark = batch.remarks.get(row) or f"not stored, code {status}"
                 request.answer(ResponseCode.SYSTEM_ERROR, remark)
 
@@ -148,7 +149,7 @@ class SendBackProcessor:
 
 
 def _properties(record: Record, level: int) -> bytes:
-    """The message's own properties, and those that tell of its return."""
+    """The message's properties, with those of the retry."""
     changes: dict[bytes, bytes | None] = {WAIT: b"false", DELAY: b"%d" % level}
     if find_property(record.properties, RETRY_TOPIC) is None:
         changes[RETRY_TOPIC] = record.topic.encode()

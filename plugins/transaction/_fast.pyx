@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """Compiled twin of :mod:`gantrymq.plugins.transaction.plain`.
 
-It works on the kernel's requests, records and rows as they are in C, without an object for each of their parts.
+It uses the kernel's C structures of requests, records and rows, without an object for each of their fields.
 """
 
 cimport cython
@@ -49,7 +49,7 @@ cdef str ENDS = TRANS_OP_HALF_TOPIC
 @cython.no_gc
 @cython.final
 cdef class Ending:
-    """See :class:`gantrymq.plugins.transaction.plain.Ending`. The group lies in the bytes that the request came in."""
+    """See :class:`gantrymq.plugins.transaction.plain.Ending`. The group points into the bytes of the request."""
 
     cdef readonly object request
     cdef readonly int64_t table_offset, commit_log_offset
@@ -65,11 +65,11 @@ cdef class Ending:
         return PyBytes_FromStringAndSize(<const char*>self.group_at, self.group_size)
 
 
-# ------------------------------------------------------------------------------------------------- what producers say
+# ------------------------------------------------------------------------------------------------------------ requests
 
 
 cdef inline int header_field(Text* name) noexcept nogil:
-    """Which field of ``EndTransactionHeader`` this is; -1 for one that it has not."""
+    """The number of the field of ``EndTransactionHeader`` with this name; -1 if it has none."""
     cdef const uint8_t* at = name.at
     if name.size == 13 and memcmp(at, b"producerGroup", 13) == 0: return 0
     if name.size == 20 and memcmp(at, b"tranStateTableOffset", 20) == 0: return 1
@@ -83,7 +83,7 @@ cdef inline int header_field(Text* name) noexcept nogil:
 
 
 cdef bint read_ending(HotRequest request, list endings) except -1:
-    """Add what the request says to ``endings``; False when only the plain twin can tell."""
+    """Add the ending of the request to ``endings``; False if the plain twin has to decode it."""
     cdef Field fields[FIELDS_MAX]
     cdef Text* texts[8]
     cdef int64_t numbers[4]
@@ -126,7 +126,7 @@ def read_endings(list requests, refuse):
 
 
 cdef inline int64_t read64(const uint8_t* at) noexcept nogil:
-    """Eight bytes, the highest first."""
+    """Eight bytes, big-endian."""
     cdef uint64_t value = 0
     cdef int place
     for place in range(8):
@@ -135,7 +135,7 @@ cdef inline int64_t read64(const uint8_t* at) noexcept nogil:
 
 
 cdef inline uint32_t read32(const uint8_t* at) noexcept nogil:
-    """Four bytes, the highest first."""
+    """Four bytes, big-endian."""
     return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
 
 
@@ -154,7 +154,7 @@ def split_named(endings, bytes entries not None, int64_t first):
             continue
         ending = <Ending>one
         number = ending.table_offset
-        # Unsigned, which no number that a client says overflows.
+        # An unsigned difference, because a signed one may overflow with numbers from a client.
         if number >= first and <uint64_t>number - <uint64_t>first < <uint64_t>count:
             entry = data + (number - first) * ENTRY_SIZE
             if read64(entry) == ending.commit_log_offset and read32(entry + 8) != FILLER_SIZE:
@@ -247,7 +247,7 @@ def divert_rows(batch, list rows, str topic, changes, int32_t clear, Py_ssize_t 
 @cython.no_gc
 @cython.final
 cdef class EndRows:
-    """The rows of ends in one batch: what all of them have, and the topic that the last message went to."""
+    """Adds the rows of endings to one batch. Keeps the values that they share, and the topic of the last message."""
 
     cdef AppendRows batch
     cdef bytearray states
@@ -268,7 +268,7 @@ cdef class EndRows:
         batch.kept.append(self.host)
 
     cdef bint is_open(self, Ending ending, dict ended) except -1:
-        """Whether its half message is open, goes on as itself, and does not end in this batch already."""
+        """Whether its half message is open, was not stored again, and does not end in this batch already."""
         cdef StoredRecord record = <StoredRecord>ending.record
         cdef int64_t index = ending.table_offset - self.origin
         cdef Part value
@@ -279,7 +279,7 @@ cdef class EndRows:
         return ending.table_offset not in self.moved and ending.table_offset not in ended
 
     cdef int32_t queue_of(self, StoredRecord record) except -2:
-        """The queue that the message is meant for, by number in the batch; -1 when only the plain twin can tell."""
+        """The number in the batch of the message's destination queue; -1 if the plain twin has to find it."""
         cdef const uint8_t* at = record.at(record.properties_at)
         cdef Part name, queue_id
         cdef int64_t number
@@ -301,7 +301,7 @@ cdef class EndRows:
         return self.batch.groups.find(self.last_topic, <int32_t>number)
 
     cdef int add_note(self, int64_t offset, origin, bint wait) except -1:
-        """Add the row that says that the half message at ``offset`` has ended."""
+        """Add the op message that marks the half message at the queue offset ``offset`` as ended."""
         cdef uint8_t* digits = self.batch.arena.take(DIGITS_MAX)
         cdef int size = <int>(put_number(digits, offset) - digits)
         cdef Row* row
@@ -319,7 +319,7 @@ cdef class EndRows:
         return 0
 
     cdef bint add(self, Ending ending, dict ended) except -1:
-        """Add the rows of an end; False when only the plain twin can tell."""
+        """Add the rows of an ending; False if the plain twin has to."""
         cdef StoredRecord record
         cdef HotRequest request
         cdef Row* row

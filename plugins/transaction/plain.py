@@ -1,7 +1,7 @@
-"""The transactions' inner loops as plain functions: the reference, and what runs without a compiler.
+"""The inner loops of transactions as plain functions: the reference, also used without a C compiler.
 
-The compiled twin (``_fast``) takes what is usual and hands everything else to what is here, or to the ``other`` that
-the caller passes, so that there is one meaning of every end and one text for every refusal.
+The compiled twin (``_fast``) handles the usual endings. It passes all others to these functions, or to the caller's
+``other``, so that both twins decide and refuse alike, with the same texts.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Ending:
     is_commit: bool
     record: Record = attrs.field(init=False)
     row: int = attrs.field(init=False, default=-1)
-    """Of the strategy that writes a batch of ends: the last row that is this one's."""
+    """The last row of this ending in the batch; set by the strategy that stores endings in batches."""
 
 
 def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
-    """The endings of the requests; ``refuse`` answers an invalid request. A request without an outcome is left out."""
+    """The endings of the requests; ``refuse`` answers an invalid request. Omits requests without an outcome."""
     endings = []
     for request in requests:
         try:
@@ -76,8 +76,8 @@ def read_endings(requests: Sequence[Request], refuse: Refuse) -> list[Ending]:
 def split_named(endings: Sequence[Ending], entries: bytes, first: int) -> tuple[list[Ending], list[Ending]]:
     """Split ``endings`` into those whose half message has a queue entry, and the others.
 
-    ``entries`` are those of the half messages' queue from its offset ``first`` on, 20 bytes each. One names the half
-    message of an ending when it is the entry of the ending's table offset and holds its log offset.
+    ``entries`` are those of the half messages' queue from queue offset ``first`` on, 20 bytes each. An entry belongs to
+    an ending if it is at the ending's table offset and has the ending's log offset.
     """
     named, others = [], []
     for ending in endings:
@@ -97,9 +97,9 @@ def match_records(
     is_prepared: Callable[[Record], bool],
     refuse: Refuse,
 ) -> list[Ending]:
-    """Those of ``endings`` that mean a half message of their group, which lies in ``records``, by their ``record``.
+    """Return the endings whose record in ``records`` is a half message of their group, and set their ``record``.
 
-    ``refuse`` answers the others: RocketMQ 4.9.7 ``EndTransactionProcessor`` has the texts and the order.
+    ``refuse`` answers the others, with the texts and the order of RocketMQ 4.9.7 ``EndTransactionProcessor``.
     """
     matching = []
     for ending, record in zip(endings, records, strict=True):
@@ -118,11 +118,11 @@ def match_records(
 
 
 def half_rows(batch: AppendBatch) -> list[int]:
-    """The live rows that are half messages (property TRAN_MSG), of those that may be; others of them are refused.
+    """The live rows that are valid half messages (property TRAN_MSG); refuses invalid ones.
 
-    What a client before 4.6.1 sends back to be consumed again has the property still, and is none: it loses the bits of
-    the sys flag that say otherwise, with which no consumer would ever get it. A half message with
-    a delay would lie in a queue of delays, where no transaction finds it: RocketMQ loses it, here it is refused.
+    A message that a client before 4.6.1 sends back for a retry still has the property, but is not a half message. It
+    loses the transaction bits of its sys flag, with which no consumer would get it. A half message with a delay would
+    wait in the queue of a delay level, where no transaction finds it: RocketMQ loses it, GantryMQ refuses it.
     """
     rows = []
     property_of = batch.property_of
@@ -150,9 +150,10 @@ def divert_rows(
     clear: int,
     fitting: int,
 ) -> list[int]:
-    """``batch.divert`` each of the ``rows`` to queue 0 of ``topic``; ``changes`` tells them for the queue of a row.
+    """Call ``batch.divert`` for each of the ``rows``, to queue 0 of ``topic``; ``changes`` returns the changed
+    properties for the topic and queue id of a row.
 
-    Returns the rows whose body and properties have more than ``fitting`` bytes then.
+    Returns the rows whose body and properties have more than ``fitting`` bytes afterwards.
     """
     large = []
     for row in rows:
@@ -164,11 +165,11 @@ def divert_rows(
 
 @attrs.frozen
 class EndTerms:
-    """What holds for all ends of a batch.
+    """Values that all endings of a batch share.
 
-    ``states`` has a byte for each half message, the first one's for queue offset ``origin``; ``moved`` has the first
-    offsets of transactions that go on as another one. ``born`` and ``host`` are the notes'. ``fitting``: a half message
-    with no more bytes of body and properties can be stored again.
+    ``states`` has a byte for each half message, from queue offset ``origin`` on. ``moved`` has the first offsets of
+    transactions whose half message was stored again. ``born`` and ``host`` are for the op messages. A half message can
+    be stored again if its body and properties have at most ``fitting`` bytes.
     """
 
     states: bytearray
@@ -186,9 +187,10 @@ def add_ends(
     terms: EndTerms,
     other: Callable[[Ending], None],
 ) -> None:
-    """Add the rows of ends that are new, and the ends to ``ended`` by the queue offset of their half message.
+    """Add the rows of new endings to ``batch``, and the endings to ``ended``, by the queue offset of their half
+    message.
 
-    ``other`` does that for the end that it is given, or answers it; it may be asked for each of them.
+    ``other`` does the same for one ending, or answers it. It may be called for every ending.
     """
     for ending in endings:
         other(ending)
@@ -197,10 +199,10 @@ def add_ends(
 def close_ends(
     batch: AppendBatch, ended: Mapping[int, Ending], states: bytearray, origin: int
 ) -> tuple[int, int, int, int, list[int]]:
-    """Set the state of what ended, by its queue offset, where the note of that is written.
+    """Set the states of ended half messages whose op message is written.
 
-    Returns how many were open till then; the lowest and the highest queue offset of a note, and the highest of a half
-    message that has one (-1 all without a note); and what has none.
+    Returns how many of them were open; the lowest and the highest queue offset of these op messages, and the highest
+    queue offset of their half messages (all -1 without an op message); and the half messages without an op message.
     """
     closed, first, last, highest = 0, -1, -1, -1
     unnoted = []

@@ -1,8 +1,8 @@
-"""Bring back what is due: level by level, in the order of its queue, in batches through the ordinary write path.
+"""Deliver due messages level by level, in the order of their queue, in batches through the ordinary write path.
 
-Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike there, a step of the clock lets
-nothing out early (``kernel/store/log/clock.py``), and with delivery pipelined, too, a message whose put failed is put
-again before the level goes on.
+Source: RocketMQ 4.9.7 ``ScheduleMessageService.DeliverDelayedMessageTimerTask``. Unlike RocketMQ, a step of the clock
+delivers nothing early (``kernel/store/log/clock.py``), and a message that could not be stored is retried before the
+level continues, also with pipelined delivery.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 512
 BATCH_BYTES = 4 * 1024 * 1024
-"""What one level brings back at once; then the sockets get their turn."""
+"""The size of a batch of one level, after which the broker serves its sockets."""
 PIPELINE = 16
-"""Batches of a level that may wait for the disk at once, when delivery is pipelined."""
+"""The most batches of a level that wait for the disk with pipelined delivery."""
 BACKLOG_BYTES = 16 * 1024 * 1024
-"""As much of the log may wait for the disk; more makes everybody wait."""
+"""While more bytes of the log wait for the disk, no level delivers."""
 RETRY_MS = 1000
-"""After how long a failed put is tried again (RocketMQ: 0.1 s; 10 s after an exception)."""
+"""The time before a failed message is stored again (RocketMQ: 0.1 s; 10 s after an exception)."""
 POLL_MS = 10
-"""How often batches on their way are looked after, should nobody say that they arrived."""
+"""How often batches in flight are checked if nothing reports them as complete."""
 IDLE_MS = 1000
 """The longest sleep."""
 
 log = structlog.get_logger("gantrymq.delay")
 
 _NOWHERE = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC})
-"""Topics to which nothing delayed can belong."""
+"""Topics that cannot be the destination of a delayed message."""
 _Entry = tuple[int, int, int, int]
 """Queue offset, log offset, size and tag code."""
 NO_RECORD = "there is no whole record"
 
 
 class Delivery:
-    """The delivery of all levels. ``append`` takes a batch through the write path, and fills its columns at once.
+    """Delivers the messages of all levels. ``append`` takes a batch through the write path and fills its columns at
+    once.
 
     :meth:`turn` is one step, without waiting; :meth:`run` calls it when there is something to do.
     """
@@ -74,14 +75,14 @@ class Delivery:
         self._woken = trio.Event()
         self._stopping = False
         existing = {queue.queue_id for queue in store.queues if queue.topic == SCHEDULE_TOPIC}
-        # Levels that the configuration no longer has may still have messages that wait.
+        # Messages may still wait in levels that the configuration no longer has.
         self._states = [
             Level(queue_id, positions.get(queue_id + 1) if queue_id in existing else 0)
             for queue_id in sorted({*range(len(levels)), *existing})
         ]
 
     async def run(self) -> None:
-        """Deliver until :meth:`stop`, and look after what is on its way until cancelled."""
+        """Deliver until :meth:`stop`; track batches in flight until cancelled."""
         while True:
             self._woken = trio.Event()
             wait_ms = self.turn()
@@ -92,11 +93,11 @@ class Delivery:
                 await trio.lowlevel.checkpoint()
 
     def stop(self) -> None:
-        """Begin nothing new."""
+        """Start no more deliveries."""
         self._stopping = True
 
     def safe(self) -> dict[int, int]:
-        """How far each level is delivered so that no crash can take it back: queue offset by level."""
+        """By level, the queue offset before which all messages are delivered and flushed."""
         durable = self._store.log.durable
         for state in self._states:
             state.settle(self._store.dispatched)
@@ -107,7 +108,7 @@ class Delivery:
         }
 
     def floor(self) -> int:
-        """The log offset of the first message that is not certainly delivered; the log's end if there is none."""
+        """The log offset of the first message that is not durably delivered; the log's end if there is none."""
         floor = self._store.log.end
         for level, unit in self.safe().items():
             queue = self._store.queues.get(SCHEDULE_TOPIC, level - 1)
@@ -117,7 +118,7 @@ class Delivery:
         return floor
 
     def turn(self) -> int:
-        """Bring back one batch of each level that has something due. Returns the ms until the next turn, 0 for now."""
+        """Deliver one batch of each level with due messages. Returns the ms until the next turn, 0 for now."""
         return min(max(self._turn_of(state), 0) for state in self._states)
 
     def _turn_of(self, state: Level) -> int:
@@ -143,24 +144,24 @@ class Delivery:
 
     @property
     def _backlog(self) -> int:
-        """How much of the log is written and not yet committed."""
+        """The number of bytes of the log that are written and not yet dispatched."""
         return self._store.log.end - self._store.dispatched
 
     def _sleep(self, state: Level) -> int:
-        """How long nothing can become due in an empty level."""
+        """How long to sleep if a level is empty: nothing can become due before its delay is over."""
         return min(self._levels.delay_ms(state.queue_id + 1), IDLE_MS)
 
     def _collect(self, state: Level, queue: ConsumeQueue, batch: AppendBatch, now: int) -> tuple[list[int], int | None]:
-        """Fill ``batch`` with what is due.
+        """Fill ``batch`` with due messages.
 
-        Returns the queue offset of each row, and when the next message is due if that is why there are no more.
+        Returns the queue offset of each row, and the due time of the next message if the batch ends because of it.
         """
         units: list[int] = []
         entries, due = self._entries_due(state, queue, now)
         for (unit, offset, size, code), record in zip(entries, self._read(entries), strict=True):
             if size != FILLER_SIZE and not is_entrys(record, queue, unit):
                 if is_misled(self._store.log, queue, unit, offset, size):
-                    return units, now + RETRY_MS  # the entry is wrong, and soon corrected
+                    return units, now + RETRY_MS  # a repair will correct the entry
                 record = None
             if record is not None:
                 exactly = self._levels.due(code, record.properties, record.store_timestamp)
@@ -176,7 +177,7 @@ class Delivery:
         return units, due
 
     def _entries_due(self, state: Level, queue: ConsumeQueue, now: int) -> tuple[list[_Entry], int | None]:
-        """The entries of one batch that are due by their tag code, and when the next is if that is why it ends."""
+        """The due entries for one batch by their tag codes, and the due time of the next if they end because of it."""
         entries: list[_Entry] = []
         left = BATCH_BYTES
         for entry in self._entries(state, queue):
@@ -192,7 +193,7 @@ class Delivery:
 
     @staticmethod
     def _entries(state: Level, queue: ConsumeQueue) -> Iterator[_Entry]:
-        """What is next: failed puts first, and nothing else then."""
+        """The next entries; while there are failed ones, only these."""
         if state.retry:
             for unit in list(state.retry):
                 for offset, size, code in ENTRY.iter_unpack(queue.entries(unit, 1)):
@@ -204,14 +205,14 @@ class Delivery:
             yield unit, offset, size, code
 
     def _read(self, entries: list[_Entry]) -> list[Record | None]:
-        """The record of each entry; None for a filler, and where none can be read."""
+        """The record of each entry; None for a filler or an unreadable record."""
         offsets = [offset for _, offset, size, _ in entries if size != FILLER_SIZE]
         records = iter(read_many(self._store.log, offsets) if offsets else ())
         return [None if size == FILLER_SIZE else next(records) for _, _, size, _ in entries]
 
     @staticmethod
     def _add(batch: AppendBatch, record: Record) -> bool:
-        """Add the message as it was meant; its properties stay whole, as RocketMQ leaves them."""
+        """Add the message for its real queue. It keeps all properties, as in RocketMQ."""
         topic = (record.property_of(REAL_TOPIC) or b"").decode("utf-8", "replace")
         queue_id = record.property_of(REAL_QID) or b""
         if not topic or topic in _NOWHERE or not queue_id.isdigit() or len(queue_id) > 10:
@@ -227,7 +228,7 @@ class Delivery:
         for row, unit in enumerate(units):
             if offsets[row] >= 0:
                 continue
-            if batch.statuses[row] == ResponseCode.MESSAGE_ILLEGAL:  # nor will it ever be
+            if batch.statuses[row] == ResponseCode.MESSAGE_ILLEGAL:  # it can never be stored
                 reason = batch.remarks.get(row)
                 log.error("delayed_message_lost", level=state.queue_id + 1, queue_offset=unit, reason=reason)
             else:

@@ -62,7 +62,7 @@ class Level:
         self.flights.append((first, end))
 
     def settle(self, dispatched: int) -> None:
-        """The log is dispatched up to this offset: batches that end before it have arrived."""
+        """The log is dispatched up to this offset: batches that end before it are delivered."""
         while self.flights and self.flights[0][1] <= dispatched:
             _, end = self.flights.popleft()
             if len(self._settled) >= SETTLED_MAX:

@@ -1,7 +1,7 @@
-"""Deliver what waits in the wheel when it is due: slot by slot, each message at its own millisecond, in batches.
+"""Deliver the messages of the wheel slot by slot, each at its own millisecond, in batches.
 
-Source: RocketMQ 5.3.3 ``TimerMessageStore.dequeue``, ``convert``, ``doPut``. There a slot is emptied when its second is
-over; here it is opened before it begins, and what is due goes.
+Source: RocketMQ 5.3.3 ``TimerMessageStore.dequeue``, ``convert``, ``doPut``. RocketMQ empties a slot when its second is
+over. GantryMQ opens a slot before its second begins, and delivers each message when it is due.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from gantrymq.plugins.delay.timer.files import TimerFiles
 
 LEAD_MS: Final = 300
-"""How long before its second begins a slot is opened, so that its units are read when the first is due."""
+"""How long before its second a slot is opened, so that its units are read before the first message is due."""
 UNITS_A_TURN: Final = 4096
 SLOTS_A_TURN: Final = 4096
 OPEN_MAX: Final = 4
-"""Slots at once that have something to deliver, when the broker was down and many are overdue."""
+"""The most open slots with messages to deliver, for the time after an outage when many slots are overdue."""
 _NOWHERE: Final = frozenset({SCHEDULE_TOPIC, TRANS_HALF_TOPIC, TIMER_TOPIC})
 _ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 
@@ -62,14 +62,14 @@ log = structlog.get_logger("gantrymq.delay")
 
 @attrs.frozen
 class _Flight:
-    """A batch that is written: ready when the disk has the log up to ``end``; ``rows`` is their number by slot."""
+    """A written batch, complete when the log is flushed up to ``end``; ``rows`` has the number of its rows by slot."""
 
     end: int
     rows: list[tuple[OpenSlot, int]]
 
 
 class Dequeue:
-    """The way from the wheel to the real topics. ``append`` takes a batch through the write path."""
+    """Delivers messages from the wheel to their topics. ``append`` takes a batch through the write path."""
 
     def __init__(self, store: Store, files: TimerFiles, append: Callable[[AppendBatch], None]) -> None:
         self._store = store
@@ -80,24 +80,24 @@ class Dequeue:
         self._flights: deque[_Flight] = deque()
         self.stopping = False
 
-    # ------------------------------------------------------------------------------------------- what others tell
+    # ------------------------------------------------------------------------------------------------------ events
 
     def place(self, time: int) -> int:
-        """The slot for what belongs to the slot ``time``: another one, now open, when that is over."""
+        """The slot for a message of the slot ``time``: that one, or if it is over, an open or the next one."""
         if time >= self._next or any(slot.time == time for slot in self._open):
             return time
         return self._open[0].time if self._open else self._next
 
     def opened(self, position: int, unit: Unit) -> None:
-        """A unit was added. If its slot is open already, it is not read from the wheel any more."""
+        """A unit was added to the wheel. An open slot gets it here, because it is not read from the wheel again."""
         for slot in self._open:
             if slot.time == floor(unit.time):
                 self._take_in(slot, position, unit)
 
     def recalled(self, time: int, key: bytes) -> None:
-        """The message ``key`` (``topic+unique key``) of the slot ``time`` is to go no more.
+        """The message ``key`` (``topic+unique key``) of the slot ``time`` was recalled and must not be delivered.
 
-        For the slots that are open; the others have a unit that says so when they are opened.
+        This concerns open slots. Other slots have a unit of the recall, which is read when they are opened.
         """
         for slot in self._open:
             if slot.time == time:
@@ -106,7 +106,7 @@ class Dequeue:
     # ------------------------------------------------------------------------------------------------------- turn
 
     def turn(self, now: int) -> int:
-        """Deliver one batch of what is due. Returns the ms until the next turn, 0 for now."""
+        """Deliver one batch of due messages. Returns the ms until the next turn, 0 for now."""
         self.settle()
         if self.stopping:
             return POLL_MS
@@ -135,9 +135,9 @@ class Dequeue:
         return min(max(min(waits), 0), IDLE_MS)
 
     def _open_slots(self, now: int) -> bool:
-        """Open what begins soon or has begun. Whether there is more to open at once."""
+        """Open the slots that have begun or begin soon. Returns whether more slots can be opened at once."""
         if now - self._next > SLOTS_A_TURN * PRECISION_MS and not self._is_full():
-            # the broker was down, or RocketMQ was killed before it noted how far it was: then that is days ago
+            # After a long outage, or if RocketMQ was killed before it wrote its progress, which may be days old.
             self._next = self._files.wheel.next_set(self._next, floor(now))
             if not self._open:
                 self._files.read_ms = self._next
@@ -156,12 +156,12 @@ class Dequeue:
         return True
 
     def _is_full(self) -> bool:
-        """Whether no further slot is to be opened. Those that only wait for the disk do not count: it may take long."""
+        """Whether enough slots are open. Slots that only wait for a flush do not count, because it may take long."""
         open_ = self._open
         return len(open_) >= OPEN_MAX and sum(slot.has_more or slot.reading is not None for slot in open_) >= OPEN_MAX
 
     def _read_units(self) -> None:
-        """Read the units of slots that were opened, the newest first."""
+        """Read the units of open slots, the newest first."""
         left = UNITS_A_TURN
         for slot in self._open:
             while slot.reading is not None and left:
@@ -171,7 +171,7 @@ class Dequeue:
                     if floor(unit.time) != slot.time:
                         raise DamagedUnit(f"the unit at {position} belongs to {unit.time}, not to {slot.time}")
                 except DamagedUnit as error:
-                    if position < self._files.log.start:  # deleted with the messages that it led to
+                    if position < self._files.log.start:  # deleted together with its message
                         slot.read_to(NOWHERE)
                         break
                     raise error
@@ -196,7 +196,7 @@ class Dequeue:
     # -------------------------------------------------------------------------------------------------- one batch
 
     def _collect(self, slot: OpenSlot, batch: AppendBatch, taken: list[tuple[OpenSlot, list[int]]], now: int) -> int:
-        """Add what of ``slot`` is due. Returns how many bytes that were."""
+        """Add the due messages of ``slot``. Returns their size in bytes."""
         keys = slot.take(now, BATCH_ROWS - len(batch))
         units: list[Unit] = []
         size = 0
@@ -233,7 +233,8 @@ class Dequeue:
 
     @staticmethod
     def _add(batch: AppendBatch, unit: Unit, record: Record, dequeued: bytes) -> bool:
-        """Add the message as it was meant, or as it is where it is put back; False when it belongs nowhere."""
+        """Add the message for its real queue, or unchanged if it is enqueued again; False without a valid
+        destination."""
         properties = record.properties
         enqueued = b"%d" % unit.written
         if unit.magic & ROLL:
@@ -244,7 +245,7 @@ class Dequeue:
                 TIMER_DEQUEUE_MS: None,
                 TIMER_ROLL_TIMES: b"%d" % (int(rolls) + 1 if rolls.isdigit() else 1),
             }
-            if unit.due:  # to count from when it is stored would be wrong from now on
+            if unit.due:  # a delay relative to the store time would be wrong for the new record
                 changes |= {TIMER_DELAY_SEC: None, TIMER_DELAY_MS: None, TIMER_DELIVER_MS: b"%d" % unit.due}
             properties = replace_properties(properties, changes)
         else:
@@ -270,7 +271,7 @@ class Dequeue:
             failed = []
             for key in keys:
                 if offsets[row] < 0:
-                    if batch.statuses[row] == _ILLEGAL:  # nor will it ever be
+                    if batch.statuses[row] == _ILLEGAL:  # it can never be stored
                         log.error("delayed_message_lost", reason=batch.remarks.get(row))
                     else:
                         failed.append(key)
@@ -283,17 +284,17 @@ class Dequeue:
         if batch.end > batch.start:
             self._flights.append(_Flight(batch.end, rows))
 
-    # -------------------------------------------------------------------------------------------------- how far
+    # ---------------------------------------------------------------------------------------------------- progress
 
     def settle(self) -> None:
-        """What the disk has cannot be taken back any more."""
+        """Count the deliveries of flushed batches as complete."""
         durable = self._store.log.durable
         while self._flights and self._flights[0].end <= durable:
             for slot, count in self._flights.popleft().rows:
                 slot.unsettled -= count
 
     def leave(self) -> None:
-        """At the end of a broker's life: the slot that is partly delivered keeps what is not."""
+        """At the broker's stop, keep only the undelivered messages in partly delivered slots."""
         self.settle()
         for slot in self._open:
             if slot.reading is None and not slot.unsettled and slot.delivered:

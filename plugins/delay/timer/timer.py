@@ -58,7 +58,7 @@ class Timer:
         self._is_failing = False
         """Whether the last write of the files failed, so that it is logged once and not every second."""
 
-    # ------------------------------------------------------------------------------------------------- told
+    # ------------------------------------------------------------------------------------------------------ events
 
     def moved(self, slot: int, recalls: bytes | None) -> None:
         """A message that is being appended will wait in ``slot``, or recalls one that waits there."""

@@ -90,7 +90,7 @@ def test_what_is_due_already_goes_straight_to_its_topic() -> None:
     [
         (b"TIMER_DELAY_SEC\x01101", "at most 100000 ms are allowed"),
         (b"TIMER_DELAY_MS\x01soon", "no number"),
-        (b"TIMER_DELIVER_MS\x015\x02TIMER_DEL_UNIQKEY\x01T+a", "too late to recall"),
+        (b"TIMER_DELIVER_MS\x015\x02TIMER_DEL_UNIQKEY\x01T+a", "was due already"),
     ],
 )
 def test_a_time_that_cannot_be_is_refused(properties: bytes, remark: str) -> None:

@@ -80,7 +80,7 @@ async def test_what_the_configuration_says_of_the_role_counts_more(pair: Any) ->
 @pytest.mark.parametrize(
     ("overrides", "hint"),
     [
-        (b"[broker]\nid = 0\n", r"; a promotion has kept id = 0 in overrides\.toml: write a free number there\)"),
+        (b"[broker]\nid = 0\n", r"; a promotion stored id = 0 in overrides\.toml: write a free number there\)"),
         (b"", r"0\);"),
     ],
 )
