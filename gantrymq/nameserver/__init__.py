@@ -1,7 +1,7 @@
 """The nameserver: it returns the brokers of a topic's queues to clients.
 
-Brokers register at every nameserver, nameservers know nothing of each other, and all but the KV config is forgotten at
-the end of the process.
+Brokers register at every nameserver. Nameservers do not communicate with each other, and keep only the KV config on the
+disk.
 """
 
 from __future__ import annotations

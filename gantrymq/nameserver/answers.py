@@ -1,4 +1,4 @@
-"""What all handlers of requests share."""
+"""The types and helpers that all handlers of requests share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.header import Header
 
 Handler = Callable[[Command, object], Awaitable[Command]]
-"""Answers a request; the object stands for the peer. A refusal is a :class:`RemoteFault`."""
+"""Answers a request; the object identifies the connection. Raises :class:`RemoteFault` to refuse."""
 
 
 def success(request: Command, header: Header | None = None, body: Body | None = None) -> Command:
-    """The answer that all went well."""
+    """The response with code SUCCESS."""
     ext = None if header is None else header.to_ext()
     return request.answer(ResponseCode.SUCCESS, ext=ext, body=b"" if body is None else body.to_bytes())

@@ -1,7 +1,7 @@
-"""The highest epoch of each broker name that has had a promotion, kept in the KV config: it outlives the nameserver.
+"""The highest epoch of each broker name after a promotion, stored in the KV config so that it survives a restart.
 
-Namespace ``GANTRYMQ_EPOCHS``, key ``NAME@CLUSTER``. Who rebuilds a broker from nothing under an old name takes its key
-out: ``mqadmin deleteKvConfig -s GANTRYMQ_EPOCHS -k NAME@CLUSTER``.
+Namespace ``GANTRYMQ_EPOCHS``, key ``NAME@CLUSTER``. Before a broker with an empty store takes an old name, delete its
+key: ``mqadmin deleteKvConfig -s GANTRYMQ_EPOCHS -k NAME@CLUSTER``.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ EPOCHS_NAMESPACE: Final = "GANTRYMQ_EPOCHS"
 
 
 class KnownEpochs:
-    """What brokers said. ``change`` is :meth:`gantrymq.nameserver.kvrequests.KVRequests.change`."""
+    """The epochs that brokers reported. ``change`` is :meth:`gantrymq.nameserver.kvrequests.KVRequests.change`."""
 
     def __init__(self, kv: KVConfig, change: Callable[..., Awaitable[None]]) -> None:
         self._kv = kv
         self._change = change
 
     def known(self, identity: BrokerIdentity) -> Epoch:
-        """The highest that was said of the broker's name."""
+        """The highest reported epoch of the broker's name."""
         return epoch_in(self._kv.namespace(EPOCHS_NAMESPACE), _key(identity)) or FIRST
 
     async def learn(self, identity: BrokerIdentity, epoch: Epoch) -> Epoch:
-        """A broker of the name says ``epoch``; returns the highest. Errors as of :meth:`KVConfig.put`."""
+        """Record that a broker of the name reported ``epoch``; returns the highest one. Errors as of
+        :meth:`KVConfig.put`."""
         if epoch.outranks(self.known(identity)):
             await self._change(self._raise, EPOCHS_NAMESPACE, _key(identity), str(epoch))
         return self.known(identity)
 
     def _raise(self, namespace: str, key: str, text: str) -> None:
-        """Changes follow each other: a higher one may have come before."""
+        """Store ``epoch`` unless a change that ran before has stored a higher one."""
         if read_epoch(text).outranks(epoch_in(self._kv.namespace(namespace), key) or FIRST):
             self._kv.put(namespace, key, text)
 

@@ -1,7 +1,7 @@
-"""The KV config: a small table of texts in namespaces that admins keep at a nameserver, kept in a JSON file.
+"""The KV config: a small table of texts by namespace and key, which administrators set, in a JSON file.
 
-The file is RocketMQ's ``kvConfig.json``: ``{"configTable":{namespace:{key:value}}}``. It is replaced as a whole, by
-writing another file beside it, syncing and renaming, so that a crash leaves the old state or the new one.
+The file is RocketMQ's ``kvConfig.json``: ``{"configTable":{namespace:{key:value}}}``. Each change writes a new file,
+flushes it and renames it, so that a crash leaves the old state or the new one.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.errors import RemoteFault
 
 ORDER_TOPIC_NAMESPACE: Final = "ORDER_TOPIC_CONFIG"
-"""Key: topic, value: "brokerA:4;brokerB:8", how many queues each broker has of an ordered topic."""
+"""Key: an ordered topic. Value: its number of queues on each broker, such as "brokerA:4;brokerB:8"."""
 ENTRIES_MAX: Final = 10_000
 CHARACTERS_MAX: Final = 8 * 1024 * 1024
-"""Of all names and values together: every change writes all of them, and an answer must fit into a frame."""
+"""The most characters of all names and values: each change writes all of them, and a response must fit into a frame."""
 
 
 class KVConfigFile(Body):
-    """What the file holds (``KVConfigSerializeWrapper``)."""
+    """The content of the file (``KVConfigSerializeWrapper``)."""
 
     config_table: dict[str, dict[str, str]] = {}  # noqa: RUF012 - msgspec copies an empty default
 
 
 class KVConfig:
-    """The table, kept at ``path`` or in memory only. A change is in the file when the call returns.
+    """The table, stored at ``path`` or in memory only. A change is in the file when the call returns.
 
-    Calls that change block on the disk; readers in another thread see the table before or after a change.
+    Calls that change the table block on the disk. Readers in another thread see the table before or after a change.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        """Reads ``path`` when it exists; :class:`ValueError` names a file that cannot be understood, OSError is raised
-        as it comes."""
+        """Read ``path`` if it exists. :class:`ValueError` names a file that is not valid; raises OSError too."""
         self._path = path
         self._table: dict[str, dict[str, str]] = {}
         if path is not None and path.exists():
@@ -49,12 +48,11 @@ class KVConfig:
         return self._table.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All of a namespace, or None when it never had an entry."""
+        """All entries of a namespace, or None if it never had one."""
         return self._table.get(namespace)
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set one value. :class:`RemoteFault` (code 1) when the table is full or cannot be written; nothing is
-        changed then."""
+        """Set one value. :class:`RemoteFault` (code 1), without a change, if the table is full or cannot be written."""
         entries = {**self._table.get(namespace, {}), key: value}
         if sum(map(len, self._table.values())) >= ENTRIES_MAX and self.get(namespace, key) is None:
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, f"the KV config has {ENTRIES_MAX} entries, no more are taken")
@@ -66,7 +64,7 @@ class KVConfig:
         self._replace(table)
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove one value if it is there. Errors as with :meth:`put`."""
+        """Remove one value if it exists. Errors as of :meth:`put`."""
         entries = dict(self._table.get(namespace, {}))
         if entries.pop(key, None) is not None:
             self._replace({**self._table, namespace: entries})

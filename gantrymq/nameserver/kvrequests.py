@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class KVRequests:
-    """Changes one after the other, on a thread; ``changed`` is called after each."""
+    """Makes changes one at a time, in a worker thread; calls ``changed`` after each."""
 
     def __init__(self, kv: KVConfig, changed: Callable[[], None]) -> None:
         self._kv = kv
@@ -43,7 +43,7 @@ class KVRequests:
         return success(request)
 
     async def change(self, change: Callable[..., None], *arguments: str) -> None:
-        """Call ``change(namespace, key, ...)`` on a thread, when no other change is made."""
+        """Call ``change(namespace, key, ...)`` in a worker thread, after other changes have ended."""
         async with self._turn:
             await trio.to_thread.run_sync(change, *arguments)
         self._changed()

@@ -1,4 +1,4 @@
-"""How much the tables take, so that no peer fills the memory. RocketMQ has no such limits."""
+"""Limits of the tables, so that no peer can fill the memory. RocketMQ has no such limits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ TOPICS_MAX: Final = 200_000
 NAME_MAX_CHARACTERS: Final = 512
 FILTER_SERVERS_MAX: Final = 100
 MAPPINGS_MAX: Final = 10_000
-"""Static topics that one registration may name."""
+"""The most static topics in one registration."""
 STEP_NAMES: Final = 4096
-"""Names of one step: less than a millisecond."""
+"""The number of names checked in one step: less than a millisecond."""
 
 
 def check_rooms(
     identity: BrokerIdentity, live: Collection[str], known: Collection[str], topics: Collection[str]
 ) -> None:
-    """Whether one more broker, and its ``topics`` beside those ``known``, have room; :class:`RemoteFault` (code 1)."""
+    """Check that another broker fits, and its ``topics`` in addition to those ``known``; :class:`RemoteFault` (code
+    1)."""
     if not (identity.cluster.strip() and identity.name.strip() and identity.address.strip()):
         raise _fault("a broker's cluster, name and address must not be blank")
     if identity.address not in live and len(live) >= BROKERS_MAX:
@@ -39,7 +40,7 @@ def check_names(
     filter_servers: list[str],
     zone: str | None,
 ) -> Generator[None, None, None]:
-    """Whether all names are of a sane length, in steps; :class:`RemoteFault` (code 1)."""
+    """Check the lengths of all names, in steps; :class:`RemoteFault` (code 1)."""
     check_lengths((identity.cluster, identity.name, identity.address, ha_address, zone or "", *filter_servers))
     for number, (name, topic) in enumerate(wrapper.topic_config_table.items(), start=1):
         if len(name) > NAME_MAX_CHARACTERS or len(topic.topic_name) > NAME_MAX_CHARACTERS:
@@ -55,7 +56,7 @@ def check_names(
 
 
 def check_lengths(names: Iterable[str]) -> None:
-    """Whether all ``names`` are of a sane length; :class:`RemoteFault` (code 1)."""
+    """Check the lengths of ``names``; :class:`RemoteFault` (code 1)."""
     longest = max(map(len, names), default=0)
     if longest > NAME_MAX_CHARACTERS:
         raise _fault(f"a name of {longest} characters, {NAME_MAX_CHARACTERS} are the limit")

@@ -13,7 +13,7 @@ MASTER_ID: Final = 0
 
 @attrs.frozen
 class BrokerIdentity:
-    """Who a broker says it is: ``address`` is "host:port", ``broker_id`` 0 the master of its name."""
+    """The identity that a broker reports: ``address`` is "host:port", ``broker_id`` 0 the master of its name."""
 
     cluster: str
     name: str
@@ -23,7 +23,8 @@ class BrokerIdentity:
 
 @attrs.define
 class LiveBroker:
-    """One registered broker: until when it lives (the clock's seconds), its topics' version, and who speaks for it."""
+    """One registered broker: the time of its expiry (seconds of the clock), the version of its topics, its
+    connection."""
 
     identity: BrokerIdentity
     deadline: float
@@ -35,9 +36,9 @@ class LiveBroker:
 
 @attrs.frozen
 class Registration:
-    """The master's addresses that a slave receives; both None for a master, or while there is none.
+    """The result of a registration: for a slave the master's addresses; both are None for a master or without one.
 
-    ``replaced``: the address that had the same name and id until now, if that was another one and still lived.
+    ``replaced`` is the address of another live broker that had the same name and id until now.
     """
 
     master_address: str | None = None
@@ -47,10 +48,10 @@ class Registration:
 
 @attrs.frozen
 class MinimumChange:
-    """The lowest id among the brokers of one name is another than before, and who of them is to hear of it.
+    """The lowest id among the brokers of one name has changed; has the brokers to notify.
 
-    ``left`` is the address that went, ``ha_address`` that of the broker that came; one of the two is there.
-    ``acting``: whether the brokers of this name let a slave act as master (``enableActingMaster``).
+    Either ``left``, the address of the broker that left, or ``ha_address``, that of the new one, is set. ``acting``
+    tells whether the brokers of this name let a slave act as master (``enableActingMaster``).
     """
 
     name: str
@@ -63,26 +64,26 @@ class MinimumChange:
 
 
 class Changes(Protocol):
-    """Receives changes of the tables, at once and synchronously."""
+    """Receives changes of the tables by synchronous calls."""
 
     def topic_changed(self, topic: str) -> None:
-        """The queues of ``topic`` are others."""
+        """The queues of ``topic`` have changed."""
 
     def brokers_changed(self) -> None:
-        """Some broker's addresses, zone or filter servers are others; any route may have it."""
+        """The addresses, zone or filter servers of a broker have changed, which any route may contain."""
 
     def minimum_changed(self, change: MinimumChange) -> None:
-        """The lowest id of a broker name is another."""
+        """The lowest id of a broker name has changed."""
 
 
 class Nobody:
-    """Takes no notice of any change."""
+    """Ignores all changes."""
 
     def topic_changed(self, topic: str) -> None:
-        """Nothing."""
+        """Ignore the change."""
 
     def brokers_changed(self) -> None:
-        """Nothing."""
+        """Ignore the change."""
 
     def minimum_changed(self, change: MinimumChange) -> None:
-        """Nothing."""
+        """Ignore the change."""

@@ -1,7 +1,8 @@
-"""Tell brokers that the lowest id of their name is another: RocketMQ 5's NOTIFY_MIN_BROKER_ID_CHANGE (905).
+"""Notify brokers that the lowest id of their name has changed: RocketMQ 5's NOTIFY_MIN_BROKER_ID_CHANGE (905).
 
-A broker that lets slaves act as masters starts or stops that at once then, instead of when it asks next. The notice
-goes to the address that clients use, without an answer; one that does not arrive is made up for by that question.
+A broker with acting masters then starts or stops to act at once, and not only after its next request for the members.
+The notice is a oneway request to the address for clients; after a lost one, the broker learns of the change by that
+request.
 Source: RocketMQ 5.3.3 ``RouteInfoManager.notifyMinBrokerIdChanged``.
 """
 
@@ -19,21 +20,21 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import ConnectError
 from gantrymq.remoting.headers.replication import MinimumChangedHeader
 
-TELL_SECONDS: Final = 1.0
-"""For the connection and the notice. RocketMQ gives 300 ms to the notice alone."""
+NOTIFY_SECONDS: Final = 1.0
+"""The time for connection and notice, in seconds. RocketMQ allows 300 ms for the notice alone."""
 WAITING_MAX: Final = 1000
 
 log = structlog.get_logger()
 
 
 class Notices:
-    """Takes changes at any time and sends them one after the other, each to all its brokers at once."""
+    """Queues changes, and sends them one after the other, each to all its brokers concurrently."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[MinimumChange](WAITING_MAX)
 
     def add(self, change: MinimumChange) -> None:
-        """Tell of ``change`` soon; with a thousand waiting it is left out."""
+        """Queue ``change``; it is dropped if a thousand changes wait."""
         try:
             self._send.send_nowait(change)
         except trio.WouldBlock:
@@ -53,12 +54,12 @@ class Notices:
             offline_broker_addr=change.left,
             ha_broker_addr=change.ha_address,
         )
-        with trio.move_on_after(TELL_SECONDS) as wait:
+        with trio.move_on_after(NOTIFY_SECONDS) as wait:
             try:
                 async with open_channel(address) as channel:
                     await channel.send_oneway(Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header.to_ext()))
                 log.info("minimum_id_sent", broker=change.name, address=address, minimum=change.broker_id)
-            except (ConnectError, ValueError) as error:  # ValueError: what registered is no address
+            except (ConnectError, ValueError) as error:  # ValueError: the registered text is not an address
                 log.info("minimum_id_not_sent", address=address, reason=str(error)[:200])
         if wait.cancelled_caught:
             log.info("minimum_id_not_sent", address=address, reason="no connection in time")

@@ -1,4 +1,4 @@
-"""What the nameserver answers to each request code. Knows commands and tables, no sockets.
+"""The nameserver's handlers by request code. They use commands and tables, not sockets.
 
 Source: RocketMQ 4.9.7 ``DefaultRequestProcessor``; 217, 901, 904 and the switches from 5.3.3.
 """
@@ -50,7 +50,7 @@ from gantrymq.remoting.rights import NAMESERVER_RIGHTS, Right
 T = TypeVar("T")
 
 SLICE_SECONDS: Final = 0.002
-"""How long a large registration is worked on before others have their turn."""
+"""How long the nameserver processes a large registration before it serves other connections."""
 STRICT_JSON_VERSION: Final = 401
 """Java clients from 4.9.4 on get routes with quoted keys; the Go client (317) cannot read those."""
 FILTER_SERVER_VERSION: Final = 37
@@ -59,19 +59,20 @@ ZLIB_FIRST_BYTE: Final = 0x78
 
 ZONE_MODE: Final = "__ZONE_MODE"
 ZONE_NAME: Final = "__ZONE_NAME"
-"""Where a 5.x client or broker is, and whether it wants routes to its own zone only (``MixAll``)."""
+"""The fields with the zone of a 5.x client or broker, and whether it wants only routes of its zone (``MixAll``)."""
 SERVICE_WAIT_SECONDS: Final = 45.0
-"""With ``needWaitForService``: a nameserver that has just begun knows only some of the brokers (5.3.3)."""
+"""The wait after the start with ``needWaitForService``, because not all brokers have registered yet (5.3.3)."""
 
 CHANGES: Final = frozenset(code for code, right in NAMESERVER_RIGHTS.items() if right is Right.PEER)
-"""What changes the tables, or how long a broker stays in them: for the peers that were named."""
+"""The requests that change the tables or the expiry of a broker; only configured peers may send them."""
 NOT_A_PEER: Final = "this address may not change routes or settings here; name it with the nameserver's --peers"
 
 log = structlog.get_logger()
 
 
 class Requests:
-    """Answers requests from ``routes`` and ``kv``, as ``switches`` say. ``cache`` hears of changes of ``routes``."""
+    """Answers requests from ``routes`` and ``kv`` according to ``switches``. ``cache`` must get the changes of
+    ``routes``."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Requests:
         settings: Mapping[str, str] | None = None,
         cache: RouteCache | None = None,
     ) -> None:
-        """``settings``: values that administrators can read beside the switches and cannot change."""
+        """``settings`` are further values that administrators can read and cannot change."""
         self._routes = routes
         self._kv = kv
         self.switches = switches or Switches()
@@ -115,11 +116,11 @@ class Requests:
         }
 
     def begin(self) -> None:
-        """Brokers may come from now on; with ``needWaitForService`` routes are answered 45 seconds later."""
+        """The nameserver listens; with ``needWaitForService`` it returns routes 45 seconds later."""
         self._complete_at = trio.current_time() + SERVICE_WAIT_SECONDS
 
     async def answer(self, request: Command, connection: object) -> Command:
-        """The response to ``request``, whatever it is; ``connection`` stands for the peer in the tables."""
+        """The response to any ``request``; ``connection`` identifies the peer in the tables."""
         handler = self.handlers.get(request.code)
         if handler is None:
             return request.answer(
@@ -133,7 +134,7 @@ class Requests:
             log.info("request_refused", code=request.code, answer=fault.code, remark=fault.remark)
             return request.answer(fault.code, fault.remark)
         except Exception as error:
-            # A fault of ours must not take the nameserver from everyone else.
+            # A bug in a handler must not stop the nameserver for other peers.
             log.error("request_failed", code=request.code, error=repr(error))
             return request.answer(ResponseCode.SYSTEM_ERROR, f"internal error: {type(error).__name__}")
 
@@ -144,7 +145,7 @@ class Requests:
         if header.body_crc32 and header.body_crc32 != body_crc32(request.body):
             raise RemoteFault(ResponseCode.SYSTEM_ERROR, "crc32 not match")
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        # One at a time: half-read registrations must not fill the memory, nor two of one broker mix.
+        # One at a time, so that partly decoded registrations do not fill the memory and those of one broker do not mix.
         async with self._registering:
             return await self._take_registration(request, connection, header, identity)
 
@@ -311,7 +312,8 @@ class Requests:
         )
 
     async def _update_config(self, request: Command, connection: object) -> Command:
-        """An allow list, the switches; a change lasts until the nameserver ends. All of a request or nothing."""
+        """Change switches until the process ends; other settings are refused. A request changes all of its values or
+        none."""
         try:
             given = read_properties(request.body)
         except ValueError as error:
@@ -329,7 +331,7 @@ def _view(request: Command, standard_json: bool) -> RouteView:
 
 
 async def _in_steps(steps: Generator[None, None, T]) -> T:
-    """What comes of ``steps``; others have their turns where they take long."""
+    """Run ``steps`` to their end and return their result; other connections are served in between."""
     until = time.perf_counter() + SLICE_SECONDS
     while True:
         try:
@@ -348,7 +350,8 @@ def _read_register_body(
         return TopicConfigSerializeWrapper(), []
     if request.version < FILTER_SERVER_VERSION:
         return TopicConfigSerializeWrapper.from_request(request.body), None
-    # A 5.3.3 broker with compressedRegister compresses and says it did not; no JSON begins with zlib's first byte.
+    # A 5.3.3 broker with compressedRegister compresses the body without the flag. No JSON begins with zlib's first
+    # byte.
     is_compressed = compressed or request.body[0] == ZLIB_FIRST_BYTE
     body = yield from RegisterBrokerBody.decode_in_steps(request.body, is_compressed)
     return body.topic_config_serialize_wrapper, body.filter_server_list

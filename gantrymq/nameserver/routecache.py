@@ -1,22 +1,22 @@
-"""Routes as bytes, kept until something in them changes: many clients ask for few topics again and again."""
+"""A cache of encoded routes until they change, because many clients request few topics again and again."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
 BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of all routes together; then the cache begins anew."""
+"""The most bytes of all routes; a full cache is cleared."""
 
 
 class RouteView(NamedTuple):
-    """In which form a client wants a route: strict JSON or with bare integer keys, and of which zone (None: of all)."""
+    """The form of a route for a client: strict JSON or unquoted integer keys, and the zone (None: all zones)."""
 
     strict: bool = True
     zone: str | None = None
 
 
 class RouteCache:
-    """The texts by topic and view, ``bytes_max`` bytes of them at most."""
+    """The texts by topic and view, at most ``bytes_max`` bytes."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -25,16 +25,16 @@ class RouteCache:
 
     @property
     def size(self) -> int:
-        """Bytes held."""
+        """The number of cached bytes."""
         return self._bytes
 
     def get(self, topic: str, view: RouteView) -> bytes | None:
-        """The text, if it is known."""
+        """The cached text, or None."""
         views = self._texts.get(topic)
         return None if views is None else views.get(view)
 
     def put(self, topic: str, view: RouteView, text: bytes) -> None:
-        """Keep ``text``; one that is longer than the whole cache may be is not kept."""
+        """Cache ``text``, unless it alone exceeds the limit of the cache."""
         if len(text) > self._bytes_max:
             return
         if self._bytes + len(text) > self._bytes_max:
@@ -44,10 +44,10 @@ class RouteCache:
         views[view] = text
 
     def drop(self, topic: str) -> None:
-        """Forget one topic."""
+        """Remove one topic."""
         self._bytes -= sum(map(len, self._texts.pop(topic, {}).values()))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all texts."""
         self._texts.clear()
         self._bytes = 0

@@ -1,8 +1,8 @@
-"""The nameserver's tables: which brokers live, and which queues of which topics they have. No I/O; the clock is given.
+"""The nameserver's tables: the live brokers, and the queues of their topics. No I/O; the caller provides the clock.
 
-Follows RocketMQ ``RouteInfoManager``: 4.9.7 for brokers that do not say ``enableActingMaster``, 5.3.3 for those that
-do, and where the older one goes wrong: a topic that is unknown here is taken from any registration, and a broker that
-leaves takes along its own address only.
+Follows RocketMQ ``RouteInfoManager``: 4.9.7 for brokers that do not send ``enableActingMaster``, 5.3.3 for those that
+do. It also follows 5.3.3 where 4.9.7 is wrong: any registration adds topics that are unknown here, and the departure of
+a broker removes only its own address.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.steps import in_one_go
 
 EXPIRY_SECONDS: Final = 120.0
-"""How long a broker lives without a sign (``BROKER_CHANNEL_EXPIRED_TIME``)."""
+"""The time until a silent broker expires (``BROKER_CHANNEL_EXPIRED_TIME``)."""
 UNIT_FLAG: Final = 1
 UNIT_SUB_FLAG: Final = 2
 ALL_PERMS: Final = -1
 STEP_TOPICS: Final = 512
-"""Topics of one step: about a millisecond."""
+"""The number of topics processed in one step: about a millisecond."""
 
 
 class Routes:
-    """The tables. ``clock`` returns seconds and only has to go forward. What the questions return shares rows with the
-    tables: to be read or encoded at once, not to be changed. ``changes`` hears of all that alters a route."""
+    """The tables. ``clock`` returns seconds and must be monotonic. ``changes`` receives all changes of routes.
+
+    Results of queries share rows with the tables: callers must read or encode them at once, and must not change
+    them."""
 
     def __init__(
         self, clock: Callable[[], float], expiry: float = EXPIRY_SECONDS, changes: Changes | None = None
@@ -54,7 +56,7 @@ class Routes:
         self._filters: dict[str, list[str]] = {}  # broker address
         self._mappings: dict[str, dict[str, TopicQueueMapping]] = {}  # static topic, broker name
 
-    # ---- what brokers do
+    # ---- requests of brokers
 
     def register_in_steps(
         self,
@@ -69,24 +71,25 @@ class Routes:
         acting_master: bool | None = None,
         drop_missing: bool = False,
     ) -> Generator[None, None, Registration]:
-        """Take a broker in, or renew it. ``connection`` is whatever :meth:`remove_connection` will name; ``lifetime``
-        in seconds overrides the expiry. A master's topics are taken when their version changed, when the broker is new
-        here, or when the topic is. Topics missing in ``wrapper`` stay, unless ``drop_missing``.
+        """Register a broker, or renew its registration. ``connection`` is the object for :meth:`remove_connection`;
+        ``lifetime`` in seconds overrides the expiry. A master's topics are stored if their version has changed, or if
+        the broker or the topic is new here. Topics that are missing in ``wrapper`` stay, unless ``drop_missing``.
 
-        ``acting_master`` is None for brokers that do not know of it (4.x). Of the others the slave with the lowest id
-        brings topics as well, and takes their write permission when it is true.
+        ``acting_master`` is None for brokers without the feature (4.x). Otherwise the slave with the lowest id
+        registers topics too; if ``acting_master`` is true, they lose their write permission.
 
-        A broker whose name and id another address has is ignored when that one has a higher state version (a 5.x
-        controller elected it). :class:`RemoteFault` (code 1) past the limits.
+        If another address has the broker's name and id, and a higher state version (a 5.x controller elected it), the
+        registration is ignored. :class:`RemoteFault` (code 1) beyond the limits.
 
-        It yields where it may rest. One at a time for each broker name: when the last broker of the name is removed
-        meanwhile, the topics that are left are not taken.
+        It yields where other connections may be served. Run one at a time for each broker name: if the last broker of
+        the name is removed meanwhile, the remaining topics are not stored.
         """
         yield from check_names(identity, ha_address, wrapper, filter_servers or [], zone)
         lowest = min(self.member_group(identity.name), default=None)
         known = self._live.get(identity.address)
         if known is not None and known.identity != identity:
-            self._remove(known.identity, notify=False)  # the same address under another id or name: a promoted slave
+            # The same address with another id or name, for example after a promotion.
+            self._remove(known.identity, notify=False)
             known = None
         check_rooms(identity, self._live, self._queues, wrapper.topic_config_table)
         holder = self._holder(identity)
@@ -116,7 +119,7 @@ class Routes:
     register = in_one_go(register_in_steps)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Take one topic's queues from one broker; False, and nothing taken, when some broker of them is not known."""
+        """Store the queues of one topic; False, without a change, if one of their brokers is unknown."""
         rows = list(queues)
         check_lengths((topic,))
         if not rows or any(row.broker_name not in self._brokers for row in rows):
@@ -126,11 +129,12 @@ class Routes:
         return True
 
     def unregister(self, identity: BrokerIdentity) -> bool:
-        """Forget a broker, and its name with all queues when no other broker has it. Whether anything was known."""
+        """Remove a broker, and its name with all queues if no other broker has it. Returns whether it was
+        registered."""
         return self._remove(identity)
 
     def renew(self, address: str) -> bool:
-        """A sign of life; whether the broker is known."""
+        """Record a heartbeat; returns whether the broker is registered."""
         live = self._live.get(address)
         if live is not None:
             live.deadline = self._clock() + live.lifetime
@@ -142,7 +146,7 @@ class Routes:
         return None if live is None else live.data_version
 
     def expire(self) -> list[LiveBroker]:
-        """Remove the brokers whose time is over, and return them."""
+        """Remove expired brokers and return them."""
         now = self._clock()
         gone = [live for live in self._live.values() if live.deadline < now]
         for live in gone:
@@ -156,10 +160,10 @@ class Routes:
             self._remove(live.identity)
         return gone
 
-    # ---- what clients and admins ask
+    # ---- queries of clients and administrators
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where ``topic`` is, or None. Broker names without a live broker are left out of ``broker_datas``."""
+        """The route of ``topic``, or None. ``broker_datas`` omits broker names without a live broker."""
         queues = self._queues.get(topic)
         if not queues:
             return None
@@ -180,7 +184,7 @@ class Routes:
         return ClusterInfo(dict(self._brokers), {cluster: list(names) for cluster, names in self._clusters.items()})
 
     def member_group(self, name: str) -> dict[int, str]:
-        """The addresses of the brokers of one name, by id; of whatever cluster, as in RocketMQ."""
+        """The addresses of the brokers of one name, by id. The cluster does not matter, as in RocketMQ."""
         broker = self._brokers.get(name)
         return {} if broker is None else dict(broker.broker_addrs)
 
@@ -189,24 +193,24 @@ class Routes:
         return TopicList(list(self._queues))
 
     def topics_by_cluster(self, cluster: str) -> TopicList:
-        """The topics that some broker of ``cluster`` has."""
+        """The topics of all brokers of ``cluster``."""
         names = self._clusters.get(cluster, {})
         return TopicList([topic for topic, queues in self._queues.items() if not names.keys().isdisjoint(queues)])
 
     def system_topics(self) -> TopicList:
-        """The names of clusters and brokers, which are topics too, and the address of some broker."""
+        """The names of clusters and brokers, which are topics too, and the address of any broker."""
         names = [name for cluster, brokers in self._clusters.items() for name in (cluster, *brokers)]
         return TopicList(names, next(iter(self._live), None))
 
     def topics_with_flag(self, wanted: int, unwanted: int = 0) -> TopicList:
-        """The topics whose system flag has all bits of ``wanted``, none of ``unwanted``; one broker speaks for all."""
+        """The topics whose system flag on any one broker has all bits of ``wanted`` and none of ``unwanted``."""
         flags = {topic: next(iter(queues.values())).topic_sys_flag for topic, queues in self._queues.items() if queues}
         return TopicList([topic for topic, flag in flags.items() if flag & wanted == wanted and not flag & unwanted])
 
-    # ---- what admins do
+    # ---- changes by administrators
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget ``topic``, on the brokers of ``cluster`` or on all."""
+        """Remove ``topic`` of the brokers of ``cluster``, or of all brokers."""
         queues = self._queues.get(topic, {})
         for name in list(self._clusters.get(cluster, {}) if cluster else queues):
             queues.pop(name, None)
@@ -215,14 +219,15 @@ class Routes:
         self._changes.topic_changed(topic)
 
     def wipe_write_perm(self, name: str) -> int:
-        """Take the write permission from all topics of a broker name, until it registers a change; how many topics."""
+        """Remove the write permission of all topics of a broker name until it registers a change; returns their
+        number."""
         return self._set_perm(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, name: str) -> int:
-        """Make all topics of a broker name readable and writable; how many topics."""
+        """Make all topics of a broker name readable and writable; returns their number."""
         return self._set_perm(name, lambda _: PERM_READ | PERM_WRITE)
 
-    # ---- inside: taking in
+    # ---- internal: additions
 
     def _holder(self, identity: BrokerIdentity) -> LiveBroker | None:
         """The live broker with the name and id of ``identity`` at another address."""
@@ -230,14 +235,14 @@ class Routes:
         return None if address is None or address == identity.address else self._live.get(address)
 
     def _take_broker(self, identity: BrokerIdentity, zone: str | None, acting: bool) -> tuple[BrokerData, bool]:
-        """The row of the broker's name, with its address in it, and whether its id is new there."""
+        """Add the broker's address to the row of its name. Returns the row, and whether the id is new there."""
         self._clusters.setdefault(identity.cluster, {})[identity.name] = None
         broker = self._brokers.setdefault(identity.name, BrokerData(identity.cluster, identity.name))
         address, first = broker.broker_addrs.get(identity.broker_id), identity.broker_id not in broker.broker_addrs
         if (address, broker.zone_name, bool(broker.enable_acting_master)) != (identity.address, zone, acting):
             broker.broker_addrs[identity.broker_id] = identity.address
             broker.zone_name = zone
-            broker.enable_acting_master = acting or None  # false is what a missing field means, to 4.x too
+            broker.enable_acting_master = acting or None  # a missing field means false, for 4.x too
             self._changes.brokers_changed()
         return broker, first
 
@@ -278,7 +283,7 @@ class Routes:
         live = None if address is None else self._live.get(address)
         return (None, None) if live is None else (address, live.ha_address)
 
-    # ---- inside: taking out
+    # ---- internal: removals
 
     def _remove(self, identity: BrokerIdentity, notify: bool = True) -> bool:
         live = self._live.pop(identity.address, None)
@@ -294,7 +299,7 @@ class Routes:
             self._remove_name(broker)
         elif lowest in mine:
             if broker.enable_acting_master:
-                self._set_perm(identity.name, lambda perm: perm & ~PERM_WRITE)  # nobody takes messages now
+                self._set_perm(identity.name, lambda perm: perm & ~PERM_WRITE)  # no broker accepts messages now
             if notify:
                 self._changes.minimum_changed(_left(broker, identity.address))
         if mine:
@@ -314,7 +319,7 @@ class Routes:
                 del self._mappings[topic]
 
     def _drop_topics(self, name: str, kept: Iterable[str]) -> None:
-        """Forget what the broker name has of all topics but those ``kept``."""
+        """Remove the queues of the broker name for all topics except those ``kept``."""
         spared = frozenset(kept)
         for topic in [topic for topic, queues in self._queues.items() if name in queues and topic not in spared]:
             del self._queues[topic][name]
@@ -335,7 +340,7 @@ def _state(version: DataVersion) -> int:
 
 
 def _came(broker: BrokerData, identity: BrokerIdentity, ha_address: str) -> MinimumChange:
-    """A broker came that is now the lowest: the others hear of it, or it does itself when it is alone."""
+    """A broker with the lowest id was added: notify the others, or the broker itself if it is alone."""
     lowest = min(broker.broker_addrs)
     others = [address for number, address in broker.broker_addrs.items() if number != lowest]
     listeners = tuple(others) or (identity.address,)
@@ -346,7 +351,7 @@ def _came(broker: BrokerData, identity: BrokerIdentity, ha_address: str) -> Mini
 
 
 def _left(broker: BrokerData, address: str) -> MinimumChange:
-    """The lowest broker went: all that are left hear of it."""
+    """The broker with the lowest id was removed: notify the remaining ones."""
     lowest = min(broker.broker_addrs)
     listeners = tuple(broker.broker_addrs.values())
     acting = bool(broker.enable_acting_master)

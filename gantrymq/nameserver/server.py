@@ -1,6 +1,6 @@
-"""The nameserver's sockets: one task a connection, which reads frames, has them answered, and writes the answers.
+"""The nameserver's sockets: a task for each connection reads frames, calls the handlers, and writes the responses.
 
-A connection costs a task and what it has sent of an unfinished frame. Bad bytes close that connection and no other.
+A connection costs a task and the bytes of an unfinished frame. Invalid bytes close only their own connection.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback,
 
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
-"""Answers to requests that came together go out together, in pieces of about this size."""
+"""Responses to requests that arrive together are sent together, in writes of about this size."""
 TURN_SECONDS = 0.005
-"""How long the requests of one connection are answered before the other connections have their turn."""
+"""How long the nameserver answers requests of one connection before it serves the others."""
 ACCEPT_PAUSE_SECONDS = 0.1
 REFUSALS_REPORT_SECONDS = 10.0
 DESCRIPTOR_SHARE = 4
-"""A quarter of the process's descriptors: a broker may live in the same process."""
+"""Connections use at most a quarter of the process's descriptors, because a broker may run in the same process."""
 
 log = structlog.get_logger()
 
 
 class NotProtected(GantryError):
-    """The nameserver would listen beyond the loopback address, without a list of peers that may change routes."""
+    """The nameserver would listen at other addresses than loopback without a list of peers that may change routes."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -55,11 +55,11 @@ class NotProtected(GantryError):
 class NameServerConfig:
     """Where to listen, and the limits. Times in seconds, sizes in bytes.
 
-    ``kv_path``: file of the KV config; None keeps it in memory. ``switches``: what is on at the start.
+    ``kv_path``: the file of the KV config; None keeps it in memory. ``switches``: the switches at the start.
     ``peers``: addresses and networks whose brokers and administrators may change the tables, besides this machine.
-    ``insecure``: without ``peers``, any peer may, and the nameserver may listen beyond the loopback address.
-    ``frame_seconds``: how long one frame may take from its first byte to its last.
-    ``buffered_max``: how much all connections together may have sent of unfinished frames.
+    ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
+    ``frame_seconds``: the longest time from the first byte of a frame to its last.
+    ``buffered_max``: the most bytes of unfinished frames of all connections.
     """
 
     host: str = "127.0.0.1"
@@ -80,13 +80,14 @@ class NameServerConfig:
 
 
 class Connection:
-    """One peer. The tables know a broker's connection by this object; closing it ends its task."""
+    """The connection of one peer. The tables identify a broker's connection by this object; closing it ends its
+    task."""
 
     def __init__(self, stream: trio.abc.Stream, peer: str, may_change: bool = True) -> None:
         self.stream = stream
         self.peer = peer
         self.may_change = may_change
-        """Whether it may change the tables: registrations, permissions, topics, the KV config, settings."""
+        """Whether the peer may change the tables: registrations, permissions, topics, the KV config, settings."""
         self.buffer = bytearray()
         self.scope = trio.CancelScope()
 
@@ -99,7 +100,8 @@ class NameServer:
     """A nameserver; :meth:`serve` runs it until cancelled. Time is trio's clock."""
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
-        """Reads the KV config's file: :class:`ValueError` or OSError when that, or a text of ``peers``, is wrong."""
+        """Read the file of the KV config: :class:`ValueError` or OSError if it, or a text of ``peers``, is not
+        valid."""
         self.config = config or NameServerConfig()
         self._cache = RouteCache()
         self._notices = Notices()
@@ -117,8 +119,8 @@ class NameServer:
         self._report_refusals_at = 0.0
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen and answer until cancelled. Reports the bound address as "host:port"; OSError when it is taken,
-        :class:`NotProtected` when it would let machines change routes that nobody named."""
+        """Listen and answer until cancelled. Reports the bound address as "host:port". OSError if it is in use,
+        :class:`NotProtected` if machines that are not in ``peers`` could change routes."""
         listeners = await trio.open_tcp_listeners(self.config.port, host=self.config.host)
         host, port = listeners[0].socket.getsockname()[:2]
         self.address = format_address(host, port)
@@ -136,15 +138,15 @@ class NameServer:
             task_status.started(self.address)
 
     def topic_changed(self, topic: str) -> None:
-        """For the tables: the routes of one topic are others now."""
+        """For the tables: the route of one topic has changed."""
         self._cache.drop(topic)
 
     def brokers_changed(self) -> None:
-        """For the tables: any route may be another now."""
+        """For the tables: any route may have changed."""
         self._cache.clear()
 
     def minimum_changed(self, change: MinimumChange) -> None:
-        """For the tables: notify brokers if the switch is on; a departure only where slaves act as masters."""
+        """For the tables: notify brokers if the switch is on; of a departure only if slaves act as masters."""
         if self.requests.switches.notify_min_broker_id_changed and (change.left is None or change.acting):
             self._notices.add(change)
 
@@ -155,7 +157,7 @@ class NameServer:
             await trio.sleep(self.config.scan_seconds)
 
     def expire_brokers(self) -> None:
-        """Remove the brokers that gave no sign for too long, and close their connections."""
+        """Remove expired brokers and close their connections."""
         for live in self.routes.expire():
             log.warning("broker_expired", broker=live.identity.name, address=live.identity.address)
             if isinstance(live.connection, Connection):
@@ -168,7 +170,7 @@ class NameServer:
                 try:
                     stream = await listener.accept()
                 except OSError as error:
-                    if not short:  # once a shortage of descriptors or memory, not with each attempt
+                    if not short:  # log once for each shortage of descriptors or memory, not at each attempt
                         log.warning("accept_failed", error=str(error), open=len(self.connections))
                     short = True
                     await trio.sleep(ACCEPT_PAUSE_SECONDS)
@@ -181,7 +183,7 @@ class NameServer:
             try:
                 host, port = stream.socket.getpeername()[:2]
                 own = stream.socket.getsockname()[0]
-            except OSError:  # it is gone already
+            except OSError:  # the peer has closed it already
                 return
             site = site_of(host)
             if len(self.connections) >= self._connections_max:
@@ -195,16 +197,17 @@ class NameServer:
             await self.serve_stream(stream, format_address(host, port), site, may_change)
 
     def _count_refusal(self, peer: str) -> None:
-        """Log the first, and then every ten seconds how many there were."""
+        """Log the first refusal, and then the number of refusals every ten seconds."""
         self._refused += 1
         if trio.current_time() >= self._report_refusals_at:
             log.warning("connection_refused", peer=peer, limit=self._connections_max, refused=self._refused)
             self._refused, self._report_refusals_at = 0, trio.current_time() + REFUSALS_REPORT_SECONDS
 
     async def serve_stream(self, stream: trio.abc.Stream, peer: str, site: str = "", may_change: bool = True) -> None:
-        """Serve one connected peer until it leaves or misbehaves, then close and clean up after it.
+        """Serve one connected peer until it disconnects or violates the protocol, then close and clean up.
 
-        ``site``: whom it counts for where peers share. ``may_change``: whether it may change the tables.
+        ``site`` is the key under which connections share limits. ``may_change``: whether the peer may change the
+        tables.
         """
         connection = Connection(stream, peer, may_change)
         self.connections.add(connection)
@@ -216,7 +219,7 @@ class NameServer:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             reason = "reset"
         except Exception as error:
-            # A fault of ours costs this connection, not the others.
+            # A bug closes only this connection.
             log.error("connection_failed", peer=peer, error=repr(error))
             reason = "failed"
         finally:
@@ -229,7 +232,7 @@ class NameServer:
             await trio.aclose_forcefully(stream)
 
     async def _converse(self, connection: Connection) -> str:
-        """Read, answer, write; returns why it ended."""
+        """Read, answer and write; returns why the connection ended."""
         buffer = connection.buffer
         deadline = trio.current_time() + self.config.idle_seconds
         while True:
@@ -253,7 +256,7 @@ class NameServer:
                     self._buffered -= taken
                     if not await self._answer_all(connection, frames):
                         return "the peer does not read"
-                    # what is left began with the last bytes received
+                    # the remaining frame began in the last bytes received
                     limit = self.config.frame_seconds if buffer else self.config.idle_seconds
                     deadline = trio.current_time() + limit
             except FatalRemoteFault as fault:
@@ -261,7 +264,7 @@ class NameServer:
                 return "bad bytes"
 
     async def _answer_all(self, connection: Connection, frames: list[Frame]) -> bool:
-        """Answer requests in their order; False when the peer does not take the answers in time."""
+        """Answer requests in their order; False if the peer does not read the responses in time."""
         texts: list[bytes] = []
         size = 0
         turn_ends = time.perf_counter() + TURN_SECONDS
@@ -270,7 +273,7 @@ class NameServer:
                 await trio.lowlevel.checkpoint()
                 turn_ends = time.perf_counter() + TURN_SECONDS
             request = decode(frame)
-            if not request.is_response:  # we ask nobody
+            if not request.is_response:  # the nameserver sends no requests
                 response = await self.requests.answer(request, connection)
                 if not request.is_oneway:
                     texts.append(encode(response))

@@ -1,4 +1,4 @@
-"""What can be switched on and off at a nameserver, by RocketMQ's names (``NamesrvConfig`` of 5.3.3)."""
+"""The switches of a nameserver, by RocketMQ's names (``NamesrvConfig`` of 5.3.3)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PATH_SETTINGS: Final = frozenset({"kvConfigPath", "configStorePath"})
 
 @attrs.frozen(kw_only=True)
 class Switches:
-    """All with RocketMQ's defaults.
+    """The switches, with RocketMQ's defaults.
 
     ``order_message_enable``: routes have a topic's order from the KV config. ``return_order_topic_config_to_broker``:
     brokers receive all ordered topics when they register. ``support_acting_master``: a route shows the lowest slave
     as master while there is none, where brokers agree. ``notify_min_broker_id_changed``: brokers are notified when the
-    lowest id of their name is another (905). ``enable_all_topic_list`` and ``enable_topic_list``: 206, and 224 and 311
-    to 313, are answered. ``delete_topic_with_broker_registration``: a registration drops the topics that it does not
-    name. ``need_wait_for_service``: no routes in the first 45 seconds, until all brokers have come.
+    lowest id of their name changes (905). ``enable_all_topic_list`` and ``enable_topic_list``: 206, and 224 and 311
+    to 313, are answered. ``delete_topic_with_broker_registration``: a registration removes the topics that it does not
+    name. ``need_wait_for_service``: no routes in the first 45 seconds, so that all brokers can register.
     """
 
     order_message_enable: bool = False
@@ -39,7 +39,8 @@ class Switches:
         return {key: "true" if getattr(self, name) else "false" for key, name in KEYS.items()}
 
     def changed(self, given: Mapping[str, str]) -> Switches:
-        """With what ``given`` says. :class:`RemoteFault` for a name that is none (1), paths (16), or no truth (1)."""
+        """The switches with the values in ``given``. :class:`RemoteFault` for an unknown name or value (1), and paths
+        (16)."""
         if given.keys() & PATH_SETTINGS:
             raise RemoteFault(ResponseCode.NO_PERMISSION, "Can not update config path")
         values: dict[str, bool] = {}
@@ -59,11 +60,11 @@ def _camel(name: str) -> str:
 
 
 KEYS: Final = {_camel(field.name): field.name for field in attrs.fields(Switches)}
-"""RocketMQ's name of each switch, and ours."""
+"""The field of each switch by RocketMQ's name."""
 
 
 def read_switches(settings: Iterable[str]) -> Switches:
-    """From ``name=value`` texts; :class:`ValueError` names the one that is wrong."""
+    """The switches of ``name=value`` texts; :class:`ValueError` names the invalid one."""
     given: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

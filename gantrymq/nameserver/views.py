@@ -1,4 +1,4 @@
-"""Routes as some clients are to see them: with slaves that act as masters, or of one zone only. Pure functions.
+"""Views of routes for some clients: with slaves that act as masters, or of one zone only. Pure functions.
 
 Source: RocketMQ 5.3.3 ``RouteInfoManager.pickupTopicRouteData``, ``ZoneRouteRPCHook``.
 """
@@ -18,7 +18,7 @@ MEMBER_GROUP_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
 
 
 def with_acting_masters(topic: str, route: TopicRouteData) -> TopicRouteData:
-    """``route`` with the lowest slave shown as the master of each name that has none, where the brokers allow that and
+    """``route`` with the slave of the lowest id as the master of each name without one, if the brokers allow that and
     the queues cannot be written."""
     if topic.startswith(MEMBER_GROUP_PREFIX):
         return route
@@ -28,7 +28,7 @@ def with_acting_masters(topic: str, route: TopicRouteData) -> TopicRouteData:
 
 
 def of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
-    """``route`` without the broker names of other zones, but for those whose master is gone: they are read anywhere."""
+    """``route`` without broker names of other zones, except names without a master, which all zones may read."""
     wanted = zone.casefold()
     kept = [
         data

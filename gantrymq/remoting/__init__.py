@@ -1,6 +1,6 @@
-"""RocketMQ's remoting protocol, both ends, without a word about brokers.
+"""RocketMQ's remoting protocol for clients and servers.
 
-``frame`` cuts the stream, ``command`` reads and writes headers, ``codes`` are the numbers, ``headers`` and ``bodies``
-the typed headers and the JSON bodies by subject, ``properties`` the message properties, ``channel`` the calling side
-of a connection. This package imports nothing else of GantryMQ.
+``frame`` splits the stream into frames, ``command`` reads and writes headers, ``codes`` has the request and response
+codes, ``headers`` and ``bodies`` have the typed headers and the JSON bodies by subject, ``properties`` the message
+properties, and ``channel`` the calling side of a connection. This package imports no other package of GantryMQ.
 """

@@ -6,9 +6,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 
 def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError says what is wrong with it.
+    """Host and port of ``host:port`` (``[::1]:9876`` for IPv6); ValueError names the problem.
 
-    ``any_port`` lets 0 through, which a listener takes as "choose one".
+    ``any_port`` allows the port 0, with which a listener chooses a free one.
     """
     host, separator, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -22,12 +22,12 @@ def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """The text form; an IPv6 host gets its brackets."""
+    """The address as text, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def encode_host(address: str, port: int) -> bytes:
-    """Address and port as stored: 8 bytes, 20 for IPv6. :class:`ValueError` for what is no IP address."""
+    """Address and port in the stored form: 8 bytes, 20 for IPv6. :class:`ValueError` unless it is an IP address."""
     return ip_address(address).packed + port.to_bytes(4, "big")
 
 

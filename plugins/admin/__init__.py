@@ -5,7 +5,7 @@ Hooks: collect_metrics, config_section, configure, register_processors.
 Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entries.
 Files: ``config/overrides.toml``.
 Provides: LiveSettings.
-Answers for RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the table: codes 25, 26, 28,
+Replaces RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the table: codes 25, 26, 28,
 202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309 towards clients.
 ``docs/howto/mqadmin.md`` has the commands that send them.
 """

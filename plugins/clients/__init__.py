@@ -6,7 +6,7 @@ Config ``[plugin.clients]``: expire_after, scan_every, notify, max_groups, max_h
 max_kept_bytes.
 Files: none.
 Provides: ConsumerGroups, ProducerGroups.
-Answers for RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager, DefaultConsumerIdsChangeListener, code
+Replaces RocketMQ's ClientManageProcessor, ConsumerManager, ProducerManager, DefaultConsumerIdsChangeListener, code
 38 of ConsumerManageProcessor and the connections of AdminBrokerProcessor: codes 34, 35, 38, 203, 204, 328, 345, and 40
 towards clients.
 """

@@ -7,7 +7,7 @@ of one answer), ``max_messages`` and ``max_bytes`` (the limits for clients that 
 entries examined for one response when a filter drops most), ``memory_percent`` (the part of the log that counts as in
 memory) and ``slave_read_enable``.
 Files: none.
-Answers for RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
+Replaces RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
 
 A pull is answered in the sweep in which it arrives, unless other pulls have used up its budget, or its messages are
 only on the disk: a worker thread reads those, so that readers of old messages do not delay senders.

@@ -6,8 +6,8 @@ Slot: none.
 Hooks: config_section, configure, register_filters, register_processors, register_tasks, stopping, persist.
 Config ``[plugin.filter]``: ``sql92`` (true; RocketMQ's ``enablePropertyFilter``, which is off there).
 Files: ``config/consumerFilter.json``, every ``broker.persist_interval`` if it changed (``.bak``: the one before).
-Answers for RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and for
-the request CHECK_CLIENT_CONFIG (46).
+Replaces RocketMQ's ``FilterAPI``, ``ExpressionMessageFilter``, ``SqlFilter`` and ``ConsumerFilterManager``, and
+answers CHECK_CLIENT_CONFIG (46).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Slot: none.
 Hooks: before_append, config_section, configure, started.
 Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgement).
 Files: none.
-Answers for RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
+Replaces RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ shares the next; "async": responses do not wait, a power cut may lose the last `
 ``limits.unacknowledged_bytes`` bounds the memory), ``interval``, ``least_bytes``, ``thorough_interval``, ``timeout``
 (sync and buffered: after it the sender gets FLUSH_DISK_TIMEOUT).
 Files: none.
-Answers for RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
+Replaces RocketMQ's ``GroupCommitService``, ``FlushRealTimeService`` and ``TransientStorePool`` with
 ``CommitRealTimeService``, which acknowledges messages that are lost when the process ends.
 """
 

@@ -6,7 +6,7 @@ Config ``[plugin.index]``: ``slots``, ``entries`` (the shape of a file; an index
 ``flush_interval``, ``sync_interval``, ``catch_up_bytes``.
 Files: ``index/<yyyyMMddHHmmssSSS>`` as RocketMQ has them, sparse; ``gantrymq.index``, the flushed part of the index.
 Provides: MessageIndex.
-Answers for RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
+Replaces RocketMQ's ``IndexService`` and ``CommitLogDispatcherBuildIndex``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Config ``[plugin.locks]``: ``expire_after`` (a lock that is not renewed for this
 (their memory).
 Files: none; a restart releases all locks.
 Provides: QueueLocks.
-Answers for RocketMQ's ``RebalanceLockManager``: codes 41 and 42. In RocketMQ, a member that leaves keeps its locks
+Replaces RocketMQ's ``RebalanceLockManager``: codes 41 and 42. In RocketMQ, a member that leaves keeps its locks
 until they expire.
 """
 

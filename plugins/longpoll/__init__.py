@@ -6,7 +6,7 @@ Config ``[plugin.longpoll]``: ``max_held`` (the most held pulls; beyond it pulls
 of the address with the most first), ``max_held_per_address`` (of one address; 0: no such limit), ``max_wait`` (the
 longest time for which a pull is held).
 Files: none.
-Answers for RocketMQ's ``PullRequestHoldService``.
+Replaces RocketMQ's ``PullRequestHoldService``.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantr
 Hooks: config_section, configure, register_tasks, runtime_info.
 Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``.
 Files: none.
-Answers for RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
+Replaces RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
 This plugin counts nothing: each scrape asks all plugins (hook ``collect_metrics``). ``server`` is the web server,
 ``exposition`` the text. ``docs/howto/metrics.md``.

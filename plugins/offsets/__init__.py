@@ -6,7 +6,7 @@ Config ``[plugin.offsets]``: max_entries, from_start_within.
 Files: ``config/consumerOffset.json``, every ``broker.persist_interval`` (``.bak``: the previous one, ``.bad``: a
 damaged one).
 Provides: ConsumerOffsets.
-Answers for RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes
+Replaces RocketMQ's ConsumerOffsetManager, the offsets of ConsumerManageProcessor and of AdminBrokerProcessor: codes
 14, 15, 29 to 32, 43, 308, 314, 343.
 """
 

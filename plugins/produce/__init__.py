@@ -1,14 +1,14 @@
-"""Take messages: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320).
+"""Accept messages: SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320).
 
 Slot: none; essential.
 Hooks: before_append, configure, config_section, register_processors.
-Config ``[plugin.produce]``: ``region`` (told to every producer as MSG_REGION), ``trace`` (TRACE_ON).
+Config ``[plugin.produce]``: ``region`` (returned to every producer as MSG_REGION), ``trace`` (TRACE_ON).
 Files: none.
 Provides: SendRules.
-Answers for RocketMQ's ``SendMessageProcessor``.
+Replaces RocketMQ's ``SendMessageProcessor``.
 
-``before_append`` runs last: what no plugin took charge of (a delay level, a half message) is refused there, for to
-store such a message as an ordinary one would deliver it too early. A slave (``broker.id`` above 0) refuses everything.
+``before_append`` runs last. It refuses delayed messages and half messages that no plugin has handled, because an
+ordinary append would deliver them too early. A slave (``broker.id`` above 0) refuses everything.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The inner loops of sends. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in ``kernel/fast``, on
-whose compiled requests and rows the compiled one works."""
+"""The inner loops of sends. ``KIND`` names the twin in use, ``compiled`` or ``plain``, as in ``kernel/fast``, whose
+compiled requests and rows the compiled twin uses."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ class Numbers(dict[str, int]):
 
 
 class SendFields(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The fields of SEND_MESSAGE_V2 as they travel; see :class:`gantrymq.remoting.headers.send.SendMessageHeader`."""
+    """The fields of SEND_MESSAGE_V2 by their short names; see
+    :class:`gantrymq.remoting.headers.send.SendMessageHeader`."""
 
     a: str
     b: str
@@ -180,7 +181,7 @@ class ReplyForm(NamedTuple):
     """The constant part of responses to stored messages, for both kinds of header."""
 
     json: tuple[bytes, ...]
-    """The JSON header in five pieces; between them stand message id, queue id, queue offset and opaque."""
+    """The JSON header in five parts; message id, queue id, queue offset and opaque go between them."""
     binary_fixed: bytes
     """The 13 bytes before the remark of a binary header; opaque is at 5."""
     binary_fields: bytes
@@ -212,14 +213,18 @@ def add_sends(
     make_origin: Callable[[Any, int, int, int | None], Any],
     fallback: Callable[[AppendBatch, Request], None],
 ) -> None:
-    """Make rows of ``batch`` from the send requests, in their order.
+    """Add rows to ``batch`` for the send requests, in their order.
 
-    A usual one (nothing but WAIT for us in its properties, to a topic with ``terms``: its number of queues and the sys
-    flag bits that its rows get) may become a row here: its properties without WAIT, ``suffix`` behind them, the request
-    itself as origin; or, if it is a batch, rows with the origin ``make_origin(request, first row, rows, None)``, which
-    have the batch's properties and ``suffix`` behind their own. One that is prepared (TRAN_MSG is true) may as well:
-    the trait is set, WAIT stays, and its origin is ``make_origin(request, row, 1, queue id)``, for somebody will let it
-    go to another queue. All others go to ``fallback``.
+    ``terms`` returns the number of queues of a topic and the sys flag bits for its rows, or None. A send may become
+    rows here if its topic has terms, and no property except WAIT concerns the broker:
+
+    - A single message becomes a row with the request as origin. Its properties lose WAIT and get ``suffix``.
+    - A batch becomes rows with the origin ``make_origin(request, first row, rows, None)``. The properties of the batch
+      and ``suffix`` follow those of each message.
+    - A half message (TRAN_MSG is true) becomes a row with the origin ``make_origin(request, row, 1, queue id)``,
+      because a plugin will divert it. It keeps WAIT, and the batch gets the trait.
+
+    ``fallback`` handles all other requests.
     """
     int32, int64, known = _int32, _int64, dict[str, "Terms | None"]()
     connection: Connection | None = None
@@ -229,7 +234,7 @@ def add_sends(
     add = rows.append
     request: Any
     for request in requests:
-        if type(request) is SendRequest and request.head:  # else it was forgotten
+        if type(request) is SendRequest and request.head:  # otherwise forget() was called
             fields, body = request.fields, request.body
             if fields.b != topic:
                 topic = fields.b
@@ -350,8 +355,8 @@ def _send(connection: Connection | None, frames: list[bytes]) -> None:
 
 @lru_cache(maxsize=16)
 def _template(form: ReplyForm) -> tuple[bytes, dict[int, bytes]]:
-    """A JSON reply's header to be filled with log offset, queue id, queue offset and opaque; and what stands before a
-    header of a certain length."""
+    """A format of the JSON header of a reply, for log offset, queue id, queue offset and opaque; and the bytes before a
+    header, by its length."""
     first, second, third, fourth, last = [piece.replace(b"%", b"%%") for piece in form.json]
     template = b"%b%b%%016X%b%%d%b%%d%b%%d%b" % (
         first, form.id_prefix.replace(b"%", b"%%"), second, third, fourth, last,

@@ -1,4 +1,4 @@
-"""From send requests to one batch, and from its outcome to the replies."""
+"""Turns send requests into one batch, and its statuses into replies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
 LIMITS_SINCE = 121
-"""From this version on (3.4.9, ``MQVersion``) a client's word on the number of attempts counts."""
+"""The first version of clients (3.4.9, ``MQVersion``) whose limit of attempts is used."""
 
 _WAIT, _CLUSTER = WAIT + b"\x01", CLUSTER + b"\x01"
 _NO_WAIT = _WAIT + b"false"
@@ -35,13 +35,13 @@ _MULTI_TAGS = 0x2
 
 @attrs.frozen
 class Origin:
-    """Which rows of the batch are one request's, where it has several, or one that a plugin may move elsewhere."""
+    """The rows of one request, if it has several rows, or one that a plugin may divert."""
 
     request: Request
     first: int
     rows: int
     queue_id: int | None = None
-    """The queue that the sender asked for, and is told, wherever the message goes."""
+    """The queue id of the request, which the reply has even if the message is diverted."""
 
 
 class SendProcessor:
@@ -61,7 +61,7 @@ class SendProcessor:
         self._form = reply_form(reply_fields, self._id_prefix)
 
     def handle(self, requests: list[Request]) -> None:
-        """One batch for all requests, another for those to retry topics; a bad one is answered at once, alone."""
+        """Append one batch for all requests, and another for those to retry topics; answer invalid ones at once."""
         batch = new_batch(self._reply, Source.CLIENT)
         add_sends(batch, requests, self._terms, self._cluster, self._max_bytes, Origin, self._take)
         resent, self._resent = self._resent, None
@@ -71,7 +71,7 @@ class SendProcessor:
             self._broker.append(resent)
 
     def _terms(self, topic: str) -> tuple[int, int] | None:
-        """The number of queues and the sys flag bits of a topic that any producer may send to as it is now."""
+        """The number of queues and the sys flag bits of a topic; None if a send to it needs further checks."""
         config = self._topics.get(topic)
         if config is None or self._topics.refuses_sends(topic) or topic.startswith(RETRY_PREFIX):
             return None
@@ -92,7 +92,7 @@ class SendProcessor:
         if len(command.body) > self._max_bytes:
             raise RemoteFault(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"message body size exceeded: {len(command.body)} bytes, at most {self._max_bytes} are taken",
+                f"message body size exceeded: {len(command.body)} bytes, at most {self._max_bytes} are accepted",
             )
         queue_id = header.queue_id
         if queue_id < 0:
@@ -111,7 +111,7 @@ class SendProcessor:
     ) -> None:
         given = (header.properties or "").encode()
         traits = traits_of(given)
-        # Of what is stored elsewhere first RocketMQ keeps WAIT, which it otherwise leaves out.
+        # RocketMQ removes WAIT, except from messages that are stored in another queue first.
         properties, wait = self._stored(given, keep_wait=bool(traits))
         check_properties(properties)
         if header.topic.startswith(RETRY_PREFIX):

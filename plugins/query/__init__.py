@@ -4,7 +4,7 @@ Slot: none.
 Hooks: register_processors.
 Config: none.
 Files: none; it reads the log, and the index through MessageIndex.
-Answers for RocketMQ's ``QueryMessageProcessor``: codes 12 and 33.
+Replaces RocketMQ's ``QueryMessageProcessor``: codes 12 and 33.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Hooks: config_section, configure, register_tasks, runtime_info, started, stoppin
 Config ``[plugin.register]``: interval, timeout; the addresses are ``broker.nameservers``.
 Files: none.
 Provides: RouteChanges, Registration.
-Answers for RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
+Replaces RocketMQ's BrokerOuterAPI and BrokerController.registerBrokerAll.
 
 Each nameserver has its own task and connection, so an unreachable one delays no other.
 """

@@ -4,7 +4,7 @@ Slot: none.
 Hooks: collect_metrics, config_section, configure, register_processors, register_tasks.
 Config ``[plugin.reply]``: ``store`` (also store replies), ``push_timeout``, ``max_waiting``, ``max_waiting_bytes``.
 Files: none.
-Answers for RocketMQ's ``ReplyMessageProcessor``.
+Replaces RocketMQ's ``ReplyMessageProcessor``.
 
 A request is an ordinary message with the properties ``CORRELATION_ID`` and ``REPLY_TO_CLIENT``. Its consumer sends the
 reply to ``<cluster>_REPLY_TOPIC`` of the request's broker, which pushes it to the producer of that client id.

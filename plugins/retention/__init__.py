@@ -12,7 +12,7 @@ and use the reserve. ``reserve_file``: disk space that is released while message
 written.
 Files: ``gantrymq.reserve``; deletes whole files of ``commitlog/`` and their files of ``consumequeue/``,
 but never the current file and nothing that a plugin needs (hook ``retention_floor``): the log names that plugin.
-Answers for RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
+Replaces RocketMQ's ``CleanCommitLogService`` and ``CleanConsumeQueueService``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Statistics: what topics, queues and groups put and got, how fast, and how long it took.
+"""Statistics: messages stored and pulled by topic, queue and group, rates, and latencies.
 
 Slot: none.
 Hooks: before_append, collect_metrics, config_section, configure, register_processors, register_tasks, runtime_info,
 started.
 Config ``[plugin.stats]``: by_queue, max_items.
-Files: none: everything counts from the start, as in RocketMQ.
+Files: none: all counters begin at 0 at the start, as in RocketMQ.
 Provides: Statistics.
-Answers for RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and its part of code 28.
+Replaces RocketMQ's BrokerStatsManager, StoreStatsService and BrokerStats: code 315, and a part of code 28.
 
-On the hot path there is one look at the clock before and one after a batch. Messages are counted each second by how far
-the consume queues have come (``table``), pulls by who answers them (``Statistics.pulled``).
+The hot path only reads the clock before and after a batch. Messages are counted once a second, from the growth of the
+consume queues (``table``). The plugin that answers a pull reports it (``Statistics.pulled``).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MINUTE_TICKS = 60
 
 
 class StatsPlugin:
-    """Counts, samples, and tells."""
+    """Counts, takes snapshots, and reports."""
 
     name = "stats"
     sources = Source.ALL
-    _table: Table  # from configure on
+    _table: Table  # this and the following are set by configure
     _measuring: Measuring
 
     def __init__(self) -> None:
@@ -75,17 +75,17 @@ class StatsPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """One looks at the clock."""
+        """The task that counts and takes snapshots."""
         return [BackgroundTask("stats.sample", self._sample)]
 
     @hookimpl
     def started(self, broker: Broker) -> None:
-        """What the store has is not of this life."""
+        """Count only messages that arrive from now on."""
         self._table.begin()
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Note when the batch came; when all its rows have their status the time is known."""
+        """Measure the time until all rows of the batch have their final status."""
         self._measuring.watch(batch)
 
     @hookimpl
@@ -95,13 +95,13 @@ class StatsPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Messages and bytes, in and out, by topic and group, and latencies."""
+        """Messages and bytes stored and pulled, by topic and group, and latencies."""
         report(metrics, self._table, self._measuring)
 
     def _view(self, request: Request) -> Command:
         header = read_header(StatsHeader, request.command.ext)
         for _ in self._table.look():
-            pass  # an administrator wants to know of now
+            pass  # count up to now
         item = self._table.find(header.stats_name, header.stats_key)
         if item is None:
             raise RemoteFault(
@@ -120,6 +120,6 @@ class StatsPlugin:
             if ticks % MINUTE_TICKS == 0:
                 self._measuring.latency.turn()
             for number, period in enumerate(PERIODS):
-                # an item without a snapshot gets its first one with the next look: its hour and day begin there
+                # A counter without a snapshot gets its first one at the next check: its hour and day begin there.
                 if ticks % LOOK_TICKS == 0:
                     self._table.sample(self._measuring.now(), number, due=ticks % (period.every // 1000) == 0)

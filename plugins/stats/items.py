@@ -27,7 +27,7 @@ DAY = Period(3_600_000, 25)
 PERIODS = (MINUTE, HOUR, DAY)
 
 FIELDS = 3
-"""Numbers of a snapshot: when (ms), events so far, value so far."""
+"""The numbers of a snapshot: its time (ms), the events and the value up to then."""
 _LARGEST = 2**63 - 1
 
 

@@ -1,4 +1,4 @@
-"""Measure puts, take totals every second, and report both."""
+"""Measure appends, record totals every second, and report both."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Measuring:
-    """``watch`` each batch, ``take_second`` each second."""
+    """Call ``watch`` for each batch and ``take_second`` each second."""
 
     def __init__(self, broker: Broker, table: Table) -> None:
         self._broker = broker
         self._table = table
         self.failed = 0
-        """Messages that were refused."""
+        """The number of refused messages."""
         self._booted = self.now()
         self._rates = Rates(Totals(self._booted, 0, 0, 0, 0))
         self.latency = Latency()
@@ -43,7 +43,7 @@ class Measuring:
         batch.done = measured
 
     def take_second(self) -> None:
-        """The totals of now."""
+        """Record the current totals."""
         table = self._table
         self._rates.take(
             Totals(self.now(), table.messages_put, table.pulls_found, table.pulls_missed, table.messages_pulled)
@@ -52,13 +52,13 @@ class Measuring:
     def runtime_info(self) -> dict[str, str]:
         """All values under RocketMQ's names (``StoreStatsService.getRuntimeInfo``, ``prepareRuntimeInfo``)."""
         for _ in self._table.look():
-            pass  # an administrator wants to know of now
+            pass  # count up to now
         table, rates, latency = self._table, self._rates, self.latency
         return {
             "bootTimestamp": str(self._booted),
             "runtime": _duration(self.now() - self._booted),
             "putMessageEntireTimeMax": str(latency.longest),
-            "putMessageTimesTotal": str(max(table.messages_put, 1)),  # RocketMQ says 1 for none
+            "putMessageTimesTotal": str(max(table.messages_put, 1)),  # 1 for none, as in RocketMQ
             "putMessageFailedTimes": str(self.failed),
             "putMessageSizeTotal": str(table.bytes_put),
             "putMessageDistributeTime": latency.distribution(),

@@ -27,7 +27,7 @@ LATENCY_BOUNDS: Final = tuple((high + 1) / 1000 for high, _ in CLASSES)
 def report(metrics: Metrics, table: Table, measuring: Measuring) -> None:
     """All values up to now. From the first call on, sizes are counted too."""
     for _ in table.look():
-        pass  # whoever asks wants to know of now
+        pass  # count up to now
     if table.sizes is None:
         table.sizes = Sizes()
     _tell_topics(metrics, table, table.sizes)

@@ -1,7 +1,7 @@
-"""Totals and rates of puts and pulls, and totals at midnight.
+"""Totals and rates of appends and pulls, and totals at midnight.
 
-Source: RocketMQ 4.9.7 ``StoreStatsService`` (a snapshot a second, rates over 10 s, a minute and ten minutes) and
-``BrokerStats`` (what the totals were at midnight).
+Source: RocketMQ 4.9.7 ``StoreStatsService`` (a snapshot each second, rates over 10 s, one minute and ten minutes) and
+``BrokerStats`` (the totals at midnight).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from datetime import datetime
 import attrs
 
 SPANS = (10, 60, 600)
-"""Seconds over which rates are told."""
+"""The spans of the rates, in seconds."""
 
 
 @attrs.frozen
 class Totals:
-    """Since the start: messages put, pulls that found and that did not, messages pulled; and when (ms)."""
+    """Totals since the start, at a time in ms: stored messages, pulls with and without messages, pulled messages."""
 
     at: int
     puts: int
@@ -27,7 +27,7 @@ class Totals:
 
 
 class Rates:
-    """``take`` totals once a second; a rate over a span is told once the span is over."""
+    """Call ``take`` once a second; a rate is available when its span is over."""
 
     def __init__(self, first: Totals) -> None:
         self._kept: deque[Totals] = deque([first], maxlen=SPANS[-1] + 1)
@@ -45,7 +45,7 @@ class Rates:
             self.gets_yesterday, self.gets_today = self.gets_today, totals.transferred
 
     def runtime_info(self) -> dict[str, str]:
-        """The rates by RocketMQ's names: three numbers each, nothing for a span that is not over."""
+        """The rates by RocketMQ's names: one number for each span, nothing for a span that is not over."""
         return {
             "putTps": self._text("puts"),
             "getFoundTps": self._text("found"),

@@ -212,6 +212,6 @@ class Table:
 
 
 def measure(sizes: array[int]) -> tuple[int, int]:
-    """How many messages have these ``sizes``, and their bytes, without looking at each in turn."""
+    """The number of messages with these ``sizes``, and their bytes, summed in bulk."""
     fillers = sizes.count(FILLER_SIZE)
     return len(sizes) - fillers, sum(sizes) - fillers * FILLER_SIZE

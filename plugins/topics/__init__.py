@@ -1,17 +1,17 @@
-"""Topics and consumer groups: which there are, how many queues, who may do what.
+"""Topics and consumer groups: their names, queues, permissions and settings.
 
 Slot: none; essential.
 Hooks: config_section, configure, recovered, register_processors, before_append, advertise, collect_metrics, persist.
 Config ``[plugin.topics]``: auto_create, default_queues, max_topics, max_queues, auto_create_groups, max_groups,
 trace_topic, trace_topic_name, broker_permission.
-Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the one before, ``.bad``: broken).
+Files: ``config/topics.json``, ``config/subscriptionGroup.json`` (``.bak``: the previous one, ``.bad``: damaged).
 Provides: TopicTable, GroupTable.
-Answers for RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator and the part of AdminBrokerProcessor
+Replaces RocketMQ's TopicConfigManager, SubscriptionGroupManager, TopicValidator and the part of AdminBrokerProcessor
 for them: codes 17, 21, 200, 201, 207, 215, 351, 352.
 
-A topic that its first message creates is on the disk before the message is in the log, so that what was acknowledged
-can still be consumed after a crash. Where that could not be written (a full disk), or both files are lost, the next
-start creates the topic from the queues that its messages are in.
+A topic that is created by its first message is written to the disk before the message is appended, so that acknowledged
+messages can be consumed after a crash. If the write failed (a full disk), or if both files are lost, the next start
+creates the topic again from the queues of its messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = structlog.get_logger("gantrymq.topics")
 
 
 class TopicsPlugin:
-    """Keeps the two tables, offers them to others and writes them."""
+    """Manages the two tables, offers them to other plugins and writes them."""
 
     name = "topics"
     essential = True
@@ -64,7 +64,7 @@ class TopicsPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read both files; a broken one without a good ``.bak`` refuses the start."""
+        """Read both files; a damaged one without a valid ``.bak`` stops the start."""
         self._config = config.section(TopicsConfig)
         folder = f"{broker.root}/config"
         broker.env.mkdirs(folder)
@@ -78,10 +78,10 @@ class TopicsPlugin:
 
     @hookimpl
     def recovered(self, broker: Broker) -> None:
-        """Create the topics whose messages are here and which the file does not know.
+        """Create topics that have messages but are missing in the file.
 
-        Not on a slave, whose master says which topics there are. Not in a store that RocketMQ's broker wrote to last:
-        its recovery brings the queues of deleted topics back.
+        Not on a slave, which takes the topics from its master. Not if RocketMQ's broker wrote to the store last,
+        because its recovery restores the queues of deleted topics.
         """
         assert self._topics is not None
         seen: dict[str, int] = {}
@@ -109,7 +109,7 @@ class TopicsPlugin:
 
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """Topics that this sweep's messages created go to the disk before the messages."""
+        """Write topics that messages of this sweep created, before the messages are appended."""
         self._save_topics()
 
     def _save_topics(self) -> None:
@@ -132,17 +132,18 @@ class TopicsPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """How many topics and groups there are, and what clients may do (``BrokerMetricsManager.initStatsMetrics``)."""
+        """The numbers of topics and groups, and the broker's permission (``BrokerMetricsManager.initStatsMetrics``)."""
         if self._topics is not None and self._groups is not None:
-            metrics.gauge("rocketmq_topic_number", "Topics that there are", len(self._topics.table.entries))
-            metrics.gauge("rocketmq_consumer_group_number", "Consumer groups that there are", len(self._groups.names()))
+            metrics.gauge("rocketmq_topic_number", "Number of topics", len(self._topics.table.entries))
+            metrics.gauge("rocketmq_consumer_group_number", "Number of consumer groups", len(self._groups.names()))
             metrics.gauge(
                 "rocketmq_broker_permission", "What clients may do: 4 read, 2 write, 6 both", self._topics.broker_perm
             )
 
     @hookimpl
     def persist(self, broker: Broker) -> None:
-        """Try again what could not be written when it changed. Written at once and here, so that no older text wins."""
+        """Retry failed writes. This hook writes the tables itself, because a text returned earlier could be
+        outdated."""
         if self._topics is not None and self._groups is not None:
             self._topics.table.save()
             self._groups.table.save()

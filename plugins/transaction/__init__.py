@@ -1,4 +1,4 @@
-"""Transactions: a half message is kept from consumers until its producer commits it, or never reaches them.
+"""Transactions: consumers get a half message only if its producer commits it.
 
 Slot: transaction.
 Hooks: before_append, collect_metrics, config_section, configure, dispatch, persist, register_processors,
@@ -6,14 +6,12 @@ register_tasks, retention_floor, runtime_info, stopping.
 Config ``[plugin.transaction]``: ``strategy`` (``half`` or ``state_table``), ``check_interval``, ``timeout``,
 ``check_max``, ``max_age``, ``checks_per_second``, ``max_open``, ``file_rows``, ``reject``.
 Files: those of the strategy; ``state_table`` has ``transaction/`` and ``gantrymq.transaction``.
-Answers for RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and what is behind them: codes
-37 and 323, and 39 towards producers.
+Replaces RocketMQ's ``EndTransactionProcessor``, ``TransactionalMessageCheckService`` and their helpers: codes 37 and
+323, and 39 to producers.
 
-``strategy`` says what a strategy does, ``endings`` reads what producers say, ``check`` asks them, ``resume`` brings
-back what was put aside. The inner loops are ``plain``; they have a compiled twin, and ``fast`` chooses between them.
-The strategies: ``half``, with all that begins so, and ``state_strategy``, with ``redo`` and all that begins with
-``state``.
-``docs/howto/transactions.md``.
+``strategy`` is the interface of strategies; ``half/`` and ``state_table/`` implement it. ``endings`` reads the outcomes
+from producers, ``check`` sends check-backs, ``resume`` restores discarded half messages. ``plain`` has the inner loops;
+``fast`` selects it or its compiled twin. ``docs/howto/transactions.md``.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TransactionPlugin:
-    """Takes charge of the trait PREPARED, with the strategy that the configuration names."""
+    """Handles messages with the trait PREPARED by the configured strategy."""
 
     name = "transaction"
     slot = "transaction"
@@ -50,7 +48,7 @@ class TransactionPlugin:
     _config: TransactionConfig  # these three are set by configure
     _context: StrategyContext
     strategy: Strategy
-    _endings: EndTransactions  # from register_processors on
+    _endings: EndTransactions  # set by register_processors
 
     def __init__(self) -> None:
         self._check: CheckBack | None = None
@@ -63,23 +61,24 @@ class TransactionPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Make the strategy: it sees what the recovery dispatches."""
+        """Create the strategy, which gets the batches that the recovery dispatches."""
 
         def append(batch: AppendBatch) -> None:
             if not batch.traits & Trait.PREPARED:
-                batch.traits |= Trait.FREES_SPACE  # an open transaction keeps the log from its half message on
+                batch.traits |= Trait.FREES_SPACE  # the log is kept from the first open half message on
             broker.append(batch)
 
         self._config = config.section(TransactionConfig)
         self._context = StrategyContext(broker.env, broker.store, self._config, broker.registry, append)
         kind = STRATEGIES.get(self._config.strategy)
         if kind is None:
-            raise StartError(f"plugin.transaction.strategy: there is no {self._config.strategy!r} in this version")
+            names = ", ".join(STRATEGIES)
+            raise StartError(f"plugin.transaction.strategy = {self._config.strategy!r} is unknown; use one of {names}")
         self.strategy = kind.make(self._context)
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """37 and 323. The store is recovered: what is open can be known."""
+        """37 and 323. Opens the strategy too, because the store is recovered."""
         self._refuse_other_strategies()
         self.strategy.open()
         self._is_open = True
@@ -92,7 +91,7 @@ class TransactionPlugin:
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
-        """The strategy's own, and the check-back; a slave asks nobody."""
+        """The tasks of the strategy and, on a master, check-backs."""
         tasks = self.strategy.tasks()
         if broker.broker_id == 0:
             self._check = CheckBack(self.strategy, self._config.check_interval)
@@ -101,7 +100,7 @@ class TransactionPlugin:
 
     @hookimpl
     def before_append(self, batch: AppendBatch) -> None:
-        """Hand the half messages to the strategy."""
+        """Pass half messages to the strategy."""
         if batch.traits & Trait.PREPARED:
             rows = loops.half_rows(batch)
             if rows and not refuse_halves(batch, rows, self._config, self.strategy.open_count):
@@ -110,28 +109,28 @@ class TransactionPlugin:
 
     @hookimpl
     def dispatch(self, batch: DispatchBatch) -> None:
-        """What is committed, for strategies that build something from it."""
+        """Pass committed records to the strategy."""
         self.strategy.dispatch(batch)
 
     @hookimpl
     def stopping(self, broker: Broker) -> None:
-        """Ask nobody any more."""
+        """Send no more check-backs."""
         if self._check is not None:
             self._check.stop()
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:
-        """The strategy's files; nothing where the start failed before it was opened."""
+        """The strategy's changed files; None if the start failed before the strategy was opened."""
         return self.strategy.persist() if self._is_open else None
 
     @hookimpl
     def retention_floor(self, broker: Broker) -> int:
-        """Open transactions are needed, however full the disk is."""
+        """The first open half message; half messages are kept however full the disk is."""
         return self.strategy.floor()
 
     @hookimpl
     def runtime_info(self, broker: Broker) -> dict[str, str]:
-        """How many transactions are open, and who keeps them."""
+        """The number of open transactions, and the strategy."""
         return {
             "openTransactions": str(self.strategy.open_count),
             "transactionStrategy": self._config.strategy,
@@ -139,8 +138,8 @@ class TransactionPlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """How many are open, and what producers said; RocketMQ tells it by topic."""
-        metrics.gauge("rocketmq_half_messages", "Transactions that are open", self.strategy.open_count)
+        """The numbers of open transactions, commits and rollbacks. RocketMQ reports them by topic."""
+        metrics.gauge("rocketmq_half_messages", "Open transactions", self.strategy.open_count)
         metrics.counter(
             "rocketmq_commit_messages_total", "Transactions that their producers committed", self._endings.commits
         )
@@ -149,7 +148,7 @@ class TransactionPlugin:
         )
 
     def _refuse_other_strategies(self) -> None:
-        """:class:`StartError` when another strategy's transactions are open in this store: nobody would end them."""
+        """:class:`StartError` if the store has open transactions of another strategy, which this one could not end."""
         for name, kind in STRATEGIES.items():
             if name != self._config.strategy and (count := kind.count_open(self._context)):
                 raise StartError(

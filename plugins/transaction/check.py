@@ -53,17 +53,17 @@ class Questions:
         return None
 
     def ask(self, connection: Connection, record: Record) -> None:
-        """Ask about the half message ``record``, which the producer gets as it was meant; no answer is awaited.
+        """Send the check-back of the half message ``record`` to its producer. Does not wait for an answer.
 
-        The record has its real topic and queue already; its queue offset and its offset are what an answer must name.
-        One that a plugin withholds, or fails to deliver, is not asked about this time.
+        ``record`` must have its real topic and queue. The producer's answer must have its queue offset and log offset.
+        There is no check-back this time if a plugin withholds the message, or fails to deliver it.
         """
         data: bytes | None = encode(record)
         if self._deliveries is not None:
             try:
                 data = self._deliveries.deliver_one(encode(record), "check", connection)
             except RemoteFault:
-                return  # the log has a line about it
+                return  # delivery_failed is logged
         if data is None:
             return
         unique = find_property(record.properties, UNIQ_KEY)

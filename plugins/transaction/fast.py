@@ -1,5 +1,5 @@
-"""The transactions' inner loops. ``KIND`` says which of the twins runs, ``compiled`` or ``plain``, as in
-``kernel/fast``, on whose compiled rows the compiled one works."""
+"""The inner loops of transactions. ``KIND`` names the twin in use, ``compiled`` or ``plain``, as in ``kernel/fast``,
+whose compiled rows the compiled twin uses."""
 
 from __future__ import annotations
 

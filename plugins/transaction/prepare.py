@@ -1,4 +1,4 @@
-"""When a broker takes no half messages. Source: RocketMQ 4.9.7 ``SendMessageProcessor``."""
+"""Refuses half messages by configuration. Source: RocketMQ 4.9.7 ``SendMessageProcessor``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gantrymq.remoting.codes import ResponseCode
 
 
 def refuse_halves(batch: AppendBatch, rows: list[int], config: TransactionConfig, open_count: int) -> bool:
-    """Refuse all ``rows`` when the broker takes no half messages, or has too many already; whether it did."""
+    """Refuse all ``rows`` if the configuration refuses half messages, or too many are open. Returns whether it did."""
     if config.reject:
         code, remark = (
             ResponseCode.NO_PERMISSION,

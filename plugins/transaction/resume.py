@@ -1,7 +1,8 @@
-"""RESUME_CHECK_HALF_MESSAGE (323): what was put aside becomes a half message again, and its producers are asked anew.
+"""RESUME_CHECK_HALF_MESSAGE (323): a discarded half message is stored again, and check-backs to its producers resume.
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor.resumeCheckHalfMessage``, with its code and texts. RocketMQ takes any
-message of its log, one that has ended too, which is then delivered twice; here it must be one that was put aside.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor.resumeCheckHalfMessage``, with its code and texts. RocketMQ accepts any
+message of its log, even if its transaction has ended, and delivers that one twice. GantryMQ accepts only discarded
+ones.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NOT_FOUND = "Exception was thrown when putting message back to RMQ_SYS_TRANS_HAL
 NOT_PUT = "Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed."
 
 REQUEST_BYTES: Final = 4096
-"""What the time for a request without a message counts for."""
+"""The size that a request without a message counts for, because it takes time too."""
 
 _OWN: dict[bytes, bytes | None] = {
     REAL_TOPIC: None,
@@ -49,7 +50,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 class ResumeHalves:
-    """Answers 323. ``append`` takes a batch through the write path, where it is hidden like any half message."""
+    """Answers 323. ``append`` takes a batch through the write path, which hides its rows like other half messages."""
 
     def __init__(self, store: Store, append: Callable[[AppendBatch], None], *, is_slave: bool) -> None:
         self._store = store
@@ -57,9 +58,9 @@ class ResumeHalves:
         self._is_slave = is_slave
 
     def handle(self, requests: list[Request]) -> int:
-        """One batch for all requests; each is answered when its message is safe.
+        """Append one batch for all requests, and answer each when its message is durable.
 
-        What is beyond :data:`TURN_BYTES` comes again.
+        Requests beyond :data:`TURN_BYTES` are left for a later turn. Returns how many were taken.
         """
         batch = AppendBatch(done=_answer, traits=Trait.PREPARED, source=Source.TRANSACTION)
         taken = size = 0
@@ -83,7 +84,7 @@ class ResumeHalves:
         log.info("transaction_resumed", at=record.offset, topic=topic)
 
     def _find(self, message_id: str) -> Record:
-        """The message with this id (``MessageDecoder.decodeMessageId``), if it was put aside."""
+        """The discarded half message with this id (``MessageDecoder.decodeMessageId``)."""
         try:
             _, offset = parse_offset_message_id(message_id)
             named = find_named(self._store, offset)

@@ -1,9 +1,12 @@
-"""One walk over the open half messages: ask who can be asked, put aside what was asked too often.
+"""The scan of open half messages: sends check-backs, and discards half messages after too many of them.
 
-Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl.check``, with other answers where it is known to go wrong
-(issues 544, 1517, 8158, 8311, 9500): which transactions have ended is known before anything is decided, time that a
-producer asked for costs no checks, only questions that are asked are counted, a message whose producer is not here
-stays where it is instead of being written again each minute, and what goes wrong with one concerns no other.
+Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl.check``. It differs where RocketMQ is known to be wrong (issues
+544, 1517, 8158, 8311, 9500):
+
+- The scan knows which transactions have ended before it decides anything.
+- The immunity time that a producer requests does not count as a check-back; only sent check-backs count.
+- A half message without a connected producer stays where it is; RocketMQ stores it again each minute.
+- An error with one half message does not affect others.
 """
 
 from __future__ import annotations
@@ -45,16 +48,17 @@ from gantrymq.remoting.property_bytes import (
 )
 
 SLICE_ROWS = 256
-"""So many half messages are looked at before others get their turn."""
+"""The number of half messages after which the scan yields."""
 FAR_HALVES = 1_000_000
-"""A half message that so many came after is put back without being asked about, so that the rest can be forgotten."""
+"""A half message that is followed by this many others is stored again without a check-back, so that the table can
+forget the others."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
 @attrs.frozen
 class _Step:
-    """What the walk writes for one half message: in its place a copy, or the message put aside; then the end."""
+    """The two rows that the scan writes for one half message: a copy or the discarded message, then the op message."""
 
     offset: int
     record: Record
@@ -64,7 +68,7 @@ class _Step:
 
 @attrs.define
 class _Slice:
-    """What one slice of a walk writes as one batch: two rows a step."""
+    """The batch that one slice of a scan writes, with two rows for each step."""
 
     batch: AppendBatch
     steps: list[_Step] = attrs.field(factory=list)
@@ -72,9 +76,10 @@ class _Slice:
 
 
 class HalfWalk:
-    """Walks over a table. ``unnoted``: what ended without a note, which a full disk may cause; noted with a walk.
+    """Scans a table. ``undispatched`` gets the copies that are written.
 
-    ``undispatched`` receives the copies that are written.
+    ``unnoted`` has the half messages that ended without an op message, for example because the disk was full; the next
+    scan writes their op messages.
     """
 
     def __init__(self, context: StrategyContext, table: HalfTable, undispatched: UndispatchedHalves) -> None:
@@ -89,13 +94,13 @@ class HalfWalk:
         self.unnoted: list[int] = []
 
     def run(self) -> Iterator[None]:
-        """One walk; yields after each slice."""
+        """Scan once; yields after each slice."""
         self._note_rest()
         config = self._context.config
         steps_max = max(int(config.checks_per_second * SLICE_S), 1)
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         end = 0 if queue is None else queue.max_offset
-        # The log's own time: the store's clock never steps back, so younger messages lie behind this one.
+        # The store's clock never goes back, so younger messages are behind older ones.
         start = self._store.log.clock.now_ms()
         offset = self._table.base
         part = self._new_slice()
@@ -116,7 +121,7 @@ class HalfWalk:
             self._write(part)
 
     def _look(self, part: _Slice, offset: int, now: int) -> bool:
-        """Decide on one half message; False when it and all behind it are too young."""
+        """Handle one half message; False if it and all following ones are too young."""
         record = read_half(self._store, offset)
         if record is None:
             self._table.close(offset, GONE)
@@ -145,18 +150,20 @@ class HalfWalk:
 
     @staticmethod
     def _began(record: Record) -> int:
-        """When the transaction began, ms: by our clock, but for a copy, of which only the producer's clock is left."""
+        """When the transaction began, in ms: by the store's clock, of a copy by the producer's clock if that is
+        earlier."""
         if number_in(record, TRAN_PREPARED_QUEUE_OFFSET) is None:
             return record.store_timestamp
         return min(record.born_timestamp, record.store_timestamp)
 
     def _patience(self, record: Record) -> float:
-        """How long, in ms, the producer is not asked: what it asked for, else the configured time."""
+        """The time without check-backs in ms: the immunity time that the producer requested, else the configured
+        one."""
         asked_for = number_in(record, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return self._context.config.timeout * 1000 if asked_for is None else asked_for * 1000
 
     def _leave(self, part: _Slice, record: Record) -> None:
-        """Leave it where it is, unless it keeps too much behind it from being forgotten."""
+        """Leave the half message where it is, unless too many others follow it: then store it again."""
         if self._table.end - record.queue_offset > FAR_HALVES:
             check_size(record.topic, record.body_size, record.properties_size, self._store.config)
             add_copy(part.batch, record, number_in(record, TRANSACTION_CHECK_TIMES) or 0, wait=False)
@@ -172,13 +179,14 @@ class HalfWalk:
         add_end(part.batch, step.offset, self._store.log.clock.now_ms(), self._host)
         part.steps.append(step)
 
-    # ------------------------------------------------------------------------------------------------------- to write
+    # ------------------------------------------------------------------------------------------------------- writing
 
     def _new_slice(self) -> _Slice:
         return _Slice(AppendBatch(source=Source.TRANSACTION))
 
     def _write(self, part: _Slice) -> None:
-        """Write the slice, and take in what of it is written; the questions follow when that is safe."""
+        """Write the slice, and update the table by the rows that are written; :meth:`_ask` follows when they are
+        durable."""
         steps, batch, table = part.steps, part.batch, self._table
         if not steps:
             return
@@ -200,7 +208,7 @@ class HalfWalk:
                 self.unnoted.append(step.offset)
 
     def _note_rest(self) -> None:
-        """Write the notes that are missing."""
+        """Write missing op messages."""
         offsets, self.unnoted = self.unnoted, []
         batch = AppendBatch(source=Source.TRANSACTION)
         for offset in offsets:
@@ -213,10 +221,10 @@ class HalfWalk:
             else:
                 self.unnoted.append(offset)
 
-    # --------------------------------------------------------------------------------------------------------- to ask
+    # ---------------------------------------------------------------------------------------------------- check-backs
 
     def _ask(self, batch: AppendBatch, steps: list[_Step]) -> None:
-        """The copies are safe: ask about those whose transactions are still open."""
+        """The copies are durable: send check-backs for transactions that are still open."""
         for number, step in enumerate(steps):
             row = 2 * number
             connection = step.connection
@@ -236,7 +244,7 @@ class HalfWalk:
                 return
             connection = found
         topic, queue_id = real_place(record)
-        # As RocketMQ's questions have it, whose brokers write the copy without waiting.
+        # As in RocketMQ's check-backs, because its brokers store the copy without waiting.
         properties = replace_properties(record.properties, {WAIT: b"false"})
         self._questions.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
         log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)

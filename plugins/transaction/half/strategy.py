@@ -1,8 +1,8 @@
-"""The strategy ``half``: half messages lie in a topic of their own, and what ended is noted in another.
+"""The strategy ``half``: half messages are in one topic, and op messages in another mark those that have ended.
 
-RMQ_SYS_TRANS_HALF_TOPIC has the half messages, RMQ_SYS_TRANS_OP_HALF_TOPIC the queue offsets of those that ended, and
-the consumer offsets of CID_RMQ_SYS_TRANS tell how far both are done with: RocketMQ 4.x and 5.x go on from there, and
-this from what they left. Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl``, ``TransactionalMessageBridge``.
+RMQ_SYS_TRANS_HALF_TOPIC has the half messages, RMQ_SYS_TRANS_OP_HALF_TOPIC the op messages with their queue offsets.
+The consumer offsets of CID_RMQ_SYS_TRANS are the progress in both, from which RocketMQ 4.x, 5.x and this strategy
+continue. Source: RocketMQ 4.9.7 ``TransactionalMessageServiceImpl``, ``TransactionalMessageBridge``.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 
 NEAR_ENTRIES = 1024
-"""Half messages whose ends come together and that lie no further apart are looked up in one piece of the queue."""
+"""The most queue entries that are read at once to find the half messages of endings."""
 WAITING_MAX = 64
-"""Progress that waits for the disk; further progress takes the last one's place."""
+"""The most positions that wait for the disk; a further one replaces the last."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -88,7 +88,7 @@ class HalfStrategy:
         return self._table.open_count
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
-        """See :class:`Strategy`. What could not be written again later is refused now."""
+        """See :class:`Strategy`. Refuses half messages that would be too large to store again."""
         for row in loops.divert_rows(batch, rows, TRANS_HALF_TOPIC, half_message_changes, STATE_BITS, self._fitting):
             try:
                 check_size(TRANS_HALF_TOPIC, *batch.sizes_of(row), self._store.config)
@@ -101,7 +101,7 @@ class HalfStrategy:
         return record.topic == TRANS_HALF_TOPIC and record.queue_id == QUEUE_ID
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """The queues of the two topics are all that is needed."""
+        """Do nothing: this strategy reads the queues of its two topics."""
 
     def walk(self) -> Iterator[None]:
         """See :class:`Strategy`."""
@@ -111,12 +111,12 @@ class HalfStrategy:
             self.save()
 
     def persist(self) -> dict[str, bytes] | None:
-        """The offsets are the consumer offsets', which write them."""
+        """Save the progress as consumer offsets, which the plugin ``offsets`` writes."""
         self.save()
         return None
 
     def tasks(self) -> list[BackgroundTask]:
-        """None: what is written goes through the log."""
+        """No tasks: everything is written through the log."""
         return []
 
     def floor(self) -> int:
@@ -128,10 +128,10 @@ class HalfStrategy:
         entry = b"" if queue is None else queue.entries(offset, 1)
         return int.from_bytes(entry[:8], "big") if entry else self._store.dispatched
 
-    # ------------------------------------------------------------------------------------------------------- to end
+    # ------------------------------------------------------------------------------------------------------- endings
 
     def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
-        """See :class:`Strategy`. Entries name those that were dispatched."""
+        """See :class:`Strategy`. Dispatched half messages are found by their queue entries."""
         queue = self._store.queues.get(TRANS_HALF_TOPIC, QUEUE_ID)
         named, others = ([], endings) if queue is None else _split_by_queue(queue, endings)
         if not others:
@@ -147,14 +147,14 @@ class HalfStrategy:
         )
 
     def end(self, endings: list[Ending]) -> None:
-        """See :class:`Strategy`. The message and the note of its end are written as one batch."""
+        """See :class:`Strategy`. Appends messages and op messages as one batch."""
         batch, ended = fast.new_batch(fast.answer_rows, Source.TRANSACTION), dict[int, Ending]()
         table, now = self._table, self._store.log.clock.now_ms()
 
         def end_one(ending: Ending) -> None:
             self._end_one(batch, ending, ended, now)
 
-        if table.copies:  # they look like half messages that began as themselves
+        if table.copies:  # only end_one distinguishes these copies from new half messages
             for ending in endings:
                 end_one(ending)
         else:
@@ -181,7 +181,7 @@ class HalfStrategy:
                 ending.request.answer(fault.code, fault.remark)
 
     def _current(self, record: Record, first: int) -> int:
-        """As which half message the transaction of ``record``, which began as ``first``, goes on."""
+        """The half message as which the transaction of ``record``, which began as ``first``, continues."""
         table = self._table
         current = table.current(first)
         if table.copies and table.state(current) == GONE:
@@ -204,12 +204,13 @@ class HalfStrategy:
         ending.row = len(batch) - 1
 
     def _add_note(self, batch: AppendBatch, offset: int, ending: Ending, now: int) -> None:
-        """``ending`` is answered when the note is safe."""
+        """Add the op message; ``ending`` is answered when it is durable."""
         request = ending.request
         add_end(batch, offset, now, self._host, wait=not request.is_oneway, origin=request)
 
     def _again(self, batch: AppendBatch, ending: Ending, current: int, first_is_commit: bool | None, now: int) -> None:
-        """The transaction has ended before: the first word counts, the same word again is no error."""
+        """Answer the ending of a transaction that has ended before: the first outcome wins, the same one is no
+        error."""
         if first_is_commit is not None and first_is_commit != ending.is_commit:
             done = "committed" if first_is_commit else "rolled back"
             log.warning("transaction_ended_otherwise", queue_offset=current, was=done)
@@ -217,11 +218,11 @@ class HalfStrategy:
         elif not len(batch) and self._ended_at <= self._store.dispatched:
             ending.request.answer(ResponseCode.SUCCESS)
         elif not ending.request.is_oneway:
-            # Safe when the first one is: a second note, which nobody minds, waits for the same.
+            # The first op message may not be durable yet. A second one has no effect, and is not durable before it.
             self._add_note(batch, current, ending, now)
 
     def _close(self, batch: AppendBatch, ended: dict[int, Ending]) -> None:
-        """Take in which of the ends are written."""
+        """Update the table by the endings that are written."""
         table = self._table
         self._ended_at = max(self._ended_at, batch.end)
         closed, first, last, highest, unnoted = loops.close_ends(batch, ended, *table.states)
@@ -243,7 +244,7 @@ class HalfStrategy:
     # ----------------------------------------------------------------------------------------------------- progress
 
     def save(self) -> None:
-        """Hand what is done with to the consumer offsets, as far as no crash can take it back."""
+        """Commit the durable progress as consumer offsets."""
         store, table, waiting = self._store, self._table, self._waiting
         done = table.ops_done()
         if len(waiting) >= WAITING_MAX:
@@ -262,7 +263,8 @@ class HalfStrategy:
 
 
 def _split_by_queue(queue: ConsumeQueue, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
-    """See :meth:`HalfStrategy.split_named`. One that names an offset far away must not slow the others down."""
+    """See :meth:`HalfStrategy.split_named`. Splits the endings so that distant offsets do not make it read many
+    entries."""
     numbers = [ending.table_offset for ending in endings]
     first, last = max(min(numbers), queue.min_offset), min(max(numbers), queue.max_offset - 1)
     if last < first:

@@ -1,4 +1,4 @@
-"""The open half messages: a byte for each one between the oldest open one and the newest, and for some before.
+"""The open half messages: a byte for each half message from the oldest open one on, and for some older ones.
 
 A half message is identified by its queue offset in RMQ_SYS_TRANS_HALF_TOPIC. After a check-back it is appended again as
 a copy, and the transaction continues as that copy; ``moved`` has the copy by the first offset.
@@ -23,16 +23,16 @@ class HalfTable:
 
     def __init__(self, base: int, next_half: Callable[[], int]) -> None:
         self._states = bytearray()
-        self._origin = self._base = base  # what the first byte stands for, and the first that may be open
+        self._origin = self._base = base  # the offset of the first byte, and the first offset that may be open
         self._next_half = next_half
         self._ended = 0
         self.moved: dict[int, int] = {}
-        """The copy as which a transaction goes on, by its first offset; only of open ones."""
+        """The copy as which an open transaction continues, by its first offset."""
         self.aside: dict[int, None] = {}
-        """The first offsets of those put aside last, of whom a late commit still counts; see :meth:`put_aside`."""
+        """The first offsets of recently discarded transactions, which can still be committed; see :meth:`put_aside`."""
         self.copies: dict[bytes, int] = {}
-        """RocketMQ's copies, which do not say how they began, as a start found them: the newest by
-        ``copy_key``."""
+        """The newest copy by ``copy_key``, of copies by RocketMQ, which do not have their first offset; set by a
+        start."""
         self._ops: deque[tuple[int, int, int]] = deque()
 
     def refresh(self) -> None:
@@ -54,7 +54,7 @@ class HalfTable:
 
     @property
     def open_count(self) -> int:
-        """How many are open."""
+        """The number of open half messages."""
         self.refresh()
         return len(self._states) - self._ended
 
@@ -66,39 +66,39 @@ class HalfTable:
         return self._states[index] if 0 <= index < len(self._states) else GONE
 
     def current(self, first: int) -> int:
-        """The half message as which a transaction continues that began as ``first``."""
+        """The half message as which the transaction that began as ``first`` continues."""
         return self.moved.get(first, first)
 
     def close(self, offset: int, state: int) -> None:
-        """An open half message has ended; for any other nothing changes."""
+        """Set the state of a half message that has ended; does nothing if it was not open."""
         if self.state(offset) == OPEN:
             self._states[offset - self._origin] = state
             self.closed(1, {offset: state})
 
     @property
     def states(self) -> tuple[bytearray, int]:
-        """The bytes themselves, of all that was appended, and which half message the first one stands for.
+        """The states of all appended half messages as bytes, and the offset of the first byte.
 
-        Who closes open ones in there tells :meth:`closed`. Good until the next call that changes something.
+        A caller that changes open states must call :meth:`closed`. Valid until the next call that changes the table.
         """
         self.refresh()
         return self._states, self._origin
 
     def closed(self, count: int, ended: Container[int]) -> None:
-        """``count`` open half messages have ended, all of them in ``ended``, and their bytes say so."""
+        """The caller has set the states of ``count`` half messages that were open; ``ended`` contains all of them."""
         self._ended += count
         if self._base in ended:
             self._advance()
 
     def put_aside(self, first: int) -> None:
-        """Discard the transaction that began as ``first``; it is remembered among the last discarded ones."""
+        """Record that the transaction that began as ``first`` is discarded, in :attr:`aside`."""
         self.moved.pop(first, None)
         if len(self.aside) >= REMEMBERED:
             del self.aside[next(iter(self.aside))]
         self.aside[first] = None
 
     def next_open(self, offset: int, end: int) -> int | None:
-        """The first open one from ``offset`` on and before ``end``."""
+        """The first open half message from ``offset`` on and before ``end``, or None."""
         self.refresh()
         found = self._states.find(OPEN, max(offset - self._origin, 0), max(end - self._origin, 0))
         return None if found < 0 else self._origin + found
@@ -115,11 +115,11 @@ class HalfTable:
                 key: copy for key, copy in self.copies.items() if copy >= self._origin or copy in self.moved
             }  # the outcomes of the others are no longer known
 
-    # ------------------------------------------------------------------------------------------- the queue of ends
+    # ------------------------------------------------------------------------------------------------- op messages
 
     def noted(self, op_offset: int, half_offset: int, count: int = 1) -> None:
-        """``count`` ends, of half messages up to ``half_offset``, stand from ``op_offset`` of the queue of ends on,
-        behind all noted before."""
+        """Record ``count`` op messages from queue offset ``op_offset`` on, behind all recorded ones, for half messages
+        up to ``half_offset``."""
         ops, after = self._ops, op_offset + count
         if ops and after - ops[-1][0] <= CHUNK_OPS:
             first, _, highest = ops.pop()
@@ -128,7 +128,7 @@ class HalfTable:
             ops.append((op_offset, after, half_offset))
 
     def ops_done(self) -> int | None:
-        """All ends before this offset are of half messages before :attr:`base`; None when nothing was noted."""
+        """All op messages before this queue offset belong to half messages before :attr:`base`; None without any."""
         ops = self._ops
         if not ops:
             return None

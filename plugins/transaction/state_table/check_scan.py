@@ -1,8 +1,8 @@
-"""One walk over the state table: ask the producers of rows that are open for too long.
+"""The scan of the state table: sends check-backs for rows that are open for too long.
 
-Source: RocketMQ 3.2 ``TransactionStateService`` (its timer task), ``DefaultTransactionCheckExecuter``. Unlike there a
-transaction that was asked about too often, or is too old, is put aside and rolled back, as the strategy ``half`` does
-it: there it is forgotten when its file of the log is deleted.
+Source: RocketMQ 3.2 ``TransactionStateService`` (its timer task), ``DefaultTransactionCheckExecuter``. RocketMQ forgets
+a transaction when its file of the log is deleted. GantryMQ discards and rolls back a transaction that is too old or had
+too many check-backs, as the strategy ``half`` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.network.connection import Connection
 
 SLICE_ROWS = 256
-"""So many open rows are looked at before others get their turn."""
+"""The number of open rows after which the scan yields."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
@@ -36,10 +36,10 @@ EndAlone = Callable[[AppendBatch, dict[int, Record]], None]
 
 
 class StateWalk:
-    """Walks over ``table``; rows of records in ``closing`` are left out.
+    """Scans ``table`` without the rows of records in ``closing``.
 
-    ``end_alone`` appends a batch in which transactions are rolled back. How often a producer was asked is known until
-    the broker stops.
+    ``end_alone`` appends a batch in which transactions are rolled back. The numbers of check-backs are not stored: they
+    begin at 0 when the broker starts.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StateWalk:
         self._asked: dict[int, int] = {}
 
     def run(self) -> Iterator[None]:
-        """One walk; yields after each slice."""
+        """Scan once; yields after each slice."""
         self._forget_ended()
         most = max(int(self._context.config.checks_per_second * SLICE_S), 1)
         now = self._store.log.clock.now_ms()
@@ -82,7 +82,7 @@ class StateWalk:
         self._asked = {number: times for number, times in self._asked.items() if number >= low}
 
     def _look(self, number: int, row: StateRow, now: int) -> bool | None:
-        """Decide on one open row. True: something was sent or written; None: it and all behind it are too young."""
+        """Handle one open row. True: sent or wrote something. None: it and all following rows are too young."""
         config = self._context.config
         if row.seconds * 1000 > now - config.timeout * 1000:
             return None
@@ -108,7 +108,7 @@ class StateWalk:
 
     @staticmethod
     def _patience(record: Record) -> int:
-        """How long, in ms, the producer wants not to be asked."""
+        """The immunity time that the producer requested, in ms."""
         value = find_property(record.properties, CHECK_IMMUNITY_TIME_IN_SECONDS)
         return int(value) * 1000 if value is not None and value.isdigit() and len(value) <= 18 else 0
 

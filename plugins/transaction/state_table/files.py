@@ -87,14 +87,14 @@ class StateFiles:
         self.redo = RedoLog(self._env, f"{self.folder}/redolog", staging, file_entries=self._file_rows)
 
     def _begin(self) -> bool:
-        """The strategy was never used here; what the recovery had to read again counts, should it be a copied log."""
+        """Begin in a store without this strategy, at the first record that the recovery read: the log may be a copy."""
         report = self._store.recovered
         self.position = self._store.log.min_offset if report is None else report.end - report.scanned_bytes
         self._vouched = StateMarks(self.position, 0, 0, self.position)
         return True
 
     def _vouch(self, marks: StateMarks | None) -> None:
-        """From now on the table changes in place, and what was cut off may come back as something else."""
+        """Write the marks before the table changes in place, and before truncated records are replaced by others."""
         if self._vouched != marks:
             self._env.replace(marks_path(self._store.root), self._vouched.encode())
 

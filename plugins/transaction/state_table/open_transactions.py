@@ -15,7 +15,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 def count_open_rows(context: StrategyContext) -> int:
-    """See above. When none is open that is noted: then the log is not read as far back again at the next start."""
+    """The number of open transactions. If there are none, the marks record that, so that the next start reads less."""
     store = context.store
     folder = f"{store.root}/transaction"
     marks = read_marks(context.env, store.root)

@@ -93,10 +93,11 @@ def find_rows(batch: DispatchBatch, start: int, commit_log: CommitLog) -> Found:
 
 
 def _ends_first_record(batch: DispatchBatch, row: int, commit_log: CommitLog) -> bool:
-    """Whether the row is an end of the transaction whose prepared record lies at offset 0.
+    """Whether the row ends the transaction whose prepared record is at offset 0.
 
-    Clients choose the sys flag of their messages, none of which names a prepared record: they say 0 as well. An end is
-    the message of its own prepared record, which no other message can be: a client's would be prepared itself.
+    A client chooses the sys flag of its message, and messages that end no transaction have prepared offset 0 too. The
+    row is an end if it is the message of that prepared record. No other message is: one from a client would be
+    prepared.
     """
     record = read_prepared(commit_log, 0)
     return (

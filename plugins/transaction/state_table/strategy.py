@@ -1,8 +1,8 @@
-"""The strategy ``state_table``: a prepared message stays in its topic's log records, and a table knows how it stands.
+"""The strategy ``state_table``: prepared records keep their own topic, and a table has the states of transactions.
 
-The record of a prepared message enters no queue; its queue offset is its row in the table. A commit is a second record
-that names the first one and enters the queue, a rollback one without a body that does not. Source: RocketMQ 3.2
-``EndTransactionProcessor``, ``TransactionStateService``. ``docs/format/transaction-state.md``.
+A prepared record has no queue entry; its queue offset is the number of its row in the table. A commit is a second
+record with the log offset of the first one and a queue entry; a rollback is one without a body and an entry. Source:
+RocketMQ 3.2 ``EndTransactionProcessor``, ``TransactionStateService``. ``docs/format/transaction-state.md``.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from gantrymq.remoting.headers.transactions import TransactionState
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC
 
 FLUSH_S = 1.0
-"""The redo log goes to the disk this often; what was not there yet is read from the log at the next start."""
+"""How often the redo log is flushed, in seconds. The next start reads missing entries from the commit log."""
 
 log = structlog.get_logger("gantrymq.transaction")
 
 
 @attrs.define(eq=False)
 class Closing:
-    """The end of a transaction that is written and not yet dispatched, and who waits for it to be safe."""
+    """The end of a transaction that is appended and not yet dispatched, and the requests that wait for it."""
 
     number: int
     is_commit: bool
     waiting: list[Request]
 
     def answer(self, code: int, remark: str | None) -> None:
-        """Answer who waits."""
+        """Answer the waiting requests."""
         waiting, self.waiting = self.waiting, []
         for request in waiting:
             request.answer(code, remark)
@@ -90,16 +90,16 @@ class StateTableStrategy:
         table = self._files.table
         return table.open_count + self._count_rows() - table.end - len(self._closing)
 
-    # -------------------------------------------------------------------------------------------------- to be stored
+    # ------------------------------------------------------------------------------------------------- half messages
 
     def prepare(self, batch: AppendBatch, rows: list[int]) -> None:
-        """See :class:`Strategy`. While the disk has no room for rows of the table there is none for new ones.
-
-        What could not be put aside later is refused now.
-        """
+        """See :class:`Strategy`. Refuses all rows while rows of the table wait for disk space, and messages that are
+        too large to be stored in the topic of discarded ones."""
         if self._files.table.unwritten:
             for row in rows:
-                batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room on the disk for the state table")
+                batch.refuse(
+                    row, ResponseCode.SERVICE_NOT_AVAILABLE, "no disk space for the state table of transactions"
+                )
             return
         refused = batch.refused
         for row in rows:
@@ -122,7 +122,7 @@ class StateTableStrategy:
         self._next_row = first + len(rows)
 
     def _count_rows(self) -> int:
-        """The number of the next row: what was refused after it had got one gives it back."""
+        """The number of the next row; numbers of messages that were refused later are used again."""
         if self._last is None:
             return self._next_row
         batch, rows, refused = self._last
@@ -137,12 +137,12 @@ class StateTableStrategy:
         """See :class:`Strategy`."""
         return is_prepared(record)
 
-    # -------------------------------------------------------------------------------------------------------- to end
+    # ------------------------------------------------------------------------------------------------------- endings
 
     def split_named(self, endings: list[Ending]) -> tuple[list[Ending], list[Ending]]:
-        """See :class:`Strategy`. Rows of the table name those that were dispatched.
+        """See :class:`Strategy`. Dispatched half messages are found by their rows.
 
-        A table that was built again has no rows of what had ended; the redo log still names those.
+        A rebuilt table has no rows of ended transactions; the redo log still has them.
         """
         named: list[Ending] = []
         others: list[Ending] = []
@@ -159,7 +159,7 @@ class StateTableStrategy:
         return named, others
 
     def end(self, endings: list[Ending]) -> None:
-        """See :class:`Strategy`. Commits and rollbacks of a sweep are written as one batch."""
+        """See :class:`Strategy`. Appends the commits and rollbacks of a sweep as one batch."""
         batch = AppendBatch(done=_reply, source=Source.TRANSACTION)
         begun: dict[int, int] = {}
         for ending in endings:
@@ -177,12 +177,12 @@ class StateTableStrategy:
                 wait = not ending.request.is_oneway
                 add_end(batch, record, is_commit=ending.is_commit, wait=wait, origin=closing)
             else:
-                # It ended before, and nobody knows any more how.
+                # It has ended before, with an unknown outcome.
                 ending.request.answer(ResponseCode.SUCCESS)
         self._append(batch, begun)
 
     def _end_alone(self, batch: AppendBatch, records: dict[int, Record]) -> None:
-        """Append what the walk gives up: by row of ``batch`` the prepared record that is rolled back there."""
+        """Append a batch of rollbacks from the scan; ``records`` has the prepared record for each such row."""
         begun = {}
         for row, record in records.items():
             closing = Closing(record.queue_offset, is_commit=False, waiting=[])
@@ -202,14 +202,14 @@ class StateTableStrategy:
                     self._closing.pop(offset, None)
 
     def _verdict(self, record: Record) -> bool | None:
-        """Whether the transaction was committed, as its row says; None when it is open or nothing is known."""
+        """Whether the transaction was committed according to its row; None if it is open or has no row."""
         row = self._files.table.get(record.queue_offset)
         if row is None or row.log_offset != record.offset or row.state == PREPARED:
             return None
         return row.state == TransactionState.COMMIT
 
     def _is_open_row(self, record: Record) -> bool:
-        """Whether its row is open, or not dispatched yet."""
+        """Whether the row of the prepared record exists, or is not dispatched yet."""
         table = self._files.table
         if record.queue_offset >= table.end:
             return record.offset >= self._files.position
@@ -217,7 +217,8 @@ class StateTableStrategy:
         return row is not None and row.log_offset == record.offset
 
     def _again(self, ending: Ending, closing: Closing | None, first_is_commit: bool) -> None:
-        """The transaction has ended before: the first word counts, the same word again is no error."""
+        """Answer the ending of a transaction that has ended before: the first outcome wins, the same one is no
+        error."""
         if first_is_commit != ending.is_commit:
             done = "committed" if first_is_commit else "rolled back"
             log.warning("transaction_ended_otherwise", row=ending.record.queue_offset, was=done)
@@ -225,12 +226,12 @@ class StateTableStrategy:
         elif closing is None:
             ending.request.answer(ResponseCode.SUCCESS)
         else:
-            closing.waiting.append(ending.request)  # answered when the first one is safe
+            closing.waiting.append(ending.request)  # answered together with the first request
 
-    # ----------------------------------------------------------------------------------------------- what is derived
+    # -------------------------------------------------------------------------------------------------------- files
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """See :class:`Strategy`. What the recovery dispatches is read again by :meth:`open`, if it is new."""
+        """See :class:`Strategy`. Ignores batches of the recovery, because :meth:`open` reads new records itself."""
         if not self._is_open:
             return
         if batch.start != self._files.position:
@@ -260,7 +261,7 @@ class StateTableStrategy:
         return self._files.position if self._count_rows() > table.end else self._store.log.end
 
     async def _keep(self) -> None:
-        """Bring the redo log onto the disk now and then; at the end the table too."""
+        """Flush the redo log periodically, and at the end the table too."""
         try:
             while True:
                 await trio.sleep(FLUSH_S)
@@ -269,11 +270,11 @@ class StateTableStrategy:
             self.settle()
 
     def flush(self) -> None:
-        """Bring the redo log onto the disk; for a worker thread."""
+        """Flush the redo log; for a worker thread."""
         self._files.flush()
 
     def settle(self) -> None:
-        """Leave files that the next start can take as they are, if nothing is dispatched any more."""
+        """Flush all files, so that the next start can use them unchanged if nothing more is dispatched."""
         self._files.look_after()
         self._files.flush(clean=True)
 
