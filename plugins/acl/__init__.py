@@ -5,7 +5,7 @@ RocketMQ's ``broker.conf``.
 Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks.
 Config ``[plugin.acl]``: ``file``, ``interval``, ``codes``.
 Files: that of the accounts, which requests 50, 51 and 53 change.
-Answers for RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
+Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
 
 ``accounts`` reads the file and ``addresses`` its patterns, ``account_file`` watches and changes it, ``checks`` decides
 about a request, ``resources`` says which topics and groups it names. ``docs/howto/secure.md``.

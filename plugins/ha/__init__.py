@@ -143,7 +143,7 @@ class HaPlugin:
         self._config = section = config.section(HaConfig)
         if broker.broker_id and broker.address in (section.master, section.master_broker):
             raise StartError(
-                f"plugin.ha: {broker.address} is this broker itself, which cannot be its own master; set another address"
+                f"plugin.ha: {broker.address} is this broker; it cannot be its own master; set another address"
             )
         self._master_address = MasterAddress(broker.address, section.master, section.master_broker)
         self.copies = Copies(broker.wake)
