@@ -39,6 +39,7 @@ OPTIONAL_PLUGINS = (
     "gantrymq.plugins.ha:HaPlugin",
     "gantrymq.plugins.metrics:MetricsPlugin",
     "gantrymq.plugins.acl:AclPlugin",
+    "gantrymq.plugins.tls:TlsPlugin",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import socket
 from typing import Protocol
 
 import attrs
@@ -20,6 +19,29 @@ ASKED_MAX = 64
 
 JOINED_BYTES = 256 * 1024
 """Responses of one connection up to this size are joined for one send."""
+
+
+class Socket(Protocol):
+    """What a connection needs of its socket; no call blocks.
+
+    A plugin may set ``connection.sock`` to an object of its own in ``connections_changed``: nothing has been received
+    from an opened connection before that hook.
+    """
+
+    def fileno(self) -> int:
+        """The descriptor to wait for; it stays the same."""
+
+    def recv(self, size: int, /) -> bytes:
+        """Received bytes, all that are known of at most ``size`` bytes from the network; empty at the end.
+
+        ``BlockingIOError`` if there are none yet, another OSError if the connection has failed.
+        """
+
+    def send(self, data: bytes | memoryview, /) -> int:
+        """Send the first bytes of ``data``; returns how many. ``BlockingIOError`` and OSError as above."""
+
+    def close(self) -> None:
+        """Close the connection."""
 
 
 class Owner(Protocol):
@@ -64,7 +86,7 @@ class Connection:
         "sock", "wants_write",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, sock: socket.socket, number: int, peer: tuple[str, int], now: float) -> None:
+    def __init__(self, owner: Owner, sock: Socket, number: int, peer: tuple[str, int], now: float) -> None:
         self._owner = owner
         self.sock = sock
         self.id = number

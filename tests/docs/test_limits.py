@@ -56,6 +56,7 @@ NO_LIMITS = {
     "plugin.index.catch_up_bytes": "the pace of one of our own tasks",
     "plugin.register.interval": "an interval",
     "plugin.retention.check_interval": "an interval",
+    "plugin.tls.interval": "an interval",
     "plugin.transaction.check_interval": "an interval",
     "plugin.transaction.file_rows": "the shape of a file",
 }
@@ -94,7 +95,9 @@ def value_of(text: str) -> float:
 
 
 def settings() -> Iterator[tuple[str, float]]:
-    manager: PluginManager = load_plugins([*DEFAULT_PLUGINS, "ha", "metrics", "gantrymq.plugins.acl:AclPlugin"])
+    manager: PluginManager = load_plugins(
+        [*DEFAULT_PLUGINS, "ha", "metrics", "gantrymq.plugins.acl:AclPlugin", "gantrymq.plugins.tls:TlsPlugin"]
+    )
     plugins = [(f"plugin.{name}", kind) for _, (name, kind) in manager.call_each("config_section", tuple)]
     sections: list[tuple[str, Any]] = [*KERNEL_SECTIONS.items(), *plugins]
     for section, kind in sections:

@@ -99,6 +99,7 @@ def test_the_test_library_is_documented_name_by_name() -> None:
 
 def test_each_key_of_an_optional_plugin_is_described_on_its_page() -> None:
     pages = (("plugin.ha", "cluster.md"), ("plugin.metrics", "metrics.md"), ("plugin.acl", "secure.md"))
+    pages = (*pages, ("plugin.tls", "secure.md"))
     for section, page in pages:
         keys = re.findall(rf"^\| `{section}\.(\w+)` \|", (REFERENCE / "configuration.md").read_text(), re.MULTILINE)
         text = (ROOT / "docs" / "howto" / page).read_text()
@@ -129,6 +130,7 @@ def test_every_code_that_a_broker_serves_is_listed_with_its_plugin(
             "plugin.ha.listen": "127.0.0.1:0",
             "plugin.metrics.listen": "127.0.0.1:0",
             "plugin.acl.file": f"{tmp_path}/plain_acl.yml",
+            "plugin.tls.mode": "disabled",
         }
         async with run_broker(make_broker(tmp_path / "store", enable=OPTIONAL_PLUGINS, settings=settings)):
             pass

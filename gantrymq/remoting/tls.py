@@ -1,0 +1,86 @@
+"""TLS of servers: certificates, the settings of connections, and the subject of a client's certificate."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+HANDSHAKE_BYTE: Final = 0x16
+"""The first byte of a TLS connection. A frame that begins with it would have 352 MiB, more than any limit allows."""
+CIPHERS: Final = (
+    "ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384:"
+    "ECDHE-RSA-AES256-GCM-SHA384:ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305:"
+    "DHE-RSA-AES128-GCM-SHA256:DHE-RSA-AES256-GCM-SHA384:DHE-RSA-CHACHA20-POLY1305"
+)
+"""Mozilla's intermediate configuration, for TLS 1.2; TLS 1.3 has its own."""
+CLIENT_CERTIFICATES: Final = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+_SHORT_NAMES: Final = {
+    "commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C",
+    "localityName": "L", "stateOrProvinceName": "ST", "domainComponent": "DC",
+}  # fmt: skip
+
+
+class TlsUnusable(ValueError):
+    """The certificates or the key cannot be used; the text names the file and the reason."""
+
+
+@attrs.frozen
+class ServerTls:
+    """The files of a server, all PEM. ``key``: empty if it is in the certificate's file. ``ca``: the authorities of
+    clients' certificates. ``client_certificates``: ``none``, ``optional`` or ``required``."""
+
+    certificate: str
+    key: str = ""
+    ca: str = ""
+    client_certificates: str = "none"
+
+    def make_context(self) -> ssl.SSLContext:
+        """The settings of new connections: TLS 1.2 or 1.3; :class:`TlsUnusable`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        if not self.certificate:
+            raise TlsUnusable("no certificate is configured")
+        try:
+            context.load_cert_chain(self.certificate, self.key or None, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise TlsUnusable(f"{self.certificate!r} with the key {self.key!r}: {_reason(error)}") from None
+        if self.client_certificates != "none":
+            if not self.ca:
+                raise TlsUnusable("clients' certificates need the authority that signs them (ca)")
+            try:
+                context.load_verify_locations(self.ca)
+            except (OSError, ValueError) as error:
+                raise TlsUnusable(f"{self.ca!r}: {_reason(error)}") from None
+            context.verify_mode = CLIENT_CERTIFICATES[self.client_certificates]
+        return context
+
+    def fingerprint(self) -> tuple[bytes, ...]:
+        """The content of the files; OSError. If it changes, a new context is due."""
+        return tuple(Path(path).read_bytes() for path in (self.certificate, self.key, self.ca) if path)
+
+
+def subject_of(certificate: dict[str, Any] | None) -> str | None:
+    """The subject of a certificate of :meth:`ssl.SSLObject.getpeercert`, such as ``CN=worker,O=Example``."""
+    names: Iterable[Any] = () if certificate is None else certificate.get("subject", ())
+    parts = [f"{_SHORT_NAMES.get(key, key)}={value}" for row in names for key, value in row]
+    return ",".join(reversed(parts)) or None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted: decrypt it, and let only the server's user read it")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "it is no PEM file with a certificate and its key").replace("_", " ").lower()
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,149 @@
+"""TLS at the broker's port, beside plain connections or instead of them; the first byte distinguishes the two.
+
+Slot: none; not in the default set: ``--enable tls``.
+Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
+Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``, ``interval``.
+Files: those of the certificates, which it only reads.
+Answers for the TLS part of RocketMQ's ``NettyRemotingServer``.
+
+``tls_socket`` replaces the socket of each new connection before anything is read from it. ``docs/howto/secure.md``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+import trio
+
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.rare_warnings import RareWarnings
+from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.tls.config import TlsConfig
+from gantrymq.plugins.tls.tls_socket import TlsSocket
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.api import Broker
+    from gantrymq.kernel.config.sections import Config
+    from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.network.connection import Connection, ConnectionsBatch
+
+log = structlog.get_logger("gantrymq.tls")
+
+SLICE_S: Final = 0.010
+HANDSHAKES_S: Final = 0.005
+"""Handshakes take at most this much of each :data:`SLICE_S`, however many clients connect."""
+
+
+class TlsPlugin:
+    """Wraps the sockets of new connections, and keeps the certificates."""
+
+    name = "tls"
+    essential = True  # without it, an enforcing broker would serve plain connections
+    _config: TlsConfig  # these are set by configure
+    _broker: Broker
+    _files: ServerTls
+    _context: ssl.SSLContext
+
+    def __init__(self) -> None:
+        self._results: Counter[str] = Counter(ok=0, failed=0, plain=0)
+        self._failed_reloads = 0
+        self._seen: tuple[bytes, ...] = ()
+        self._slice_end = self._spent = 0.0
+
+    @hookimpl
+    def config_section(self) -> tuple[str, type[Any]]:
+        """``[plugin.tls]``."""
+        return "tls", TlsConfig
+
+    @hookimpl
+    def configure(self, broker: Broker, config: Config) -> None:
+        """Read the certificates; a file that cannot be used refuses the start."""
+        self._broker = broker
+        self._config = section = config.section(TlsConfig)
+        self._files = ServerTls(section.certificate, section.key, section.ca, section.client_certificates)
+        self._warnings = RareWarnings(broker.env.monotonic)
+        if section.mode == "disabled":
+            return
+        try:
+            self._context = self._files.make_context()
+            self._seen = self._files.fingerprint()
+        except (TlsUnusable, OSError) as error:
+            raise StartError(f"plugin.tls.certificate: {error}") from None
+
+    @hookimpl
+    def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
+        """The watcher of the files."""
+        return [] if self._config.mode == "disabled" else [BackgroundTask("tls", self._watch)]
+
+    @hookimpl(tryfirst=True)
+    def connections_changed(self, batch: ConnectionsBatch) -> None:
+        """Wrap the sockets of new connections: nothing has been read from them."""
+        if self._config.mode == "disabled":
+            return
+        allows_plain = self._config.mode == "permissive"
+        for connection in batch.opened:
+            if not connection.closed:
+                connection.sock = TlsSocket(connection, self, self._current, allows_plain)
+
+    def _current(self) -> ssl.SSLContext:
+        return self._context
+
+    # ------------------------------------------------------------------------------------------- for the sockets
+
+    def may_work(self) -> bool:
+        """Whether handshakes have time left in this slice."""
+        now = self.now()
+        if now >= self._slice_end:
+            self._slice_end, self._spent = now + SLICE_S, 0.0
+        return self._spent < HANDSHAKES_S
+
+    def worked(self, begun: float) -> None:
+        """Count the time of a step of a handshake."""
+        self._spent += self.now() - begun
+
+    def now(self) -> float:
+        """The clock of the broker."""
+        return self._broker.env.monotonic()
+
+    def ended(self, connection: Connection, result: str, reason: str) -> None:
+        """Count a handshake; a failed one is logged once an hour for each address."""
+        self._results[result] += 1
+        host = connection.peer[0]
+        if result != "ok" and self._warnings.is_due(f"{host} {result}"):
+            log.warning("tls_refused", peer=host, reason=reason)
+
+    # ------------------------------------------------------------------------------------------------- the files
+
+    async def _watch(self) -> None:
+        while True:
+            await trio.sleep(self._config.interval)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Use changed files for new connections; if they cannot be used, those of before stay."""
+        try:
+            seen = await trio.to_thread.run_sync(self._files.fingerprint)
+            if seen == self._seen:
+                return
+            self._seen = seen
+            self._context = await trio.to_thread.run_sync(self._files.make_context)
+        except (TlsUnusable, OSError) as error:
+            self._failed_reloads += 1
+            if self._warnings.is_due(f"reload {error}"):
+                log.error("tls_files_refused", reason=str(error))
+        else:
+            log.info("tls_files_loaded", certificate=self._config.certificate)
+
+    @hookimpl
+    def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
+        """Handshakes by result, and files that could not be used."""
+        for result, count in self._results.items():
+            metrics.counter("gantrymq_tls_handshakes_total", "TLS handshakes by result", count, result=result)
+        metrics.counter(
+            "gantrymq_tls_failed_reloads_total", "Changed certificates that could not be used", self._failed_reloads
+        )

@@ -1,0 +1,27 @@
+"""Section ``[plugin.tls]``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from gantrymq.kernel.config.fields import duration
+
+
+@attrs.frozen(kw_only=True)
+class TlsConfig:
+    """Who must speak TLS, and the files."""
+
+    mode: Literal["disabled", "permissive", "enforcing"] = "enforcing"
+    """``permissive`` serves plain connections at the same port too, as RocketMQ does by default."""
+    certificate: str = ""
+    """The broker's certificate with its chain, PEM."""
+    key: str = ""
+    """The private key, PEM, not encrypted; empty if it is in the certificate's file."""
+    ca: str = ""
+    """The authorities that sign clients' certificates, PEM."""
+    client_certificates: Literal["none", "optional", "required"] = "none"
+    """Whether clients must show a certificate; its subject becomes the connection's identity."""
+    interval: float = duration("10s", minimum="100ms", maximum="1h")
+    """How often the broker looks for changed files; new connections use them."""

@@ -1,0 +1,179 @@
+"""A connection's socket that decides by its first byte whether it speaks TLS, and encrypts if it does.
+
+It has the methods of a non-blocking socket that the sweep uses, so the sweep works as with a plain one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gantrymq.remoting.tls import HANDSHAKE_BYTE, subject_of
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.network.connection import Connection
+
+CHUNK_BYTES: Final = 256 * 1024
+"""How much is encrypted before it is sent."""
+READ_BYTES: Final = 64 * 1024
+UNSENT_MAX: Final = 64 * 1024
+"""Bytes that TLS itself has to send to a peer that does not read: answers to its key updates."""
+
+
+class Owner(Protocol):
+    """What a socket asks its plugin."""
+
+    def may_work(self) -> bool:
+        """Whether handshakes may take time now; else they come again in a later turn."""
+
+    def worked(self, begun: float) -> None:
+        """A step of a handshake, which began at ``begun``, is over."""
+
+    def now(self) -> float:
+        """Seconds."""
+
+    def ended(self, connection: Connection, result: str, reason: str) -> None:
+        """A handshake's result: ``ok``, ``failed`` or ``plain``."""
+
+
+class TlsSocket:
+    """Replaces ``connection.sock`` until the first byte says that the peer speaks plain text, or for good."""
+
+    __slots__ = (
+        "_allows_plain", "_connection", "_context", "_in_flight", "_incoming", "_is_open", "_outgoing", "_owner",
+        "_raw", "_tls", "_unsent",
+    )  # fmt: skip
+
+    def __init__(
+        self, connection: Connection, owner: Owner, context: Callable[[], ssl.SSLContext], allows_plain: bool
+    ) -> None:
+        self._connection = connection
+        self._raw = connection.sock
+        self._owner = owner
+        self._context = context
+        self._allows_plain = allows_plain
+        self._tls: ssl.SSLObject | None = None
+        self._is_open = False
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._unsent = b""
+        self._in_flight = 0
+        """Bytes of the application whose encrypted form is in ``_unsent``: not reported as sent yet."""
+
+    def fileno(self) -> int:
+        """The descriptor of the socket."""
+        return self._raw.fileno()
+
+    def recv(self, size: int) -> bytes:
+        """Decrypted bytes, all that ``size`` bytes from the network have; ``BlockingIOError`` if there are none yet."""
+        if not self._is_open and not self._owner.may_work():
+            raise BlockingIOError
+        data = self._raw.recv(size)
+        if not data:
+            return data
+        if self._tls is None:
+            if data[0] != HANDSHAKE_BYTE:
+                return self._plain(data)
+            self._tls = self._context().wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._incoming.write(data)
+        if not self._is_open:
+            self._shake_hands(self._tls)
+        return self._read(self._tls)
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Encrypt and send; returns how many bytes of ``data`` the network took.
+
+        Bytes that are encrypted and not sent count as not sent: the next call begins with them again.
+        """
+        if self._tls is None or not self._is_open:
+            raise BlockingIOError
+        view = memoryview(data)
+        sent = 0
+        while True:
+            if self._unsent and not self._push():
+                if sent:
+                    return sent
+                raise BlockingIOError
+            sent += self._in_flight
+            self._in_flight = 0
+            if sent >= len(view):
+                return sent
+            self._in_flight = self._tls.write(view[sent : sent + CHUNK_BYTES])
+            self._unsent = self._outgoing.read()
+
+    def close(self) -> None:
+        """Tell the peer that no more follows, if it reads, and close the socket."""
+        if self._tls is not None and self._is_open and not self._unsent:
+            with suppress(OSError):  # SSLError is one: the peer's part is missing
+                self._tls.unwrap()
+            with suppress(OSError):
+                self._raw.send(self._outgoing.read())
+        self._raw.close()
+
+    def _plain(self, data: bytes) -> bytes:
+        if not self._allows_plain:
+            reason = "the peer speaks plain text, and plugin.tls.mode is enforcing"
+            self._owner.ended(self._connection, "plain", reason)
+            raise ConnectionError(reason)
+        self._connection.sock = self._raw
+        return data
+
+    def _shake_hands(self, tls: ssl.SSLObject) -> None:
+        begun = self._owner.now()
+        try:
+            tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._answer()
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            with suppress(OSError):
+                self._answer()  # the alert
+            reason = (error.reason or "it is no TLS").replace("_", " ").lower()
+            self._owner.ended(self._connection, "failed", reason)
+            raise ConnectionError(f"the TLS handshake failed: {reason}") from None
+        finally:
+            self._owner.worked(begun)
+        self._answer()
+        self._is_open = True
+        subject = subject_of(tls.getpeercert())
+        if subject is not None:
+            self._connection.identity = subject
+        self._owner.ended(self._connection, "ok", tls.version() or "")
+
+    def _read(self, tls: ssl.SSLObject) -> bytes:
+        parts: list[bytes] = []
+        is_over = False
+        while not is_over:
+            try:
+                part = tls.read(READ_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLZeroReturnError:
+                part = b""
+            is_over = not part
+            parts.append(part)
+        more = self._outgoing.read()
+        if more:
+            self._unsent += more
+            if not self._push() and len(self._unsent) > UNSENT_MAX + 2 * CHUNK_BYTES:
+                raise ConnectionError("the peer asks for new keys and does not read them")
+        if not parts:
+            raise BlockingIOError
+        return b"".join(parts)
+
+    def _answer(self) -> None:
+        """Send what the handshake has for the peer; a socket without room for so little is not read."""
+        self._unsent += self._outgoing.read()
+        if self._unsent and not self._push():
+            raise ConnectionError("the peer does not read the TLS handshake")
+
+    def _push(self) -> bool:
+        """Send ``_unsent``; returns whether nothing is left."""
+        try:
+            sent = self._raw.send(self._unsent)
+        except BlockingIOError:
+            return False
+        self._unsent = self._unsent[sent:]
+        return not self._unsent

@@ -1,0 +1,301 @@
+"""TLS at the port of a running broker: what speaks it right is served, and what attacks it costs nobody else."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from gantrymq.kernel.api import Broker
+from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.metrics import Metrics
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.channel import Channel, open_channel
+from gantrymq.remoting.command import encode
+from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
+from gantrymq.remoting.records import decode_records
+from gantrymq.testing.harness import make_broker, run_broker
+from gantrymq.testing.requests import pull, send
+from support.authority import Authority
+from support.certificates import CA, FOLDER, OTHER_CA, client_context
+
+pytestmark = pytest.mark.trio
+
+TLS = "gantrymq.plugins.tls:TlsPlugin"
+SERVER = FOLDER / "server.pem"
+
+
+@asynccontextmanager
+async def secured(path: Path, **settings: object) -> AsyncIterator[Broker]:
+    given = {"plugin.tls.certificate": str(SERVER), "plugin.tls.interval": "100ms"}
+    given |= {name.replace("__", "."): str(value) for name, value in settings.items()}
+    async with run_broker(make_broker(path / "store", settings=given, enable=[TLS])) as broker:
+        yield broker
+
+
+@asynccontextmanager
+async def encrypted(broker: Broker, context: ssl.SSLContext | None = None) -> AsyncIterator[Channel]:
+    async with open_channel(broker.address, tls=context or client_context()) as channel:
+        yield channel
+
+
+def handshakes(broker: Broker) -> dict[str, object]:
+    metrics = Metrics(1000)
+    for _, call in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
+        call()
+    return {labels[0]: value for labels, value in metrics.families["gantrymq_tls_handshakes_total"].series.items()}
+
+
+async def test_messages_go_and_come_encrypted(tmp_path: Path) -> None:
+    large = bytes(range(256)) * 8192
+    async with secured(tmp_path) as broker, encrypted(broker) as channel, encrypted(broker) as other:
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                nursery.start_soon((channel, other)[number % 2].call, send("T", b"%d" % number))
+        assert (await channel.call(send("T", large))).code == 0
+        offset, bodies = 0, []
+        while offset < 201:
+            records = decode_records((await other.call(pull("T", offset=offset))).body)
+            bodies += [record.body for record in records]
+            offset += len(records)
+        assert sorted(bodies[:200]) == sorted(b"%d" % number for number in range(200))
+        assert bodies[200] == large
+        assert handshakes(broker) == {"ok": 2, "failed": 0, "plain": 0}
+
+
+async def test_a_peer_that_reads_late_gets_every_byte(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 2048
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        for _ in range(6):
+            await channel.call(send("T", body))
+        stream = await trio.open_tcp_stream(*parse_address(broker.address))
+        async with trio.SSLStream(stream, client_context(), server_hostname="127.0.0.1") as tls:
+            for number in range(6):
+                command = pull("T", offset=number, limit=1)
+                command.opaque = number
+                await tls.send_all(encode(command))
+            await trio.sleep(0.2)
+            received = bytearray()
+            with trio.fail_after(20):
+                while len(received) < 6 * len(body):
+                    received += await tls.receive_some(50_000)
+                while received.count(body) < 6:
+                    received += await tls.receive_some(50_000)
+
+
+async def test_permissive_serves_plain_connections_at_the_same_port(tmp_path: Path) -> None:
+    async with secured(tmp_path, plugin__tls__mode="permissive") as broker:
+        async with encrypted(broker) as channel, open_channel(broker.address) as plain:
+            assert (await channel.call(send("T", b"encrypted"))).code == 0
+            assert (await plain.call(send("T", b"plain"))).code == 0
+            records = decode_records((await plain.call(pull("T"))).body)
+            assert [record.body for record in records] == [b"encrypted", b"plain"]
+            kinds = {type(connection.sock).__name__ for connection in broker.connections}
+            assert kinds == {"TlsSocket", "socket"}, "a plain connection costs nothing more"
+            assert handshakes(broker)["plain"] == 0
+
+
+async def test_enforcing_refuses_plain_connections(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        with capture_logs() as logs:
+            for _ in range(3):
+                async with open_channel(broker.address) as plain:
+                    with pytest.raises(ChannelClosed, match="connect with tls=True"):
+                        await plain.call(send("T", b"x"))
+        assert broker.log.end == 0
+        assert handshakes(broker)["plain"] == 3
+        assert len([each for each in logs if each["event"] == "tls_refused"]) == 1
+        assert (await channel.call(send("T", b"x"))).code == 0
+
+
+async def test_disabled_speaks_no_tls(tmp_path: Path) -> None:
+    async with secured(tmp_path, plugin__tls__mode="disabled", plugin__tls__certificate="/nowhere") as broker:
+        async with open_channel(broker.address) as plain:
+            assert (await plain.call(send("T", b"x"))).code == 0
+        with pytest.raises(ConnectFailed), trio.fail_after(20):
+            async with encrypted(broker):
+                pass
+
+
+# --------------------------------------------------------------------------------------------------- certificates
+
+
+@pytest.mark.parametrize("kind", ["optional", "required"])
+async def test_the_subject_of_a_client_certificate_is_the_identity(tmp_path: Path, kind: str) -> None:
+    authority = Authority(tmp_path)
+    context = client_context()
+    context.load_cert_chain(authority.issue("worker"))
+    settings = {"plugin__tls__ca": authority.file, "plugin__tls__client_certificates": kind}
+    async with secured(tmp_path, **settings) as broker:
+        async with encrypted(broker, context) as channel:
+            assert (await channel.call(send("T", b"x"))).code == 0
+            assert [connection.identity for connection in broker.connections] == ["CN=worker,O=GantryMQ tests"]
+
+
+@pytest.mark.parametrize("stranger", [True, False], ids=["another authority", "none"])
+async def test_a_client_without_a_certificate_of_the_authority_is_refused(tmp_path: Path, stranger: bool) -> None:
+    settings = {
+        "plugin__tls__ca": Authority(tmp_path).file, "plugin__tls__client_certificates": "required",
+    }  # fmt: skip
+    context = client_context()
+    if stranger:
+        context.load_cert_chain(Authority(tmp_path, "other").issue("mallory"))
+    async with secured(tmp_path, **settings) as broker:
+        with pytest.raises((ConnectFailed, ChannelClosed)), trio.fail_after(20):
+            async with encrypted(broker, context) as channel:
+                await channel.call(send("T", b"x"))
+        assert handshakes(broker)["failed"] == 1
+        assert broker.log.end == 0
+
+
+async def test_a_client_that_trusts_another_authority_does_not_connect(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        with pytest.raises(ConnectFailed, match="its certificate is not accepted"):
+            async with encrypted(broker, client_context(OTHER_CA)):
+                pass
+        async with encrypted(broker) as channel:
+            assert (await channel.call(send("T", b"x"))).code == 0
+
+
+def write(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+def content(file: Path) -> bytes:
+    return file.read_bytes()
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - what is awaited is a file that a thread reads
+            await trio.sleep(0.02)
+
+
+async def test_a_changed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+    file, authority = tmp_path / "current.pem", Authority(tmp_path)
+    write(file, content(SERVER))
+    with capture_logs() as logs:
+        async with secured(tmp_path, plugin__tls__certificate=file) as broker, encrypted(broker) as before:
+            write(file, b"nonsense")
+            await eventually(lambda: [each for each in logs if each["event"] == "tls_files_refused"])
+            async with encrypted(broker) as channel:
+                assert (await channel.call(send("T", b"with the certificate of before"))).code == 0
+            write(file, content(authority.issue("renewed")))
+            await eventually(lambda: [each for each in logs if each["event"] == "tls_files_loaded"])
+            async with encrypted(broker, client_context(authority.file)) as channel:
+                assert (await channel.call(send("T", b"with the new one"))).code == 0
+            assert (await before.call(send("T", b"open connections stay"))).code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"plugin__tls__certificate": ""}, "no certificate is configured"),
+        ({"plugin__tls__certificate": "/nowhere.pem"}, "No such file"),
+        ({"plugin__tls__certificate": str(CA)}, "with the key ''"),
+        ({"plugin__tls__client_certificates": "required"}, "need the authority"),
+        ({"plugin__tls__client_certificates": "required", "plugin__tls__ca": "/nowhere.pem"}, "No such file"),
+    ],
+)
+async def test_files_that_cannot_be_used_refuse_the_start(
+    tmp_path: Path, settings: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ExceptionGroup) as failed:
+        async with secured(tmp_path, **settings):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=reason)
+
+
+async def test_an_encrypted_key_refuses_the_start_and_asks_nobody(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    command = ["openssl", "pkey", "-in", str(SERVER), "-aes256", "-passout", "pass:hush", "-out", str(key)]
+    await trio.run_process(command)
+    with pytest.raises(ExceptionGroup) as failed:
+        async with secured(tmp_path, plugin__tls__key=key):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match="the key is encrypted: decrypt it")
+
+
+# -------------------------------------------------------------------------------------------------------- attacks
+
+
+def client_hello() -> bytes:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = client_context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+async def test_broken_handshakes_cost_nobody_else(tmp_path: Path) -> None:
+    hello = client_hello()
+    attacks = [hello[:size] for size in (1, 2, 5, 6, 40, len(hello) - 1)]
+    attacks += [hello[:at] + bytes([hello[at] ^ 0xFF]) + hello[at + 1 :] for at in (1, 3, 5, 6, 9, 43)]
+    attacks += [b"\x16" * 4096, b"\x16\x03\x01\xff\xff" + bytes(4096), hello + hello, hello + b"GET / HTTP/1.1\r\n\r\n"]
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        for attack in attacks:
+            stream = await trio.open_tcp_stream(*parse_address(broker.address))
+            await stream.send_all(attack)
+            await stream.send_eof()
+            with trio.fail_after(20):
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(65536):
+                        pass
+            await stream.aclose()
+            assert (await channel.call(send("T", b"x"))).code == 0
+        await eventually(lambda: len(broker.connections) == 1)
+        assert handshakes(broker)["ok"] == 1
+
+
+async def test_a_handshake_that_does_not_end_is_limited_in_time(tmp_path: Path) -> None:
+    """Whether the client sends a part of it now and then, or nothing."""
+    hello = client_hello()
+    async with secured(tmp_path, limits__first_frame="1s") as broker, encrypted(broker) as channel:
+        assert (await channel.call(send("T", b"x"))).code == 0
+        for first in (b"", hello[:1], hello[:-1]):
+            stream = await trio.open_tcp_stream(*parse_address(broker.address))
+            if first:
+                await stream.send_all(first)
+            with trio.fail_after(20):
+                with suppress(trio.BrokenResourceError):
+                    assert await stream.receive_some(1) == b""
+            await stream.aclose()
+        assert (await channel.call(send("T", b"x"))).code == 0
+
+
+async def test_old_versions_and_weak_ciphers_are_refused(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker:
+        for arguments, works in (
+            (["-tls1_3"], True),
+            (["-tls1_2"], True),
+            (["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-GCM-SHA256"], True),
+            (["-tls1_2", "-cipher", "ECDHE-ECDSA-AES128-SHA:@SECLEVEL=0"], False),
+            (["-tls1_1", "-cipher", "ALL:@SECLEVEL=0"], False),
+            (["-tls1", "-cipher", "ALL:@SECLEVEL=0"], False),
+        ):
+            command = ["openssl", "s_client", "-connect", broker.address, "-CAfile", str(CA), "-verify_return_error",
+                       *arguments]  # fmt: skip
+            done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            assert (done.returncode == 0) is works, (arguments, done.stdout, done.stderr)
+            assert (b"Verify return code: 0 (ok)" in done.stdout) is works
+
+
+async def test_handshakes_share_the_time_with_others(tmp_path: Path) -> None:
+    async with secured(tmp_path) as broker, encrypted(broker) as channel:
+        hello = client_hello()
+        sockets = [socket.create_connection(parse_address(broker.address)) for _ in range(200)]
+        for sock in sockets:
+            sock.sendall(hello)
+        assert (await channel.call(send("T", b"x"), 20.0)).code == 0
+        for sock in sockets:
+            sock.setblocking(False)
+        with trio.fail_after(30):
+            for sock in sockets:
+                await trio.lowlevel.wait_readable(sock)
+                sock.close()

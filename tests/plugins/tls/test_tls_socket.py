@@ -1,0 +1,133 @@
+"""The socket that speaks TLS: every byte arrives once and in order, however few the network takes at a time."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from gantrymq.plugins.tls.tls_socket import TlsSocket
+from support.certificates import client_context, server_context
+
+
+class Holder:
+    """A connection as far as its socket knows it."""
+
+    def __init__(self, sock: Any) -> None:
+        self.sock = sock
+        self.identity: object = None
+
+
+class Network:
+    """A socket that takes and gives few bytes, and sometimes none."""
+
+    def __init__(self, sock: socket.socket, seed: int) -> None:
+        self._sock = sock
+        self._chance = random.Random(seed)
+        self.is_open = True
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def recv(self, size: int) -> bytes:
+        return self._sock.recv(min(size, self._chance.choice((1, 5, 100, 20_000, 262_144))))
+
+    def send(self, data: bytes) -> int:
+        most = self._chance.choice((0, 1, 5, 100, 20_000, 262_144))
+        if not most:
+            raise BlockingIOError
+        return self._sock.send(data[:most])
+
+    def close(self) -> None:
+        self.is_open = False
+        self._sock.close()
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.results: list[tuple[str, str]] = []
+        self.is_free = True
+
+    def may_work(self) -> bool:
+        return self.is_free
+
+    def worked(self, begun: float) -> None:
+        pass
+
+    def now(self) -> float:
+        return 0.0
+
+    def ended(self, _connection: Any, result: str, reason: str) -> None:
+        self.results.append((result, reason))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+class Client:
+    """The peer, with its own TLS."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = client_context().wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
+        self.is_open = False
+        self.got = bytearray()
+
+    def step(self) -> None:
+        try:
+            data = self.sock.recv(65536)
+            self.incoming.write(data) if data else self.incoming.write_eof()
+        except BlockingIOError:
+            pass
+        try:
+            if not self.is_open:
+                self.tls.do_handshake()
+                self.is_open = True
+            while part := self.tls.read(65536):
+                self.got += part
+        except ssl.SSLWantReadError:
+            pass
+        data = self.outgoing.read()
+        while data:
+            data = data[self.sock.send(data) :]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_byte_arrives_once_and_in_order(pair: tuple[socket.socket, socket.socket], seed: int) -> None:
+    chance = random.Random(seed)
+    network, owner = Network(pair[0], seed), Owner()
+    holder = Holder(network)
+    server = holder.sock = TlsSocket(holder, owner, server_context, allows_plain=False)  # type: ignore[arg-type]
+    network.send = pair[0].send  # type: ignore[method-assign]  # a handshake's answer always finds room
+    client = Client(pair[1])
+    to_server, to_client = (chance.randbytes(chance.randrange(1, 900_000)) for _ in range(2))
+    received, sent, written = bytearray(), 0, 0
+    for _ in range(200_000):
+        client.step()
+        if client.is_open and written < len(to_server) and client.outgoing.pending < 16_384:
+            written += client.tls.write(to_server[written : written + 16_384])
+        with suppress(BlockingIOError):
+            received += server.recv(262_144)
+        if owner.results and network.send != Network.send:
+            network.send = Network.send.__get__(network)  # type: ignore[method-assign]
+        if owner.results and sent < len(to_client):
+            with suppress(BlockingIOError):
+                sent += server.send(to_client[sent:])
+        if len(client.got) == len(to_client) and len(received) == len(to_server):
+            break
+    assert bytes(received) == to_server
+    assert bytes(client.got) == to_client
+    assert sent == len(to_client)
+    assert [result for result, _ in owner.results] == ["ok"]
