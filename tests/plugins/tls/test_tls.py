@@ -283,7 +283,7 @@ async def test_old_versions_and_weak_ciphers_are_refused(tmp_path: Path) -> None
                        *arguments]  # fmt: skip
             done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
             assert (done.returncode == 0) is works, (arguments, done.stdout, done.stderr)
-            assert (b"Verify return code: 0 (ok)" in done.stdout) is works
+            assert not works or b"Verify return code: 0 (ok)" in done.stdout
 
 
 async def test_handshakes_share_the_time_with_others(tmp_path: Path) -> None:
