@@ -76,6 +76,7 @@ class Authorization:
                 batch.refuse(row, code, remark)
 
     def _note(self, info: PluginInfo, error: Exception) -> None:
+        self._manager.activity.failed(info.name, HOOK, error)
         text = self._manager.describe_failure(info, HOOK, error)
         if self._warnings.is_due(text.partition(" failed: ")[0] + type(error).__name__):
             log.error("authorization_failed", plugin=info.name, reason=text, exc_info=error)

@@ -30,6 +30,7 @@ from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
 from gantrymq.kernel.network.sweep import Sweep
 from gantrymq.kernel.network.time_slices import SLICES, Pace
+from gantrymq.kernel.plugin_activity import PluginActivity
 from gantrymq.kernel.plugin_faults import PluginFaults
 from gantrymq.kernel.plugin_state import PluginStates
 from gantrymq.kernel.registry import Registry
@@ -69,6 +70,7 @@ class Broker:
     def __init__(self, config: Config, manager: PluginManager, env: Env) -> None:
         self.config = config
         self.manager = manager
+        manager.activity = PluginActivity(env.monotonic)
         self.env = env
         self.root = config.broker.data
         self.name = config.broker.name
@@ -393,9 +395,13 @@ class Broker:
             self._on_recovery(batch)
 
     async def _run_task(self, info: PluginInfo, task: BackgroundTask) -> None:
+        states = self.manager.activity.tasks.setdefault(info.name, {})
+        states[task.name] = "running"
         try:
             await task.run()
+            states[task.name] = "ended"
         except Exception as error:
+            states[task.name] = "failed"
             self._faults.task_failed(info, task.name, error)
 
     def _is_full(self) -> bool:
@@ -423,10 +429,14 @@ class Broker:
         """Collect the tables that plugins want written."""
         for info, call in self.manager.calls("persist", broker=self):
             try:
-                self._unwritten.update(call() or {})
+                files = call() or {}
+                for path in files:
+                    self.manager.activity.wrote(info.name, path)
+                self._unwritten.update(files)
             except OSError as error:  # a plugin that writes its table itself tries again at the next call
                 log.warning("state_not_written", plugin=info.name, error=str(error))
-            except Exception:
+            except Exception as error:
+                self.manager.activity.failed(info.name, "persist", error)
                 log.exception("persist_failed", plugin=info.name)
         self._unwritten.update(self._states.collect(self))
 

@@ -179,6 +179,7 @@ class Deliveries:
         return count, None
 
     def _fault(self, info: PluginInfo, error: Exception) -> RemoteFault:
+        self._manager.activity.failed(info.name, HOOK, error)
         text = self._manager.describe_failure(info, HOOK, error)
         if self._warnings.is_due(info.name + type(error).__name__):
             log.error("delivery_failed", plugin=info.name, reason=text, exc_info=error)

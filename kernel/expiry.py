@@ -59,8 +59,9 @@ def _floor(broker: Broker) -> tuple[int, str]:
     for info, call in broker.manager.calls("retention_floor", broker=broker):
         try:
             needed = call()
-        except Exception:
+        except Exception as error:
             # A plugin that fails here may need everything.
+            broker.manager.activity.failed(info.name, "retention_floor", error)
             log.exception("retention_floor_failed", plugin=info.name)
             return 0, info.name
         if needed < floor:

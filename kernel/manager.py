@@ -22,6 +22,7 @@ import structlog
 
 from gantrymq.kernel.batch import Source
 from gantrymq.kernel.errors import StartError
+from gantrymq.kernel.plugin_activity import PluginActivity
 
 log = structlog.get_logger("gantrymq.plugins")
 
@@ -63,6 +64,8 @@ class PluginManager:
         disabled.
         """
         self.disabled = tuple(disabled)
+        self.activity = PluginActivity(lambda: 0.0)
+        """What the plugins of the running broker do; each broker sets its own."""
         self._project = hookspecs.PROJECT
         self._api = hookspecs.GANTRYMQ_API
         specs = vars(hookspecs)
@@ -133,6 +136,9 @@ class PluginManager:
         functions: list[Callable[[Any], object]] = [each.function for _, each in found]
         if guard is not None:
             functions = [guard(info, hook_name, each.function) for info, each in found]
+        for index, (info, _) in enumerate(found):
+            put = partial(functions.__setitem__, index)
+            self.activity.times.follow(info.name, hook_name, functions[index], put)
 
         def call(batch: Any) -> None:
             for function in functions:
@@ -165,7 +171,14 @@ class PluginManager:
                 raise StartError(
                     f"plugin {info.name!r}: {hook_name} cannot wrap others; it must be {hook_name}(self, batch)"
                 )
-        return [(info, implementation.function) for info, implementation in found]
+        functions = [(info, implementation.function) for info, implementation in found]
+        for index, (info, function) in enumerate(functions):
+
+            def put(timed: Callable[[Any], Any], index: int = index, info: PluginInfo = info) -> None:
+                functions[index] = info, timed
+
+            self.activity.times.follow(info.name, hook_name, function, put)
+        return functions
 
     def failing_plugin(self, hook_name: str, error: BaseException) -> PluginInfo | None:
         """The plugin in whose implementation of the hook ``error`` was raised; None if none is found."""
@@ -327,6 +340,7 @@ class Observers:
     """One observing hook. A plugin that failed ten times is not called again unless it is essential."""
 
     def __init__(self, manager: PluginManager, hook_name: str) -> None:
+        self._activity = manager.activity
         self._hook_name = hook_name
         self._observers = manager.implementations(hook_name)
         self._failures: dict[str, int] = {}
@@ -335,7 +349,8 @@ class Observers:
         for info, implementation in list(self._observers):
             try:
                 implementation.function(*[batch for _ in implementation.argnames])
-            except Exception:
+            except Exception as error:
+                self._activity.failed(info.name, self._hook_name, error)
                 count = self._failures[info.name] = self._failures.get(info.name, 0) + 1
                 disabled = count >= FAILURES_MAX and not info.essential
                 log.exception("plugin_failed", plugin=info.name, hook=self._hook_name, disabled=disabled)

@@ -160,6 +160,8 @@ class PluginFaults:
         disabled = self._policies[info.name] == DISABLE
         if disabled:
             self._disabled.add(info.name)
+        place = where.get("hook") or f"task {where['task']}"
+        self._manager.activity.failed(info.name, place, error)
         log.error("plugin_failed", plugin=info.name, disabled=disabled, exc_info=error, **where)
 
 

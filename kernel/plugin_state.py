@@ -277,8 +277,10 @@ class PluginStates:
                 if not isinstance(data, bytes):
                     raise TypeError(f"save_state returned {type(data).__name__}, it must be bytes")
             except Exception as error:
+                self._manager.activity.failed(keeper.info.name, "save_state", error)
                 log.error("plugin_failed", plugin=keeper.info.name, hook="save_state", exc_info=error)
                 continue
+            self._manager.activity.wrote(keeper.info.name, keeper.path)
             files[keeper.path] = encode_state(position, data)
             keeper.saved = position
         return files

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
+from gantrymq.cli.connecting import seconds_option
 from gantrymq.cli.loading import ConfigFlags, Loaded, config_options, load
+from gantrymq.cli.plugin_activity import ask_broker, check_broker, live_lines
 
 if TYPE_CHECKING:
     from gantrymq.kernel.manager import PluginManager
+
+INTERVAL_MAX_S: Final = 60.0
 
 
 @click.group()
@@ -53,17 +58,72 @@ def list_plugins(as_json: bool, **flags: Any) -> None:
 @plugins.command("show")
 @click.argument("name")
 @config_options
+@click.option(
+    "--broker",
+    callback=check_broker,
+    metavar="HOST:PORT",
+    help="Ask this running broker as well: background tasks, request codes, files, metrics, errors so far.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def show_plugin(name: str, as_json: bool, **flags: Any) -> None:
+def show_plugin(name: str, broker: str | None, as_json: bool, **flags: Any) -> None:
     """Show one plugin that this configuration loads: purpose, settings with their origins, hooks in their call order.
 
-    NAME is the plugin's name as `plugins list` prints it. The broker is not started.
+    NAME is the plugin's name as `plugins list` prints it. No broker is started. With `--broker` the plugin need not be
+    in this configuration, if that broker has it.
     """
-    loaded = load(ConfigFlags(**flags))
-    found = explain(loaded, name)
+    from gantrymq.kernel.errors import StartError
+
+    live = None
+    if broker is not None:
+        import trio
+
+        live = trio.run(partial(ask_broker, broker, plugin=name))["plugins"][0]
+    try:
+        found = explain(load(ConfigFlags(**flags)), name)
+    except StartError:
+        if live is None:
+            raise
+        found = None
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps({**(found or {"name": name}), **({} if live is None else {"live": live})}, indent=2))
         return
+    if found is not None:
+        _print_plugin(found)
+    if live is not None:
+        click.echo(f"{'' if found is None else chr(10)}{name} {live['version']} at {broker} ({live['origin']})")
+        for line in live_lines(live):
+            click.echo(line)
+
+
+@plugins.command("trace")
+@click.option(
+    "--broker",
+    callback=check_broker,
+    default="127.0.0.1:10911",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The running broker.",
+)
+@seconds_option("--seconds", 10.0, "How long to trace.")
+@seconds_option("--interval", 2.0, "How long each table is about, a minute at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per interval, one a line.")
+def trace_plugins(broker: str, seconds: float, interval: float, as_json: bool) -> None:
+    """Show what each plugin's hooks cost in a running broker, while this command runs.
+
+    Timed are the hooks that get a batch of messages or requests: `rows` are messages or requests. `busy %` is the share
+    of the broker's time. The broker times its hooks from the start of this command until some seconds after its end;
+    otherwise that costs nothing.
+    """
+    import trio
+
+    from gantrymq.cli.plugin_activity import trace
+
+    if interval > INTERVAL_MAX_S:
+        raise click.BadParameter(f"at most {INTERVAL_MAX_S:g} seconds", param_hint="--interval")
+    trio.run(trace, broker, seconds, interval, as_json)
+
+
+def _print_plugin(found: dict[str, Any]) -> None:
     from gantrymq.cli.tables import print_table
     from gantrymq.kernel.config.sources import show
 

@@ -383,14 +383,15 @@ async def open_channel(
     *,
     connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
     stream: ByteStream | None = None,
+    sign: Sign | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Channel]:
     """A connected :class:`Channel` for the length of the block; errors of the block come out as they are.
 
-    With ``tls`` the connection is encrypted by this context. ``stream`` takes the place of a TCP connection, for tests.
+    ``sign`` and ``tls`` are those of :class:`Channel`. ``stream`` takes the place of a TCP connection (for tests).
     Raises :class:`ConnectFailed`.
     """
-    channel = Channel(address, handler, tls=tls)
+    channel = Channel(address, handler, sign=sign, tls=tls)
 
     async def serve(*, task_status: TaskStatus[None]) -> None:
         await channel.run(stream=stream, connect_timeout=connect_timeout, task_status=task_status)

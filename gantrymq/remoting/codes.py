@@ -109,6 +109,8 @@ class RequestCode(IntEnum):
     NOTIFY_BROKER_ROLE_CHANGED = 1008
     COMPARE_LOG = 47001
     """GantryMQ's own: RocketMQ's brokers answer that they do not know it."""
+    DESCRIBE_PLUGINS = 47002
+    """GantryMQ's own."""
 
 
 class ResponseCode(IntEnum):

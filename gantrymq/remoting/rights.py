@@ -108,6 +108,7 @@ BROKER_RIGHTS: Final[Mapping[int, Right]] = MappingProxyType({
             _C.DELETE_EXPIRED_COMMITLOG,
             _C.NOTIFY_BROKER_ROLE_CHANGED,
             _C.COMPARE_LOG,
+            _C.DESCRIBE_PLUGINS,
         ),
         _R.ADMIN,
     ),

@@ -81,6 +81,7 @@ class RequestTable:
                 if code in owners:
                     raise StartError(f"request code {code} is taken by plugins {owners[code]!r} and {info.name!r}")
                 owners[code] = info.name
+                manager.activity.request_codes.setdefault(info.name, []).append(int(code))
                 self._add(int(code), processor)
 
     @property

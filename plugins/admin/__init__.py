@@ -6,7 +6,8 @@ Config ``[plugin.admin]``: client_timeout, status_timeout, max_clients, max_entr
 Files: ``config/overrides.toml``.
 Provides: LiveSettings.
 Replaces RocketMQ's AdminBrokerProcessor and Broker2Client where no other plugin owns the table: codes 25, 26, 28,
-202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309 towards clients.
+202, 208, 222, 223, 300, 303, 305, 306, 307, 309, 316, 317, 321, 329, and 220, 221, 307 and 309 towards clients. Code
+47002 (``plugins``) is GantryMQ's own.
 ``docs/howto/mqadmin.md`` has the commands that send them.
 """
 
@@ -21,6 +22,7 @@ from gantrymq.plugins.admin.clients import ClientAdmin
 from gantrymq.plugins.admin.config import AdminConfig
 from gantrymq.plugins.admin.consumers import ConsumerAdmin
 from gantrymq.plugins.admin.metrics import report
+from gantrymq.plugins.admin.plugins import PluginAdmin
 from gantrymq.plugins.admin.settings import ChangeableSettings
 from gantrymq.plugins.admin.topics import TopicAdmin
 from gantrymq.plugins.interfaces import LiveSettings
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class AdminPlugin:
-    """Creates the handlers of the four kinds of requests."""
+    """Creates the handlers of the kinds of requests."""
 
     name = "admin"
     _settings: ChangeableSettings  # from configure on
@@ -59,10 +61,11 @@ class AdminPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """The handlers of the four kinds of requests."""
+        """The handlers of the kinds of requests."""
         return {
             **TopicAdmin(broker, self._config).processors(),
             **ConsumerAdmin(broker).processors(),
             **ClientAdmin(broker, self._config).processors(),
             **BrokerAdmin(broker, self._settings).processors(),
+            **PluginAdmin(broker).processors(),
         }

@@ -61,7 +61,8 @@ class BrokerAdmin:
         for info, call in self._broker.manager.calls("runtime_info", broker=self._broker):
             try:
                 table.update(call() or {})
-            except Exception:  # if a plugin fails, only its part is missing
+            except Exception as error:  # if a plugin fails, only its part is missing
+                self._broker.manager.activity.failed(info.name, "runtime_info", error)
                 log.exception("plugin_failed", plugin=info.name, hook="runtime_info")
         return request.command.answer(ResponseCode.SUCCESS, body=KVTable(dict(sorted(table.items()))).to_bytes())
 

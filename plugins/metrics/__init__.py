@@ -2,7 +2,7 @@
 
 Slot: none; not in the default set: ``--enable metrics``, with the extra ``gantrymq[metrics]``.
 Hooks: config_section, configure, register_tasks, runtime_info.
-Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``.
+Config ``[plugin.metrics]``: ``listen``, ``series_max``, ``connections_max``, ``timeout``, ``hook_times``.
 Files: none.
 Replaces RocketMQ 5.3.3's ``BrokerMetricsManager`` with ``metricsExporterType = PROM``.
 
@@ -12,6 +12,7 @@ This plugin counts nothing: each scrape asks all plugins (hook ``collect_metrics
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import trio
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.kernel.plugin_activity import BOUNDS_S
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.metrics.config import MetricsConfig
 
@@ -64,6 +66,8 @@ class MetricsPlugin:
         self._broker = broker
         self._config = config.section(MetricsConfig)
         self._server = MetricsServer(broker.env, self._config, self.render)
+        if self._config.hook_times:
+            broker.manager.activity.times.measure_for(math.inf)
 
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
@@ -85,10 +89,17 @@ class MetricsPlugin:
             for info, call in broker.manager.calls("collect_metrics", broker=broker, metrics=metrics):
                 try:
                     call()
-                except Exception:  # if a plugin fails, only its part is missing
+                except Exception as error:  # if a plugin fails, only its part is missing
                     failed += 1
+                    broker.manager.activity.failed(info.name, "collect_metrics", error)
                     log.exception("plugin_failed", plugin=info.name, hook="collect_metrics")
                 await trio.lowlevel.checkpoint()
+            if self._config.hook_times:
+                for (plugin, hook), time in broker.manager.activity.times.totals.items():
+                    metrics.histogram(
+                        "gantrymq_plugin_seconds", "How long calls of plugins' hooks with a batch take, in seconds",
+                        BOUNDS_S, time.counts, time.seconds, plugin=plugin, hook=hook,
+                    )  # fmt: skip
             common = {"cluster": broker.cluster, "node_type": "broker", "node_id": broker.name}
             return await trio.to_thread.run_sync(partial(self._finish, metrics, failed, common, expose, accept))
 

@@ -48,3 +48,5 @@ class MetricsConfig:
     """The most connections at the same time; further ones are closed at once."""
     timeout: float = duration("60s", minimum="100ms", maximum="10m")
     """How long a connection may be silent, take to send its request, or take to read the response."""
+    hook_times: bool = False
+    """Whether calls of plugins' hooks are timed (``gantrymq_plugin_seconds``)."""

@@ -90,7 +90,8 @@ class Announcement:
         for info, call in self._broker.manager.calls("advertise", broker=self._broker):
             try:
                 part = _checked(call())
-            except Exception:  # if a plugin fails, only its part is missing
+            except Exception as error:  # if a plugin fails, only its part is missing
+                self._broker.manager.activity.failed(info.name, "advertise", error)
                 log.exception("plugin_failed", plugin=info.name, hook="advertise")
                 continue
             doubled = parts.keys() & part.keys()

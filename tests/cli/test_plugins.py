@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gantrymq._version import __version__
 from gantrymq.cli.group import collect_plugin_commands
 from gantrymq.plugins import DEFAULT_PLUGINS
+from gantrymq.testing.fixtures import StartPluginBroker
 
 Cli = Callable[..., Any]
 
@@ -164,4 +167,69 @@ def test_a_word_that_is_no_command_is_answered_with_a_near_one(cli: Cli) -> None
     outcome = cli("serv")
     assert outcome.code == 2
     assert "serve" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_one_plugin_is_shown_with_what_it_does_in_a_running_broker(
+    cli: Cli, module: str, plugin_broker: StartPluginBroker
+) -> None:
+    running = plugin_broker(f"{module}:Late")
+    cli("plugins", "list")  # from here on what the broker logs is not in the output
+    outcome = cli("plugins", "show", "offsets", "--broker", running.address)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("offsets: ")
+    live = outcome.out.partition(f"\noffsets {__version__} at {running.address} (")[2].splitlines()
+    assert live[1] == "background tasks  -"
+    assert live[2].startswith("request codes     14 QUERY_CONSUMER_OFFSET, 15 UPDATE_CONSUMER_OFFSET")
+    assert live[-1] == "errors            none since the start"
+    found = json.loads(cli("plugins", "show", "offsets", "--broker", running.address, "--json").out)
+    assert (found["section"], found["live"]["request_codes"][0]) == ("plugin.offsets", 14)
+    outcome = cli("plugins", "show", "late", "--broker", running.address)
+    assert outcome.out.startswith(f"late 7 at {running.address} ({module}:Late)\n"), (
+        "this configuration has no such one"
+    )
+
+
+def test_what_hooks_cost_is_traced_in_a_running_broker(cli: Cli, module: str, plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(f"{module}:Late")
+    cli("plugins", "list")  # from here on what the broker logs is not in the output
+    stop = threading.Event()
+
+    def send() -> None:
+        with running.client.producer() as producer:
+            while not stop.wait(0.01):
+                producer.send("orders", b"x")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        arguments = ("plugins", "trace", "--broker", running.address, "--seconds", "1", "--interval", "0.5")
+        outcome = cli(*arguments, "--json")
+        lines = [json.loads(line) for line in outcome.out.splitlines()]
+        table = cli(*arguments)
+    finally:
+        stop.set()
+        thread.join()
+    assert (outcome.code, len(lines)) == (0, 2)
+    found = {(row["plugin"], row["hook"]): row for line in lines for row in line["hooks"]}
+    assert found["late", "before_append"]["calls_per_second"] > 0
+    assert all(0 <= row["busy_percent"] <= 100 for row in found.values())
+    assert table.code == 0
+    assert table.out.splitlines()[1].split("  ")[0] == "plugin"
+    assert "before_append" in table.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["show", "flush", "--broker", "nonsense"], 2, "nonsense"),
+        (["show", "flush", "--broker", "127.0.0.1:1"], 1, "nothing listens there"),
+        (["trace", "--broker", "127.0.0.1:1"], 1, "nothing listens there"),
+        (["trace", "--interval", "61"], 2, "at most 60 seconds"),
+    ],
+)
+def test_a_broker_that_cannot_be_asked_is_one_error(cli: Cli, arguments: list[str], code: int, told: str) -> None:
+    outcome = cli("plugins", *arguments)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert told in outcome.err
     assert "Traceback" not in outcome.err

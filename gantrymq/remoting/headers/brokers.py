@@ -5,7 +5,7 @@ Source: RocketMQ 4.9.7 ``common/protocol/header``.
 
 from __future__ import annotations
 
-from gantrymq.remoting.headers.header import Header
+from gantrymq.remoting.headers.header import Header, Int32
 
 
 class ConfigVersionResponse(Header, kw_only=True):
@@ -25,3 +25,13 @@ class BrokerConsumeStatsHeader(Header, kw_only=True):
     """GET_BROKER_CONSUME_STATS (317): of all topics, or of ordered ones only."""
 
     is_order: bool
+
+
+class DescribePluginsHeader(Header, kw_only=True):
+    """DESCRIBE_PLUGINS (47002): of one plugin or of all; for how many seconds their hooks are to be timed from now on.
+
+    The answer has no header; its body is a JSON object.
+    """
+
+    plugin_name: str | None = None
+    measure_seconds: Int32 = 0

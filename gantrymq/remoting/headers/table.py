@@ -14,7 +14,12 @@ from gantrymq.remoting.headers.access import (
     UpdateAccountHeader,
     UpdateAddressesHeader,
 )
-from gantrymq.remoting.headers.brokers import BrokerConsumeStatsHeader, ConfigVersionResponse, StatsHeader
+from gantrymq.remoting.headers.brokers import (
+    BrokerConsumeStatsHeader,
+    ConfigVersionResponse,
+    DescribePluginsHeader,
+    StatsHeader,
+)
 from gantrymq.remoting.headers.groups import (
     ConsumeDirectlyHeader,
     ConsumerGroupHeader,
@@ -179,4 +184,5 @@ REQUESTS: dict[RequestCode, RequestSpec] = {
     _C.NOTIFY_MIN_BROKER_ID_CHANGE: RequestSpec("broker", MinimumChangedHeader),
     _C.NOTIFY_BROKER_ROLE_CHANGED: RequestSpec("broker", RoleChangedHeader),
     _C.COMPARE_LOG: RequestSpec("broker", CompareLogHeader, CompareLogResponse),
+    _C.DESCRIBE_PLUGINS: RequestSpec("broker", DescribePluginsHeader),
 }

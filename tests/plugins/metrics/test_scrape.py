@@ -28,7 +28,9 @@ from gantrymq.kernel.metrics import Metrics
 from gantrymq.plugins import DEFAULT_PLUGINS
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
+from gantrymq.remoting.channel import open_channel
 from gantrymq.testing.harness import make_broker, run_broker, run_cluster
+from gantrymq.testing.requests import send
 
 pytestmark = pytest.mark.trio
 
@@ -237,3 +239,26 @@ async def test_without_the_extra_the_start_says_what_to_install(
     broker = make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])
     with pytest.raises(StartError, match=r"gantrymq\[metrics\]"):
         await broker.run()
+
+
+async def test_times_of_hooks_are_there_only_where_they_are_wanted(tmp_path: Path) -> None:
+    for wanted in ("false", "true"):
+        settings = {**ANYWHERE, "plugin.metrics.hook_times": wanted}
+        async with run_broker(make_broker(tmp_path / wanted, enable=[PLUGIN], settings=settings)) as broker:
+            async with open_channel(broker.address) as channel:
+                for _ in range(3):
+                    await channel.call(send("T", b"x"), 10.0)
+            assert broker.manager.activity.times.is_on == (wanted == "true")
+            families = await scrape(broker)
+    samples = {
+        (sample.name, sample.labels["plugin"], sample.labels["hook"]): sample.value
+        for sample in families["gantrymq_plugin_seconds"].samples
+        if not sample.name.endswith("_bucket")
+    }
+    assert samples["gantrymq_plugin_seconds_count", "topics", "before_append"] == 3
+    assert samples["gantrymq_plugin_seconds_sum", "topics", "before_append"] > 0
+
+
+async def test_without_the_setting_no_hook_is_timed(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path, enable=[PLUGIN], settings=ANYWHERE)) as broker:
+        assert "gantrymq_plugin_seconds" not in await scrape(broker)

@@ -1,0 +1,126 @@
+"""What the plugins of a running broker do: tasks, request codes, files, errors so far, and how long hooks take.
+
+``broker.manager.activity`` is it. ``gantrymq plugins show --broker``, ``plugins trace`` and metrics show it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, Final
+
+import attrs
+
+TEXT_MAX_CHARS: Final = 300
+"""Of the text of an error, so much is kept."""
+FILES_MAX: Final = 100
+"""So many paths of a plugin are remembered."""
+BOUNDS_S: Final = (0.00001, 0.0001, 0.001, 0.01, 0.1, 1.0)
+"""Calls are counted by how long they took."""
+
+Function = Callable[[Any], object]
+
+
+@attrs.define
+class HookTime:
+    """The timed calls of one plugin's hook: seconds, messages or requests, and calls by :data:`BOUNDS_S`."""
+
+    seconds: float = 0.0
+    rows: int = 0
+    counts: list[int] = attrs.field(factory=lambda: [0] * (len(BOUNDS_S) + 1))
+
+    @property
+    def calls(self) -> int:
+        """How many calls were timed."""
+        return sum(self.counts)
+
+
+class HookTimes:
+    """Times the hooks that get a batch of messages or requests, while somebody wants to know.
+
+    Otherwise the broker calls the plugins' own functions, and nothing is added to a call. A time includes what the hook
+    itself calls. A hook that one plugin wraps (``hookwrapper``) is not timed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock``: monotonic seconds (``env.monotonic``)."""
+        self._clock = clock
+        self._until = float("-inf")
+        self._places: list[tuple[Callable[[Function], None], Function, Function]] = []
+        self.totals: dict[tuple[str, str], HookTime] = {}
+        """By plugin and hook, since the broker's start."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls are timed now."""
+        return self._clock() < self._until
+
+    def follow(self, plugin: str, hook: str, function: Function, put: Callable[[Function], None]) -> None:
+        """``put(function)`` has set what is called for the plugin's hook; a timed function takes its place at times."""
+        timed = self._timed(function, self.totals.setdefault((plugin, hook), HookTime()))
+        self._places.append((put, function, timed))
+        if self.is_on:
+            put(timed)
+
+    def measure_for(self, seconds: float) -> None:
+        """Time all calls in the next ``seconds``; infinity is for good."""
+        self._until = max(self._until, self._clock() + seconds)
+        for put, _, timed in self._places:
+            put(timed)
+
+    def _stop(self) -> None:
+        for put, function, _ in self._places:
+            put(function)
+
+    def _timed(self, function: Function, total: HookTime) -> Function:
+        clock, counts = self._clock, total.counts
+
+        def call(batch: Any) -> object:
+            begun = clock()
+            try:
+                return function(batch)
+            finally:
+                ended = clock()
+                seconds = ended - begun
+                total.seconds += seconds
+                total.rows += len(batch)
+                counts[bisect_left(BOUNDS_S, seconds)] += 1
+                if ended >= self._until:
+                    self._stop()
+
+        return call
+
+
+@attrs.define
+class ErrorCount:
+    """How often a plugin failed at one place, and the last error's text."""
+
+    count: int = 0
+    last: str = ""
+
+
+class PluginActivity:
+    """By plugin. Only what happened since the broker's start."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock``: monotonic seconds (``env.monotonic``)."""
+        self.times = HookTimes(clock)
+        self.tasks: dict[str, dict[str, str]] = {}
+        """The state of each background task: ``running``, ``ended`` or ``failed``."""
+        self.request_codes: dict[str, list[int]] = {}
+        self.files: dict[str, dict[str, None]] = {}
+        """Paths of what the broker writes for the plugin (hooks ``persist`` and ``save_state``)."""
+        self.errors: dict[str, dict[str, ErrorCount]] = {}
+        """By hook or background task."""
+
+    def failed(self, plugin: str, where: str, error: BaseException) -> None:
+        """Count an error that the broker survived. ``where``: the hook, or ``task NAME``."""
+        found = self.errors.setdefault(plugin, {}).setdefault(where, ErrorCount())
+        found.count += 1
+        found.last = f"{type(error).__name__}: {error}"[:TEXT_MAX_CHARS]
+
+    def wrote(self, plugin: str, path: str) -> None:
+        """Remember a file of the plugin."""
+        files = self.files.setdefault(plugin, {})
+        if len(files) < FILES_MAX:
+            files[path] = None
