@@ -2,7 +2,8 @@
 
 ``spark = gantrymq.spark.session()`` gives a local Spark that knows the format; in a session of one's own,
 ``gantrymq.spark.register(spark)`` adds it. Then ``spark.read.format("gantrymq").option("nameserver",
-"127.0.0.1:9876").option("topic", "orders").load()`` is a DataFrame, and :func:`export` writes Parquet files.
+"127.0.0.1:9876").option("topic", "orders").load()`` is a DataFrame. :func:`export` writes what is new of a topic into
+Parquet files, and :func:`read_export` reads them.
 
 Importing this package imports neither pyspark nor pyarrow; :func:`spark_status` tells whether Spark can run here.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from gantrymq.spark.errors import (
     BrokenRecord,
     DataLoss,
+    ExportDamaged,
+    ExportFenced,
     FolderInUse,
     Refused,
     SparkError,
@@ -21,14 +24,19 @@ from gantrymq.spark.errors import (
     WrongOption,
     reason,
 )
+from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
+from gantrymq.spark.exports.run import ExportResult, export
 from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
-from gantrymq.spark.parquet import ExportResult, export
 
 __all__ = [
     "BrokenRecord",
     "DataLoss",
+    "ExportDamaged",
+    "ExportFenced",
     "ExportResult",
+    "ExportStatus",
     "FolderInUse",
+    "QueueStatus",
     "Refused",
     "SparkError",
     "SparkMissing",
@@ -37,7 +45,10 @@ __all__ = [
     "Unreachable",
     "WrongOption",
     "export",
+    "export_files",
+    "export_status",
     "java_available",
+    "read_export",
     "reason",
     "register",
     "session",

@@ -43,6 +43,14 @@ class FolderInUse(SparkError):
     """The target folder holds something that must not be overwritten."""
 
 
+class ExportDamaged(SparkError):
+    """A record or file of an export is missing or is not what its manifest says."""
+
+
+class ExportFenced(SparkError):
+    """Another writer published first; nothing of this run counts."""
+
+
 class SparkMissing(SparkError):
     """Spark cannot run here: the text names what to install."""
 

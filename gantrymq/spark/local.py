@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 """Spark 4 runs on nothing older."""
 PYSPARK_MIN = (4, 2)
+_ADVICE = "pip install 'gantrymq[spark]'"
 
 _LOG4J = """\
 rootLogger.level = {level}
@@ -74,15 +75,22 @@ def java_available() -> SparkStatus:
     return SparkStatus(True, f"Java {found[1]} ({java})")
 
 
+def arrow_status() -> SparkStatus:
+    """Whether Parquet files can be written without Spark: pyarrow is there."""
+    if importlib.util.find_spec("pyarrow") is None:
+        return SparkStatus(False, f"pyarrow is not installed: {_ADVICE}")
+    return SparkStatus(True, f"pyarrow {metadata.version('pyarrow')}")
+
+
 def spark_status() -> SparkStatus:
     """Whether :func:`session` can start: pyspark, pyarrow and Java are there."""
-    advice = "pip install 'gantrymq[spark]'"
-    for name in ("pyspark", "pyarrow"):
-        if importlib.util.find_spec(name) is None:
-            return SparkStatus(False, f"{name} is not installed: {advice}")
+    if importlib.util.find_spec("pyspark") is None:
+        return SparkStatus(False, f"pyspark is not installed: {_ADVICE}")
+    if not (arrow := arrow_status()):
+        return arrow
     version = metadata.version("pyspark")
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < PYSPARK_MIN:
-        return SparkStatus(False, f"pyspark {version} is too old: {advice}")
+        return SparkStatus(False, f"pyspark {version} is too old: {_ADVICE}")
     java = java_available()
     return SparkStatus(True, f"pyspark {version}, {java.reason}") if java else java
 

@@ -44,15 +44,21 @@ def settle_ranges(options: SourceOptions, wire: Wire) -> list[QueueRange]:
     :class:`WrongOption` for a broker, queue or offset that does not exist, :class:`DataLoss` for a start below the
     first message that is still there, and what :class:`Wire` raises.
     """
+    return [settle_range(options, queue, *wire.find_bounds(queue)) for queue in find_queues(options, wire)]
+
+
+def find_queues(options: SourceOptions, wire: Wire) -> list[Queue]:
+    """Every queue of the topics. Raises as :func:`settle_ranges`, if the offsets name another one."""
     queues = [queue for topic in options.topics for queue in wire.find_queues(options.nameservers, topic)]
     _check_names("startingOffsets", options.starting, queues)
     _check_names("endingOffsets", options.ending, queues)
-    return [_settle(options, queue, *wire.find_bounds(queue)) for queue in queues]
+    return queues
 
 
-def _settle(options: SourceOptions, queue: Queue, lowest: int, highest: int) -> QueueRange:
-    start = _wanted(options.starting, queue, EARLIEST)
-    end = _wanted(options.ending, queue, LATEST)
+def settle_range(options: SourceOptions, queue: Queue, lowest: int, highest: int) -> QueueRange:
+    """The range of one queue that has the offsets ``lowest <= offset < highest``."""
+    start = find_offset(options.starting, queue, EARLIEST)
+    end = find_offset(options.ending, queue, LATEST)
     for name, offset in (("startingOffsets", start), ("endingOffsets", end)):
         if offset > highest:
             raise WrongOption(f"{name}: {queue} ends at offset {highest}, {offset} lies behind its last message")
@@ -94,7 +100,8 @@ def report_loss(queue: Queue, wanted: int, lowest: int, count: int, fail: bool) 
     )  # fmt: skip
 
 
-def _wanted(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:
+def find_offset(offsets: int | Offsets, queue: Queue, otherwise: int) -> int:
+    """What ``offsets`` say about ``queue``, or ``otherwise``."""
     if isinstance(offsets, int):
         return offsets
     return offsets.get(queue.topic, {}).get(queue.broker, {}).get(queue.queue_id, otherwise)

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import attrs
 import rich_click as click
 
 if TYPE_CHECKING:
-    from gantrymq.spark import ExportResult
+    from gantrymq.spark import ExportResult, ExportStatus
     from gantrymq.spark.job import Progress
 
 
@@ -21,10 +22,7 @@ class SparkNotHere(click.ClickException):
     exit_code = 2
 
 
-@click.command()
-@click.option("--topic", required=True, metavar="TOPIC", help="The topic, or several with commas between.")
-@click.option("--to", "folder", required=True, metavar="DIR", help="The folder for the files: new or empty.")
-@click.option(
+NAMESERVER = click.option(
     "--nameserver",
     default="127.0.0.1:9876",
     envvar="GANTRYMQ_NAMESERVER",
@@ -33,13 +31,19 @@ class SparkNotHere(click.ClickException):
     metavar="HOST:PORT",
     help="One, or several with ;.",
 )
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[status ...]")
+@click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
+@click.option("--to", "folder", metavar="DIR", help="Required. The folder of the export; the first run makes it.")
+@NAMESERVER
 @click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True)
 @click.option(
     "--starting-offsets",
     default="earliest",
     show_default=True,
     metavar="OFFSETS",
-    help='earliest, or JSON: {"topic": {"broker-a": {"0": 23}}}.',
+    help='earliest, or JSON: {"topic": {"broker-a": {"0": 23}}}; for queues that the export does not have yet.',
 )
 @click.option(
     "--ending-offsets",
@@ -49,26 +53,42 @@ class SparkNotHere(click.ClickException):
     help="latest, or JSON of the same form; the message at the ending offset is not exported.",
 )
 @click.option("--skip-lost", is_flag=True, help="Export what is left when wanted messages are no longer there.")
-@click.option("--overwrite", is_flag=True, help="Replace the files of an earlier export.")
+@click.option("--overwrite", is_flag=True, help="Replace what the export has of these topics.")
+@click.option("--discard-plan", is_flag=True, help="Drop what a stopped run has not published instead of finishing it.")
+@click.option(
+    "--engine",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="local runs in this process, without Spark and Java.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.pass_context
 def export(
-    topic: str,
-    folder: str,
+    context: click.Context,
+    topic: str | None,
+    folder: str | None,
     nameserver: str,
     file_format: str,
     starting_offsets: str,
     ending_offsets: str,
     skip_lost: bool,
     overwrite: bool,
+    discard_plan: bool,
+    engine: str,
     as_json: bool,
 ) -> None:
-    """Write the messages of a topic to Parquet files through Spark."""
+    """Write the messages of a topic that are new since the last run to Parquet files."""
+    if context.invoked_subcommand is not None:
+        return
+    if topic is None or folder is None:
+        raise click.UsageError(f"Missing option '{'--topic' if topic is None else '--to'}'.")
     from gantrymq import spark
 
     status = spark.spark_status()
-    if not status:
+    if engine == "spark" and not status:
         raise SparkNotHere(f"the export runs in Spark, which cannot start here: {status.reason}")
-    with _progress() as progress:
+    with _progress(engine) as progress:
         result = spark.export(
             topic,
             folder,
@@ -77,16 +97,49 @@ def export(
             ending_offsets=ending_offsets,
             fail_on_data_loss=not skip_lost,
             overwrite=overwrite,
+            discard_plan=discard_plan,
+            engine=engine,
             progress=progress,
         )
     click.echo(_as_json(topic, file_format, result) if as_json else _as_line(topic, result))
 
 
+@export.command("status")
+@click.argument("folder", metavar="DIR")
+@click.option("--nameserver", metavar="HOST:PORT", help="Ask the brokers for the lag, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
+def show_status(folder: str, nameserver: str | None, as_json: bool) -> None:
+    """Show what an export has, queue by queue, and whether a run was stopped."""
+    from gantrymq import spark
+
+    status = spark.export_status(folder, nameserver)
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(status) | {"folder": str(status.folder)}))
+        return
+    for line in _status_lines(status):
+        click.echo(line)
+
+
+def _status_lines(status: ExportStatus) -> Iterator[str]:
+    age = "no run has published" if status.age is None else f"manifest {status.number}, {status.age:,.0f} s old"
+    yield f"{status.folder}: {age}"
+    for queue in status.queues:
+        lag = "" if queue.lag is None else f", lag {queue.lag:,}"
+        lost = f", {queue.lost:,} lost" if queue.lost else ""
+        yield (
+            f"{queue.topic} {queue.broker} queue {queue.queue_id}: {queue.rows:,} messages in {queue.files} files, "
+            f"{queue.bytes:,} bytes, continues at {queue.next_offset}{lag}{lost}"
+        )
+    if status.unfinished:
+        yield "a run is going on or was stopped: the next run finishes it"
+
+
 def _as_line(topic: str, result: ExportResult) -> str:
     rate = result.rows / max(result.seconds, 0.001)
+    lost = f", {result.lost:,} messages were no longer there" if result.lost else ""
     return (
         f"{result.rows:,} messages of {topic} in {result.files} Parquet files, {result.bytes:,} bytes, "
-        f"{result.seconds:.1f} s ({rate:,.0f} a second): {result.folder}"
+        f"{result.seconds:.1f} s ({rate:,.0f} a second): {result.folder}{lost}"
     )
 
 
@@ -100,24 +153,27 @@ def _as_json(topic: str, file_format: str, result: ExportResult) -> str:
             "files": result.files,
             "seconds": round(result.seconds, 3),
             "folder": str(result.folder),
+            "manifest": result.number,
+            "lost": result.lost,
+            "resumed": result.resumed,
         }
     )
 
 
 @contextmanager
-def _progress() -> Iterator[Progress | None]:
+def _progress(engine: str) -> Iterator[Progress | None]:
     """A progress bar on stderr if that is a terminal, one line otherwise; stdout has only the result."""
     if not sys.stderr.isatty():
-        click.echo("exporting with Spark", err=True)
+        click.echo("exporting with Spark" if engine == "spark" else "exporting", err=True)
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("files"))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"))
     with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting Spark", total=None)
+        task = bar.add_task("starting Spark" if engine == "spark" else "exporting", total=None)
 
         def show(done: int, total: int) -> None:
             bar.update(task, description="exporting", completed=done, total=total)

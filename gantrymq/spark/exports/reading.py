@@ -1,0 +1,123 @@
+"""What an export has: as a DataFrame, as a list of files, as figures."""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.spark.columns import COLUMNS
+from gantrymq.spark.errors import ExportDamaged
+from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.manifest import QueueKey, State, count
+from gantrymq.spark.exports.target import local_folder
+from gantrymq.spark.exports.writing import FILE_COLUMNS
+from gantrymq.spark.local import session
+from gantrymq.spark.options import SourceOptions, read_addresses
+from gantrymq.spark.wire import Wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@attrs.frozen
+class QueueStatus:
+    """One exported queue: messages, files and bytes, where it continues, and how many messages are not exported yet.
+
+    ``lost`` counts messages that were gone before they could be exported. ``lag`` is None if it was not asked for, or
+    no broker has the queue.
+    """
+
+    topic: str
+    broker: str
+    queue_id: int
+    next_offset: int
+    rows: int
+    files: int
+    bytes: int
+    lost: int
+    lag: int | None = None
+
+
+@attrs.frozen
+class ExportStatus:
+    """An export by its last manifest: ``number`` (0 before the first), the seconds since then, its queues.
+
+    ``unfinished`` is True if a run was stopped, or runs now, whose messages are not published yet.
+    """
+
+    folder: Path
+    number: int
+    age: float | None
+    unfinished: bool
+    queues: list[QueueStatus]
+
+
+def export_status(to: str | Path, nameserver: str | None = None) -> ExportStatus:
+    """What the export in ``to`` has; with ``nameserver`` also the lag of each queue.
+
+    Raises :class:`ExportDamaged`, :class:`FolderInUse`, and what asking the brokers raises.
+    """
+    folder = _existing(to)
+    state = folder.read_state()
+    highest = _find_ends(state, nameserver) if nameserver is not None else {}
+    queues: list[QueueStatus] = []
+    for key, end in sorted(state.ends.items()):
+        files = [file for file in state.files.values() if file.span.key == key]
+        lag = max(highest[key] - end, 0) if key in highest else None
+        lost = count(span for span in state.lost if span.key == key)
+        rows, size = count(file.span for file in files), sum(file.bytes for file in files)
+        queues.append(QueueStatus(*key, end, rows, len(files), size, lost, lag))
+    age = time.time() - state.created if state.number else None
+    unfinished = folder.plan_path(state.number + 1).exists()
+    return ExportStatus(folder.path, state.number, age, unfinished, queues)
+
+
+def export_files(to: str | Path, topic: str | None = None) -> list[Path]:
+    """The Parquet files of the export's last manifest, of one topic or of all, for readers other than Spark."""
+    folder = _existing(to)
+    state = folder.read_state()
+    return [folder.locate(file) for _, file in sorted(state.files.items()) if topic in (None, file.span.topic)]
+
+
+def read_export(to: str | Path, spark: SparkSession | None = None) -> DataFrame:
+    """The export's last manifest as a DataFrame: the columns of the data source, and ``date`` (UTC, of storeTimestamp).
+
+    ``spark`` is the session to use; without one :func:`gantrymq.spark.session` gives it. A replacement that is
+    published while the DataFrame is used removes its files; read again then. Raises :class:`ExportDamaged`.
+    """
+    paths = export_files(to)
+    spark = spark or session()
+    from pyspark.sql import DataFrame  # not before the session has told what is missing
+
+    schema = ", ".join(f"`{name}` {COLUMNS[name]}" for name in FILE_COLUMNS) + ", topic string, date date"
+    roots: dict[Path, list[str]] = {}
+    for path in paths:
+        root = path.parents[2]  # above topic= and date=
+        roots.setdefault(root, []).append(str(path))
+    reader = spark.read.schema(schema).option("__globPaths__", "false")  # names with [] and * are taken as they are
+    frames = [reader.option("basePath", str(root)).parquet(*found) for root, found in roots.items()]
+    frame = functools.reduce(DataFrame.unionByName, frames) if frames else spark.createDataFrame([], schema)
+    return frame.select(*COLUMNS, "date")
+
+
+def _existing(to: str | Path) -> ExportFolder:
+    folder = ExportFolder(local_folder(to))
+    folder.check()
+    if not folder.records.is_dir():
+        raise ExportDamaged(f"{folder.path} has no export")
+    return folder
+
+
+def _find_ends(state: State, nameserver: str) -> dict[QueueKey, int]:
+    ends: dict[QueueKey, int] = {}
+    with Wire() as wire:
+        options = SourceOptions(read_addresses(nameserver), tuple(sorted({topic for topic, _, _ in state.ends})))
+        for topic in options.topics:
+            for queue in wire.find_queues(options.nameservers, topic):
+                key = (queue.topic, queue.broker, queue.queue_id)
+                ends[key] = wire.find_bounds(queue)[1]
+    return ends

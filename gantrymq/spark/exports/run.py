@@ -1,0 +1,204 @@
+"""A run of an export: finish what an earlier run left, plan what is new, write, check, put in place, publish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from gantrymq.spark.errors import ExportFenced, SparkError, Unreachable
+from gantrymq.spark.exports import disk, placing
+from gantrymq.spark.exports.engines import Engine, find_engine
+from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, Plan, Span, count, encode
+from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS, Sizes, make_plan
+from gantrymq.spark.exports.target import local_folder
+from gantrymq.spark.exports.writing import Task, check_file, make_task
+from gantrymq.spark.job import Progress
+from gantrymq.spark.options import SourceOptions, read_options
+from gantrymq.spark.ranges import find_queues
+from gantrymq.spark.wire import Wire
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@attrs.frozen
+class ExportResult:
+    """What a run wrote: messages, bytes and number of Parquet files, and how long it took.
+
+    ``number`` is the export's last manifest, ``lost`` counts messages that were gone before they could be exported,
+    ``resumed`` tells whether the run finished the plan of an earlier one, which is counted here.
+    """
+
+    rows: int
+    bytes: int
+    files: int
+    seconds: float
+    folder: Path
+    number: int = 0
+    lost: int = 0
+    resumed: bool = False
+
+
+def export(
+    topic: str,
+    to: str | Path,
+    nameserver: str = "127.0.0.1:9876",
+    *,
+    starting_offsets: str = "earliest",
+    ending_offsets: str = "latest",
+    fail_on_data_loss: bool = True,
+    overwrite: bool = False,
+    discard_plan: bool = False,
+    engine: str = "spark",
+    file_rows: int = FILE_ROWS,
+    file_bytes: int = FILE_BYTES,
+    spark: SparkSession | None = None,
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Write what is new of ``topic`` (or a comma list) since the last run into ``to``, each message exactly once.
+
+    The first run writes everything, into a folder that is new or empty. What is written is settled at the start:
+    messages that come later are for the next run. A run that fails or is killed is finished by the next one, which
+    then writes what is new; with ``discard_plan`` it starts anew instead. With ``overwrite``, what the export has of
+    these topics is replaced, for readers of manifests in one step.
+
+    ``engine`` is ``spark`` (``spark`` is a session to use; without one a local one is started and stopped), or
+    ``local``: in this process, without Spark. A file has at most ``file_rows`` messages and about ``file_bytes`` of
+    bodies. Offsets are those of the data source; they count for queues that the export does not have yet.
+    ``progress`` is called with the tasks that are done, and all of them.
+
+    Raises :class:`SparkMissing`, :class:`FolderInUse`, :class:`ExportDamaged`, :class:`ExportFenced` and what reading
+    raises, all of them :class:`SparkError`; what can be checked is checked before the folder is made.
+    """
+    given = {
+        "nameserver": nameserver, "topic": topic, "startingOffsets": starting_offsets, "endingOffsets": ending_offsets,
+        "failOnDataLoss": str(fail_on_data_loss).lower(),
+    }  # fmt: skip
+    folder = ExportFolder(local_folder(to))
+    folder.check()
+    run = _Run(folder, read_options(given), find_engine(engine, spark), Sizes(file_rows, file_bytes), progress)
+    with _told(folder), Wire() as wire:
+        if not folder.records.exists():
+            make_plan(run.options, folder.read_state(), wire, run.sizes, overwrite)  # what is wrong makes no folder
+        with folder.lock():
+            run.finish_published()
+            run.continue_plan(wire, discard_plan or overwrite)
+            run.export_new(wire, overwrite)
+    return run.result()
+
+
+class _Run:
+    """One call of :func:`export`; it sums up what its plans wrote."""
+
+    def __init__(
+        self, folder: ExportFolder, options: SourceOptions, engine: Engine, sizes: Sizes, progress: Progress | None
+    ) -> None:
+        self.options, self.sizes = options, sizes
+        self._folder, self._engine, self._progress = folder, engine, progress
+        self._started = time.monotonic()
+        self._resumed = False
+        self._written: list[DataFile] = []
+        self._lost: list[Span] = []
+
+    def finish_published(self) -> None:
+        """End runs that were stopped after they had published."""
+        state = self._folder.read_state()
+        disk.remove_temporary(self._folder.records)
+        for number in placing.unfinished(self._folder):
+            if number <= state.number:
+                staged = self._folder.read_staged(number)
+                if staged is not None and (staged.number, staged.plan) == (state.number, state.plan):
+                    placing.show(self._folder, staged)
+                placing.clean(self._folder, number)
+
+    def continue_plan(self, wire: Wire, discard: bool) -> None:
+        """Finish the plan of a run that was stopped before it published, or drop it if that is still possible."""
+        number = self._folder.read_state().number + 1
+        plan = self._folder.read_plan(number)
+        if plan is None:
+            return
+        if discard and self._folder.read_staged(number) is None:
+            placing.clean(self._folder, number)
+            return
+        self._resumed = True
+        self._execute(plan, wire)
+
+    def export_new(self, wire: Wire, overwrite: bool) -> None:
+        """Plan and write what is new."""
+        plan = make_plan(self.options, self._folder.read_state(), wire, self.sizes, overwrite)
+        if plan is not None:
+            try:
+                disk.create_durably(self._folder.plan_path(plan.number), encode(plan))
+            except FileExistsError:
+                raise ExportFenced(f"another writer uses {self._folder.path}: run the export again") from None
+            self._execute(plan, wire)
+
+    def result(self) -> ExportResult:
+        """The sum of all plans of this run."""
+        files = self._written
+        return ExportResult(
+            count(file.span for file in files), sum(file.bytes for file in files), len(files),
+            time.monotonic() - self._started, self._folder.path, self._folder.read_state().number, count(self._lost),
+            self._resumed,
+        )  # fmt: skip
+
+    def _execute(self, plan: Plan, wire: Wire) -> None:
+        manifest = self._folder.read_staged(plan.number)
+        if manifest is None:
+            self._engine(self._tasks(plan, wire), self._progress)
+            manifest = self._stage(plan)
+        if self._progress is not None:
+            self._progress(len(plan.tasks), len(plan.tasks))
+        placing.place(self._folder, manifest)
+        self._written += manifest.added
+        self._lost += manifest.lost
+
+    def _tasks(self, plan: Plan, wire: Wire) -> list[Task]:
+        options = SourceOptions(self.options.nameservers, tuple(plan.topics))
+        addresses = {(item.topic, item.broker, item.queue_id): item.address for item in find_queues(options, wire)}
+        tasks: list[Task] = []
+        for index, span in enumerate(plan.tasks):
+            if self._folder.read_result(plan.number, index) is not None:
+                continue
+            if span.key not in addresses:
+                raise Unreachable(f"{span.topic} {span.broker} queue {span.queue_id} is planned, but no broker has it")
+            arguments = (addresses[span.key], self.options.fail_on_data_loss)
+            tasks.append(make_task(self._folder.path, plan, index, *arguments))
+        return tasks
+
+    def _stage(self, plan: Plan) -> Manifest:
+        """Check and make durable what the tasks wrote; from here on the manifest is certain."""
+        work = self._folder.work_path(plan.number)
+        work.mkdir(parents=True, exist_ok=True)
+        results = [self._folder.read_result(plan.number, index) for index in range(len(plan.tasks))]
+        written = [result for result in results if result is not None]
+        if len(written) < len(results):
+            raise SparkError(
+                f"{len(results) - len(written)} of {len(results)} tasks left no result in {work}: the folder must be "
+                "on a file system that all machines of the Spark cluster share"
+            )
+        files = [file for result in written for file in result.files]
+        for file in files:
+            check_file(work / file.path, file)
+        placing.keep_only(work, [work / file.path for file in files])
+        disk.sync_folders(work, [work / file.path for file in files])
+        lost = [*plan.lost, *(span for result in written for span in result.lost)]
+        manifest = Manifest(
+            FORMAT, plan.number, plan.id, time.time(), False, files, [], lost, plan.ends, plan.replaced
+        )  # fmt: skip
+        disk.write_durably(self._folder.staged_path(plan.number), encode(manifest))
+        return manifest
+
+
+@contextmanager
+def _told(folder: ExportFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SparkError(f"cannot write to {folder.path}: {error.strerror or error}") from None

@@ -1,0 +1,472 @@
+"""Exports without Spark: what a run writes, what the next one adds, and what a stop at any step leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gantrymq.cli.__main__ import run
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.spark import (
+    DataLoss,
+    ExportDamaged,
+    ExportFenced,
+    FolderInUse,
+    Unreachable,
+    WrongOption,
+    export,
+    export_files,
+    export_status,
+)
+from gantrymq.spark.exports import disk
+from gantrymq.spark.exports.folder import ExportFolder
+
+if TYPE_CHECKING:
+    from conftest import FakeCluster
+
+pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def orders(cluster: FakeCluster) -> FakeCluster:
+    cluster.add_topic("orders", queues=2)
+    put(cluster, 20)
+    return cluster
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def put(cluster: FakeCluster, count: int, topic: str = "orders", **fields: Any) -> None:
+    for number in range(count):
+        cluster.put(topic, number % 2, b"body %d" % number, **fields)
+
+
+def go(cluster: FakeCluster, folder: Path, topic: str = "orders", **options: Any) -> Any:
+    return export(topic, folder, cluster.address, engine="local", **options)
+
+
+def rows(files: list[Path]) -> Counter[tuple[str, int, int]]:
+    import pyarrow.parquet as pq
+
+    found: Counter[tuple[str, int, int]] = Counter()
+    for file in files:
+        topic = file.parent.parent.name.removeprefix("topic=")
+        table = pq.ParquetFile(file).read(columns=["queueId", "queueOffset"]).to_pylist()
+        found.update((topic, row["queueId"], row["queueOffset"]) for row in table)
+    return found
+
+
+def visible(folder: Path) -> list[Path]:
+    """What a reader finds that knows nothing of manifests."""
+    return sorted(folder.glob("topic=*/date=*/*.parquet"))
+
+
+def everything(cluster: FakeCluster, topic: str = "orders") -> Counter[tuple[str, int, int]]:
+    return Counter(
+        (name, queue_id, offset)
+        for (name, queue_id), queue in cluster.queues.items()
+        if name == topic
+        for offset in queue.records
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_files_are_named_by_their_messages_and_partitioned_by_topic_and_date(orders: FakeCluster, folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    result = go(orders, folder)
+    assert names(folder) == [
+        "_gantrymq/lock",
+        "_gantrymq/manifest-00000001.json",
+        "topic=orders/date=2023-11-14/broker-a-0-0-9.parquet",
+        "topic=orders/date=2023-11-14/broker-a-1-0-9.parquet",
+    ]
+    assert (result.rows, result.files, result.number, result.lost, result.resumed) == (20, 2, 1, 0, False)
+    assert result.bytes == sum(path.stat().st_size for path in visible(folder))
+    footer = pq.read_metadata(visible(folder)[0])
+    assert footer.row_group(0).column(0).compression == "ZSTD"
+    assert footer.metadata[b"gantrymq.topic"] == b"orders"
+    table = pq.read_table(folder)  # a plain reader adds topic and date from the names
+    assert sorted(table.column("body").to_pylist()) == sorted(b"body %d" % number for number in range(20))
+    assert set(table.column("topic").to_pylist()) == {"orders"}
+
+
+def test_the_next_run_writes_what_is_new_and_nothing_else(orders: FakeCluster, folder: Path) -> None:
+    go(orders, folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    result = go(orders, folder)
+    assert (result.rows, result.files, result.number) == (0, 0, 1)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
+    put(orders, 5)
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    assert go(orders, folder, "orders,refunds").rows == 6
+    assert rows(export_files(folder)) == everything(orders) + everything(orders, "refunds")
+    assert visible(folder) == sorted(export_files(folder))
+
+
+def test_what_comes_after_the_start_is_for_the_next_run(orders: FakeCluster, folder: Path) -> None:
+    def script(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            orders.put("orders", 0, b"late")
+
+    orders.script = script
+    assert go(orders, folder).rows == 20
+    orders.script = lambda request: None
+    go(orders, folder)
+    assert rows(visible(folder)) == everything(orders)
+
+
+def test_files_end_by_messages_bytes_and_day(orders: FakeCluster, folder: Path) -> None:
+    orders.add_topic("days")
+    for number in range(6):
+        orders.put("days", 0, b"x" * 100, store_timestamp=1_700_000_000_000 + number // 3 * DAY)
+    go(orders, folder, "days", file_bytes=200)
+    assert [path.name for path in visible(folder)] == [
+        "broker-a-0-0-1.parquet", "broker-a-0-2-2.parquet", "broker-a-0-3-4.parquet", "broker-a-0-5-5.parquet",
+    ]  # fmt: skip
+    assert [path.parent.name for path in visible(folder)] == ["date=2023-11-14"] * 2 + ["date=2023-11-15"] * 2
+    go(orders, folder, file_rows=4)
+    assert [path.name for path in visible(folder / ".") if "orders" in str(path)][:3] == [
+        "broker-a-0-0-3.parquet", "broker-a-0-4-7.parquet", "broker-a-0-8-9.parquet",
+    ]  # fmt: skip
+    assert rows(visible(folder)) == everything(orders) + everything(orders, "days")
+
+
+def test_a_topic_with_percent_signs_and_a_time_out_of_range_have_a_partition(
+    cluster: FakeCluster, folder: Path
+) -> None:
+    cluster.add_topic("%RETRY%group")
+    cluster.put("%RETRY%group", 0, b"x", store_timestamp=2**62)
+    go(cluster, folder, "%RETRY%group")
+    assert names(folder)[-1] == "topic=%25RETRY%25group/date=__HIVE_DEFAULT_PARTITION__/broker-a-0-0-0.parquet"
+
+
+def test_an_empty_topic_makes_an_export_without_files(cluster: FakeCluster, folder: Path) -> None:
+    cluster.add_topic("orders")
+    assert go(cluster, folder).number == 1
+    assert go(cluster, folder).number == 1
+    assert export_files(folder) == []
+    cluster.put("orders", 0, b"x")
+    assert go(cluster, folder).rows == 1
+
+
+def test_overwrite_replaces_the_topic_alone(orders: FakeCluster, folder: Path) -> None:
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    go(orders, folder, "orders,refunds")
+    orders.queues["orders", 0].records.clear()
+    orders.queues["orders", 0].max_offset = 0
+    orders.put("orders", 0, b"of the new topic")
+    with pytest.raises(WrongOption, match=r"exported up to offset 10, but ends at 1: .* Overwrite the export"):
+        go(orders, folder)
+    assert go(orders, folder, overwrite=True).rows == 11
+    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders) + everything(orders, "refunds")
+    assert [path.name for path in visible(folder)] == [
+        "broker-a-0-0-0-r2.parquet", "broker-a-1-0-9-r2.parquet", "broker-a-0-0-0.parquet",
+    ]  # fmt: skip
+    assert not [name for name in names(folder) if "work" in name or "plan" in name]
+    put(orders, 2)
+    assert go(orders, folder).rows == 2
+    assert rows(visible(folder)) == everything(orders) + everything(orders, "refunds")
+
+
+def test_messages_that_expired_before_they_were_exported_are_counted(orders: FakeCluster, folder: Path) -> None:
+    go(orders, folder)
+    put(orders, 10)
+    queue = orders.queues["orders", 0]
+    queue.min_offset = 13
+    for offset in range(13):
+        queue.records.pop(offset)
+    with pytest.raises(DataLoss, match=r"offset 10 is wanted.*\(3 of them"):
+        go(orders, folder)
+    result = go(orders, folder, fail_on_data_loss=False)
+    assert (result.rows, result.lost) == (7, 3)
+    assert [queue.lost for queue in export_status(folder).queues] == [3, 0]
+    assert go(orders, folder).rows == 0
+
+
+def test_messages_that_expire_during_a_run_are_counted_and_their_files_are_contiguous(
+    orders: FakeCluster, folder: Path
+) -> None:
+    del orders.queues["orders", 0].records[4]
+    with pytest.raises(DataLoss, match=r"\(1 of them"):
+        go(orders, folder)
+    result = go(orders, folder, fail_on_data_loss=False)
+    assert (result.rows, result.lost, result.resumed) == (19, 1, True)
+    assert [path.name for path in visible(folder)] == [
+        "broker-a-0-0-3.parquet", "broker-a-0-5-9.parquet", "broker-a-1-0-9.parquet",
+    ]  # fmt: skip
+
+
+def test_a_failed_run_shows_nothing_and_is_finished_by_the_next(orders: FakeCluster, folder: Path) -> None:
+    def script(request: Command) -> bytes | None:
+        lost = request.code == RequestCode.PULL_MESSAGE and (request.ext or {}).get("queueId") == "1"
+        return b"" if lost else None
+
+    orders.script = script
+    with pytest.raises(Unreachable):
+        go(orders, folder)
+    assert visible(folder) == export_files(folder) == []
+    assert export_status(folder).unfinished
+    orders.script = lambda request: None
+    orders.requests.clear()
+    put(orders, 2)
+    result = go(orders, folder)
+    assert (result.rows, result.number, result.resumed) == (22, 2, True)
+    first = {(request.ext or {}).get("queueOffset") for request in orders.requests if request.code == 11}
+    assert "0" in first, "of queue 1"
+    queue0 = [r.ext["queueOffset"] for r in orders.requests if r.code == 11 and r.ext and r.ext["queueId"] == "0"]
+    assert queue0 == ["10"], "what was written before the failure is not read again"
+    assert rows(visible(folder)) == everything(orders)
+
+
+def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: Path) -> None:
+    orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
+    with pytest.raises(Unreachable):
+        go(orders, folder)
+    orders.script = lambda request: None
+    orders.add_topic("refunds")
+    orders.put("refunds", 0, b"x")
+    assert (go(orders, folder, "refunds", discard_plan=True).rows, export_status(folder).number) == (1, 1)
+
+
+def test_offsets_count_for_queues_that_the_export_does_not_have(orders: FakeCluster, folder: Path) -> None:
+    bounds = {
+        "starting_offsets": '{"orders": {"broker-a": {"0": 7}}}',
+        "ending_offsets": '{"orders": {"broker-a": {"1": 4}}}',
+    }
+    assert go(orders, folder, **bounds).rows == 3 + 4
+    with pytest.raises(WrongOption, match=r"queue 0 is exported up to offset 10; it cannot start at 7"):
+        go(orders, folder, **bounds)
+    assert go(orders, folder).rows == 6
+
+
+def test_a_second_writer_is_refused(orders: FakeCluster, folder: Path) -> None:
+    go(orders, folder)
+    with ExportFolder(folder).lock(), pytest.raises(FolderInUse, match="another export is writing to"):
+        go(orders, folder)
+    assert go(orders, folder).rows == 0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_writer_that_comes_second_is_fenced_and_leaves_no_file(
+    orders: FakeCluster, folder: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock does not hold across machines: the second one published while the first was writing."""
+    go(orders, folder)
+    put(orders, 4)
+    create = disk.create_durably
+
+    def be_late(path: Path, data: bytes) -> None:
+        if path.name == "manifest-00000002.json":
+            monkeypatch.setattr(disk, "create_durably", create)
+            other = json.loads((folder / "_gantrymq" / "manifest-00000001.json").read_bytes())
+            create(path, json.dumps(other | {"number": 2, "plan": "another", "added": []}).encode())
+        create(path, data)
+
+    monkeypatch.setattr(disk, "create_durably", be_late)
+    with pytest.raises(ExportFenced, match="has published manifest 2"):
+        go(orders, folder, overwrite=overwrite)
+    assert visible(folder) == sorted(export_files(folder))
+    assert go(orders, folder).rows == 4
+    assert rows(visible(folder)) == everything(orders)
+
+
+def test_a_damaged_export_is_told(orders: FakeCluster, folder: Path, tmp_path: Path) -> None:
+    go(orders, folder)
+    put(orders, 2)
+    go(orders, folder)
+    first = folder / "_gantrymq" / "manifest-00000001.json"
+    text = first.read_bytes()
+    first.write_bytes(text[:-10])
+    with pytest.raises(ExportDamaged, match=r"manifest-00000001\.json cannot be read"):
+        go(orders, folder)
+    first.write_bytes(text.replace(b'"format":1', b'"format":2'))
+    with pytest.raises(ExportDamaged, match="by a later version"):
+        export_status(folder)
+    first.unlink()
+    with pytest.raises(ExportDamaged, match=r"manifest-00000001\.json is missing"):
+        export_files(folder)
+    with pytest.raises(ExportDamaged, match="has no export"):
+        export_status(tmp_path / "nowhere")
+
+
+def test_a_file_that_is_not_what_it_should_be_is_never_published(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = disk.write_durably
+
+    def damage(path: Path, data: bytes) -> None:
+        if path.name.startswith("task-"):
+            for file in path.parent.glob("topic=*/date=*/*-1-*.parquet"):
+                os.truncate(file, 100)
+        write(path, data)
+
+    monkeypatch.setattr(disk, "write_durably", damage)
+    with pytest.raises(ExportDamaged, match=r"broker-a-1-0-9\.parquet cannot be read"):
+        go(orders, folder)
+    assert visible(folder) == []
+    monkeypatch.setattr(disk, "write_durably", write)
+    assert go(orders, folder, discard_plan=True).rows == 20
+
+
+def test_many_runs_are_read_from_the_last_complete_manifest(
+    orders: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.spark.exports.folder.COMPLETE_EVERY", 3)
+    for _ in range(7):
+        orders.put("orders", 0, b"x")
+        go(orders, folder)
+    for number in range(1, 6):
+        (folder / "_gantrymq" / f"manifest-{number:08}.json").unlink()
+    assert rows(export_files(folder)) == everything(orders)
+    orders.put("orders", 0, b"x")
+    assert go(orders, folder).number == 8
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing that handles errors may run code for it."""
+
+
+STEPS = ("create_durably", "write_durably", "move", "exchange", "remove", "sync_folder", "sync_folders", "check_file")
+
+
+def stop_at(step: int, patch: Callable[[str, str, Any], None]) -> list[str]:
+    """Let the ``step``-th change to the disk, counted from 0, and all later ones not happen. Returns what did."""
+    from gantrymq.spark.exports import run as run_module
+
+    happened: list[str] = []
+
+    def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if len(happened) >= step:
+                raise Killed
+            happened.append(name)
+            return work(*arguments)
+
+        return call
+
+    for name in STEPS:
+        module = run_module if name == "check_file" else disk
+        patch(f"{module.__name__}.{name}", name, counted(name, getattr(module, name)))
+    return happened
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_is_stopped_at_any_step_is_finished_by_the_next(
+    orders: FakeCluster, tmp_path: Path, overwrite: bool
+) -> None:
+    step = 0
+    while True:
+        folder = tmp_path / f"stopped-{step}"
+        orders.add_topic("orders", queues=2)  # empty again
+        put(orders, 4)
+        first = everything(orders)
+        go(orders, folder)
+        put(orders, 6)
+        with pytest.MonkeyPatch.context() as patch:
+            happened = stop_at(step, lambda path, name, work: patch.setattr(path, work))
+            try:
+                go(orders, folder, overwrite=overwrite)
+            except Killed:
+                pass
+            else:
+                break
+        published = rows(export_files(folder))
+        assert published in (first, everything(orders)), happened
+        assert max(rows(visible(folder)).values()) == 1, happened
+        assert rows(visible(folder)) >= (Counter() if overwrite else first), happened
+        put(orders, 1)
+        go(orders, folder)
+        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders), happened
+        assert not [name for name in names(folder) if "work" in name or "plan" in name or "staged" in name], happened
+        step += 1
+    assert step > 15
+
+
+CHILD = """
+import sys, time
+from gantrymq.spark import SparkError, export
+try:
+    while True:
+        export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=len(sys.argv) > 3)
+        print("run", flush=True)
+except SparkError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_killed_runs_lose_and_repeat_nothing(orders: FakeCluster, folder: Path) -> None:
+    """GANTRYMQ_EXPORT_KILLS sets how many; at moments that depend on what the broker was asked last."""
+    kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "4"))
+    for number in range(kills):
+        put(orders, 30)
+        asked = 0
+        arguments = [
+            sys.executable,
+            "-c",
+            CHILD,
+            str(folder),
+            orders.address,
+            *(["overwrite"] if number % 4 == 3 else []),
+        ]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+
+            def script(request: Command, child: subprocess.Popen[str] = child, at: int = 1 + number * 7 % 97) -> None:
+                nonlocal asked
+                asked += 1
+                if asked == at:
+                    child.send_signal(signal.SIGKILL)
+                elif asked % 10 == 0:
+                    put(orders, 3)
+
+            orders.script = script
+            output, _ = child.communicate(timeout=120)
+            assert child.returncode == -signal.SIGKILL, output
+        orders.script = lambda request: None
+        assert max(rows(visible(folder)).values(), default=1) == 1
+    go(orders, folder)
+    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+
+
+def test_the_command_exports_without_spark_and_shows_the_status(
+    orders: FakeCluster, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--to", str(folder), "--nameserver", orders.address]
+    assert run(["export", "--topic", "orders", "--engine", "local", *where]) == 0
+    assert capsys.readouterr().out.startswith("20 messages of orders in 2 Parquet files, ")
+    put(orders, 3)
+    assert run(["export", "status", str(folder), "--nameserver", orders.address]) == 0
+    told = capsys.readouterr().out
+    assert "manifest 1, " in told
+    assert "orders broker-a queue 0: 10 messages in 1 files, " in told
+    assert "continues at 10, lag 2" in told
+    assert run(["export", "status", str(folder), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["number"], status["unfinished"], status["queues"][1]["rows"]) == (1, False, 10)
+    assert run(["export", "status", str(folder / "nowhere")]) == 1
+    assert "has no export" in capsys.readouterr().err
+    assert run(["export", "--topic", "orders", "--engine", "local", "--json", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 3
