@@ -816,11 +816,12 @@ def connect(
     namespace: str | None = None,
     namespace_v2: str | None = None,
     interceptors: Sequence[Interceptor] = (),
+    trace: bool | str = False,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> Client:
     """As :func:`gantrymq.connect`, for code without async. ``backend`` is the event loop that runs in the thread."""
     inner = client.connect(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
-        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2, interceptors=interceptors,
+        unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2, interceptors=interceptors, trace=trace,
     )  # fmt: skip
     return Client(inner, backend)

@@ -24,6 +24,7 @@ from gantrymq.client.intercepted import (
 )
 from gantrymq.client.interceptors import Interceptor, Interceptors
 from gantrymq.client.lifetime import Lifetime
+from gantrymq.client.message_trace import MessageTrace, trace_of
 from gantrymq.client.namespace import plain_topics
 from gantrymq.client.options import (
     PULL_BATCH_MESSAGES,
@@ -58,10 +59,14 @@ DEFAULT_PRODUCER_GROUP: Final = "GANTRYMQ_PRODUCER"
 class Client(Lifetime):
     """What :func:`connect` gives. Valid until its block ends; after that everything raises :class:`ClientClosed`."""
 
-    def __init__(self, options: ConnectOptions, interceptors: Interceptors | None = None) -> None:
+    def __init__(
+        self, options: ConnectOptions, interceptors: Sequence[Interceptor] = (), trace: MessageTrace | None = None
+    ) -> None:
         super().__init__("client")
         self._options = options
-        self._interceptors = interceptors
+        self._trace = trace
+        members = interceptors if trace is None else (*interceptors, trace)
+        self._interceptors = Interceptors(members) if members else None
         self._running: Cluster | None = None
         self._ends_first: set[Lifetime] = set()
         self._workers: set[Worker[Any]] = set()
@@ -314,6 +319,8 @@ class Client(Lifetime):
             try:
                 await cluster.start()
                 self._running = cluster
+                if self._trace is not None:
+                    self._trace.start(cluster)
                 try:
                     yield
                 finally:
@@ -322,6 +329,8 @@ class Client(Lifetime):
                     # those with a block of their own have ended by now
                     for one in list(self._ends_first):
                         await one.close()
+                    if self._trace is not None:
+                        await self._trace.flush()
             finally:
                 await cluster.aclose()
 
@@ -361,6 +370,7 @@ def connect(
     namespace: str | None = None,
     namespace_v2: str | None = None,
     interceptors: Sequence[Interceptor] = (),
+    trace: bool | str = False,
 ) -> Client:
     """A :class:`Client` of the cluster that ``nameservers`` (``host:port[;host:port...]``) know.
 
@@ -377,7 +387,8 @@ def connect(
     5.x) leaves names as they are and goes with each request, for services that understand it.
 
     ``interceptors`` are called around each message that producers send and consumers give out, see
-    :class:`Interceptor`.
+    :class:`Interceptor`. With ``trace=True`` each of them is traced as RocketMQ's clients do, to the topic
+    ``RMQ_SYS_TRACE_TOPIC`` or the one named in its place.
 
     Raises ValueError for what is no address and for half of the credentials, :class:`ConnectFailed` when no nameserver
     can be reached (:class:`TlsFailed` when it can, but not by TLS).
@@ -390,4 +401,4 @@ def connect(
         nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token, tls=tls,
         unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
     )  # fmt: skip
-    return Client(options, Interceptors(interceptors) if interceptors else None)
+    return Client(options, interceptors, trace_of(trace))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import gantrymq.sync
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.names import TRACE_TOPIC
@@ -105,6 +106,34 @@ def test_who_sent_and_who_consumed_a_message_is_shown(
             producer.say("stop")
             producer.wait_event("done")
         consumer.close()
+
+
+@pytest.mark.parametrize(
+    ("system_name", "tool"),
+    [("gantry", "admin"), ("gantry", "admin5"), ("java_system", "admin"), ("java5_system", "admin5")],
+    ids=["gantrymq-4.9.7-tool", "gantrymq-5.3.3-tool", "java-4.9.7", "java-5.3.3"],
+)
+def test_what_python_sends_and_consumes_is_shown(
+    system_name: str, tool: str, names: Callable[[str], str], request: pytest.FixtureRequest
+) -> None:
+    system = request.getfixturevalue(system_name)
+    mqadmin: MqAdmin = request.getfixturevalue(tool)
+    topic, group, producers = names("t"), names("g"), names("p")
+    make_topic(system, topic)
+    with gantrymq.sync.connect(system.nameserver, trace=True) as client:
+        with client.producer(producers) as producer:
+            batch = [gantrymq.Message(topic, b"1", keys="k"), gantrymq.Message(topic, b"2")]
+            sent = {producer.send(topic, b"0", tags="a").message_id}
+            sent |= {result.message_id for result in producer.send_batch(batch)}
+        with client.consumer(topic, group, start="first") as messages:
+            for _ in range(3):
+                next(messages).ack()
+        # while the client lives: the traces leave by themselves
+        for message_id in sent:
+            found = wait_traces(mqadmin, system.nameserver, message_id, 2)
+            assert [(row[0], row[1], row[-1]) for row in found] == [
+                ("Pub", producers, "success"), ("Sub", group, "success"),
+            ]  # fmt: skip
 
 
 def test_the_topic_for_traces_has_a_route_before_the_first_trace(gantry: Any) -> None:

@@ -1,0 +1,135 @@
+"""Message traces: the lines that RocketMQ's tools read, when they are sent, and what becomes of too many."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+import gantrymq
+from gantrymq import Message, Outcome
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.properties import decode_properties
+from gantrymq.remoting.records import COMPRESSED
+
+pytestmark = pytest.mark.anyio
+
+Cluster = Callable[..., Any]
+TRACES = "RMQ_SYS_TRACE_TOPIC"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gantrymq.client.message_trace.GATHER_SECONDS", 0.01)
+
+
+def stored_traces(cluster: Any, topic: str = TRACES) -> tuple[list[list[str]], set[str]]:
+    """The fields of all traces, and the keys of the messages that have them."""
+    lines: list[list[str]] = []
+    keys: set[str] = set()
+    for request in cluster.broker.seen(RequestCode.SEND_MESSAGE_V2):
+        if request.ext["b"] == topic:
+            body = zlib.decompress(request.body) if int(request.ext["f"]) & COMPRESSED else request.body
+            text = body.decode()
+            assert text.endswith("\x02")
+            lines += [line.split("\x01") for line in text[:-1].split("\x02")]
+            keys.update(decode_properties(request.ext["i"])["KEYS"].split(" "))
+    return lines, keys
+
+
+async def test_sent_and_consumed_messages_are_traced_as_javas_clients_do(fake_cluster: Cluster) -> None:
+    async with fake_cluster(**{"NS%T": 1, TRACES: 1}) as cluster:
+        cluster.broker.answers[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda request: request.answer(0)
+        async with gantrymq.connect(cluster.address, trace=True, namespace="NS") as client:
+            async with (
+                client.producer("p") as producer,
+                client.transactional_producer(
+                    "tp", check=lambda _: Outcome.COMMIT, local=lambda *_: Outcome.COMMIT
+                ) as transactional,
+            ):
+                first = await producer.send("T", b"123", tags="a", keys=["k1", "k2"])
+                later = await producer.send("T", b"12", delay_level=1)
+                batch = await producer.send_batch([Message("T", b"1"), Message("T", b"2")])
+                half = (await transactional.send("T", b"half")).sent
+                await producer.send_oneway("T", b"x")
+            async with client.consumer("T", "g", start="first") as messages:
+                await (await anext(messages)).ack()
+                await (await anext(messages)).retry()
+        lines, keys = stored_traces(cluster)
+    sent = [line for line in lines if line[0] == "Pub"]
+    assert {len(line) for line in sent} == {14}
+    by_id = {line[5]: line for line in sent}
+    results = [first, later, *batch, half]
+    assert set(by_id) == {result.message_id for result in results}
+    assert keys >= {*by_id, "k1", "k2"}
+    pub = by_id[first.message_id]
+    assert pub[2:5] == ["DefaultRegion", "p", "T"]
+    assert pub[6:8] == ["a", "k1 k2"]
+    assert (pub[9], pub[11:]) == ("3", ["0", first.offset_message_id, "true"])
+    assert by_id[later.message_id][6:8] == ["null", "null"]
+    assert [by_id[each.message_id][11] for each in (later, half, *batch)] == ["3", "1", "0", "0"]
+    before = [line for line in lines if line[0] == "SubBefore"]
+    after = [line for line in lines if line[0] == "SubAfter"]
+    assert [(line[3], line[5], line[6], line[7]) for line in before] == [
+        ("g", first.message_id, "0", "k1 k2"), ("g", later.message_id, "0", "null"),
+    ]  # fmt: skip
+    assert [line[1] for line in after] == [line[4] for line in before]
+    assert [(line[2], line[4], line[5], line[6], line[8]) for line in after] == [
+        (first.message_id, "true", "k1 k2", "0", "g"), (later.message_id, "false", "null", "4", "g"),
+    ]  # fmt: skip
+
+
+async def test_traces_are_sent_while_the_client_works_and_go_to_a_topic_of_choice(fake_cluster: Cluster) -> None:
+    async with (
+        fake_cluster(T=1, mine=1) as cluster,
+        gantrymq.connect(cluster.address, trace="mine") as client,
+        client.producer("p") as producer,
+    ):
+        for number in range(3):
+            await producer.send("T", b"1")
+            await cluster.broker.wait_for(RequestCode.SEND_MESSAGE_V2, 2 * (number + 1))
+        assert len(stored_traces(cluster, "mine")[0]) == 3
+        await producer.send("mine", b"a message of the user's own is not traced there")
+
+
+async def test_many_traces_take_several_messages_and_too_many_are_dropped(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gantrymq.client.message_trace.GATHER_SECONDS", 3600)
+    monkeypatch.setattr("gantrymq.client.message_trace.TRACES_WAITING_MAX", 1500)
+    async with fake_cluster(**{"T": 1, TRACES: 1}) as cluster:
+        async with gantrymq.connect(cluster.address, trace=True) as client, client.producer("p") as producer:
+            for _ in range(1600):
+                await producer.enqueue("T", b"1")
+        assert len(stored_traces(cluster)[0]) == 1500
+        requests = [one for one in cluster.broker.seen(RequestCode.SEND_MESSAGE_V2) if one.ext["b"] == TRACES]
+        assert len(requests) >= 2
+        assert all(len(one.ext["i"]) < 32_767 for one in requests)
+    assert "message_traces_lost" in caplog.text
+    assert "100" in caplog.text
+
+
+async def test_no_message_suffers_when_traces_cannot_be_stored(
+    fake_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fake_cluster(T=1) as cluster:
+        broker = cluster.broker
+
+        def answer(request: Any) -> Any:
+            return request.answer(13, "no") if request.ext["b"] == TRACES else broker.on_send_message_v2(request)
+
+        broker.answers[RequestCode.SEND_MESSAGE_V2] = answer
+        cluster.nameserver.topics[TRACES] = 1
+        with anyio.fail_after(60):
+            async with gantrymq.connect(cluster.address, trace=True) as client, client.producer("p") as producer:
+                await producer.send("T", b"1")
+    assert "message_traces_lost" in caplog.text
+
+
+async def test_what_is_no_choice_is_refused() -> None:
+    for bad in (1, "", None):
+        with pytest.raises(ValueError, match="trace is True, False or a topic"):
+            gantrymq.connect("127.0.0.1:1", trace=bad)  # type: ignore[arg-type]
