@@ -252,16 +252,17 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
     async def __anext__(self) -> R:
         while True:
             message = await super().__anext__()
-            if self._accepts(message):
+            if self._accepts(message, True):
                 return message
 
     async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
         while True:
-            batch = [message for message in await super().next_batch(max) if self._accepts(message)]
+            taken = await super().next_batch(max)
+            batch = [message for message in taken if self._accepts(message, len(taken) == 1)]
             if batch:
                 return batch
 
-    def _accepts(self, message: R) -> bool:
+    def _accepts(self, message: R, alone: bool) -> bool:
         """Whether the application gets the message, which is ready for it then."""
         delivery = message.delivery
         assert delivery is not None  # the consumer has set it
@@ -274,7 +275,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
                 self._refuse(message, delivery, error)
                 return False
         if self._interceptors is not None:
-            context = ConsumeContext(message, self.group, self._cluster.client_id)
+            context = ConsumeContext(message, self.group, self._cluster.client_id, alone)
             message.delivery = WatchedDelivery(delivery, self._interceptors, context)
             self._interceptors.before_consume(context)
         return True

@@ -46,6 +46,8 @@ class ConsumeContext:
     message: DeliveredRecord
     group: str
     client_id: str
+    alone: bool = True
+    """Whether it is given out by itself, and not in a batch."""
     started: int = attrs.field(factory=_now)
     """When the application got it, in ms since 1970."""
     acknowledged: bool | None = None
