@@ -91,20 +91,41 @@ def broker(nameserver: str | None, log_level: str, **flags: Any) -> None:
     help="Addresses, besides this machine, that may change routes: 10.0.0.7,10.0.1.0/24.",
 )
 @click.option("--insecure", is_flag=True, help="Let every machine that can connect change routes.")
+@click.option("--tls-certificate", metavar="FILE", help="Speak TLS with this certificate (PEM, with its chain).")
+@click.option("--tls-key", metavar="FILE", help="The certificate's private key, if it is in another file.")
+@click.option("--tls-ca", metavar="FILE", help="Clients must show a certificate of these authorities.")
+@click.option("--tls-permissive", is_flag=True, help="With TLS: serve plain connections at the same port, too.")
 @log_level_option()
 def nameserver(
-    listen: str, data: str | None, settings: tuple[str, ...], peers: str | None, insecure: bool, log_level: str
+    listen: str,
+    data: str | None,
+    settings: tuple[str, ...],
+    peers: str | None,
+    insecure: bool,
+    tls_certificate: str | None,
+    tls_key: str | None,
+    tls_ca: str | None,
+    tls_permissive: bool,
+    log_level: str,
 ) -> None:
     """Run only a nameserver."""
     configure_logs(log_level)
 
     import trio
 
-    from gantrymq.cli.servers import run_nameserver
+    from gantrymq.cli.servers import NameserverTls, run_nameserver
+    from gantrymq.remoting.tls import ServerTls
 
+    tls = None
+    if tls_certificate is not None:
+        kind = "none" if tls_ca is None else "required"
+        files = ServerTls(tls_certificate, tls_key or "", tls_ca or "", kind)
+        tls = NameserverTls(files, enforcing=not tls_permissive)
+    elif tls_key or tls_ca or tls_permissive:
+        raise click.UsageError("--tls-key, --tls-ca and --tls-permissive need --tls-certificate")
     kv_path = Path(data) / "kvConfig.json" if data is not None else None
     with ending_in_time() as deadline:
-        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure)
+        trio.run(run_nameserver, deadline, listen, kv_path, settings, _listed(peers), insecure, tls)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from gantrymq.nameserver import NameServer, NameServerConfig
 from gantrymq.nameserver.switches import read_switches
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.descriptors import raise_descriptor_limit
+from gantrymq.remoting.tls import ServerTls
 
 if TYPE_CHECKING:
     from gantrymq.kernel.broker import Broker
@@ -42,6 +43,14 @@ log = structlog.get_logger("gantrymq.server")
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
 
 
+@attrs.frozen
+class NameserverTls:
+    """The files of the nameserver's TLS, and whether it refuses plain connections."""
+
+    files: ServerTls
+    enforcing: bool = True
+
+
 async def run_nameserver(
     deadline: EndDeadline,
     listen: str,
@@ -49,6 +58,7 @@ async def run_nameserver(
     settings: Sequence[str] = (),
     peers: Sequence[str] = (),
     insecure: bool = False,
+    tls: NameserverTls | None = None,
 ) -> None:
     """A nameserver until a signal comes; ``settings`` are its switches as ``name=true``.
 
@@ -59,7 +69,7 @@ async def run_nameserver(
     with ending_by_signal(stop.set), reloading_by_signal(partial(log.info, "settings_reloaded", changed=[])):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(deadline.arm_when_cancelled)
-            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure)
+            server = await _start_nameserver(nursery, listen, kv_path, settings, peers, insecure, tls)
             say(f"GantryMQ {__version__} nameserver")
             say(f"ready nameserver={server.address}")
             await stop.wait()
@@ -96,7 +106,10 @@ async def run_broker(
             if nameserver_listen is not None:
                 kv_path = Path(loaded.config.broker.data) / "config" / "kvConfig.json"
                 insecure = loaded.config.broker.insecure
-                server = await _start_nameserver(nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure)
+                tls = _tls_of(loaded)
+                server = await _start_nameserver(
+                    nursery, nameserver_listen, kv_path, (), nameserver_peers, insecure, tls
+                )
             while True:
                 config = loaded.config
                 if server is not None:
@@ -233,6 +246,15 @@ def _nameservers(loaded: Loaded, own: str) -> list[str]:
     return list(dict.fromkeys((own, *loaded.config.broker.nameservers)))
 
 
+def _tls_of(loaded: Loaded) -> NameserverTls | None:
+    """The settings of the plugin ``tls``, which hold for the nameserver of this process too."""
+    rows = {row.key: str(row.value) for row in loaded.config.explain() if row.section == "plugin.tls"}
+    if rows.get("mode", "disabled") == "disabled":
+        return None
+    files = ServerTls(rows["certificate"], rows["key"], rows["ca"], rows["client_certificates"])
+    return NameserverTls(files, enforcing=rows["mode"] == "enforcing")
+
+
 async def _start_nameserver(
     nursery: trio.Nursery,
     listen: str,
@@ -240,6 +262,7 @@ async def _start_nameserver(
     settings: Sequence[str] = (),
     peers: Sequence[str] = (),
     insecure: bool = False,
+    tls: NameserverTls | None = None,
 ) -> NameServer:
     try:
         host, port = parse_address(listen, any_port=True)
@@ -250,6 +273,8 @@ async def _start_nameserver(
             switches=read_switches(settings),
             peers=tuple(peers),
             insecure=insecure,
+            tls=None if tls is None else tls.files,
+            plain=tls is None or not tls.enforcing,
         )
         server = NameServer(config)
     except ValueError as error:

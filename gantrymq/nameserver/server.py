@@ -5,6 +5,7 @@ A connection costs a task and the bytes of an unfinished frame. Invalid bytes cl
 
 from __future__ import annotations
 
+import ssl
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import attrs
 import structlog
 import trio
 
+from gantrymq.nameserver.encryption import FirstByteStream
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.nameserver.live import MinimumChange
 from gantrymq.nameserver.notices import Notices
@@ -26,6 +28,7 @@ from gantrymq.remoting.descriptors import descriptors_allowed
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.frame import FRAME_MAX_BYTES, Frame, cut_frames
 from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback, site_of
+from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
 _RECEIVE_BYTES = 64 * 1024
 ANSWERS_BYTES = 256 * 1024
@@ -34,6 +37,8 @@ TURN_SECONDS = 0.005
 """How long the nameserver answers requests of one connection before it serves the others."""
 ACCEPT_PAUSE_SECONDS = 0.1
 REFUSALS_REPORT_SECONDS = 10.0
+TLS_WATCH_SECONDS = 10.0
+"""How often the nameserver looks for changed certificates."""
 DESCRIPTOR_SHARE = 4
 """Connections use at most a quarter of the process's descriptors, because a broker may run in the same process."""
 
@@ -58,6 +63,8 @@ class NameServerConfig:
     ``kv_path``: the file of the KV config; None keeps it in memory. ``switches``: the switches at the start.
     ``peers``: addresses and networks whose brokers and administrators may change the tables, besides this machine.
     ``insecure``: without ``peers``, any peer may change them, and the nameserver may listen at any address.
+    ``tls``: the certificates, with which it speaks TLS at the same port; ``plain``: whether it then serves plain
+    connections too.
     ``frame_seconds``: the longest time from the first byte of a frame to its last.
     ``buffered_max``: the most bytes of unfinished frames of all connections.
     """
@@ -68,6 +75,8 @@ class NameServerConfig:
     switches: Switches = Switches()  # noqa: RUF009 - frozen
     peers: tuple[str, ...] = ()
     insecure: bool = False
+    tls: ServerTls | None = None
+    plain: bool = True
     connections_max: int = 10_000
     frame_max: int = FRAME_MAX_BYTES
     buffered_max: int = 16 * FRAME_MAX_BYTES
@@ -100,9 +109,12 @@ class NameServer:
     """A nameserver; :meth:`serve` runs it until cancelled. Time is trio's clock."""
 
     def __init__(self, config: NameServerConfig | None = None) -> None:
-        """Read the file of the KV config: :class:`ValueError` or OSError if it, or a text of ``peers``, is not
-        valid."""
+        """Read the file of the KV config and those of TLS: :class:`ValueError` or OSError if one of them, or a text of
+        ``peers``, is not valid."""
         self.config = config or NameServerConfig()
+        tls = self.config.tls
+        self._context = None if tls is None else tls.make_context()
+        self._tls_seen = () if tls is None else tls.fingerprint()
         self._cache = RouteCache()
         self._notices = Notices()
         self._bad_bytes = BadBytesLog(log)
@@ -132,6 +144,8 @@ class NameServer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._scan)
             nursery.start_soon(self._notices.run)
+            if self.config.tls is not None:
+                nursery.start_soon(self._watch_tls, self.config.tls)
             for listener in listeners:
                 nursery.start_soon(self._listen, listener, nursery)
             log.info("nameserver_listening", address=self.address)
@@ -194,7 +208,33 @@ class NameServer:
                 self._count_refusal(displaced.peer)
                 displaced.close()
             may_change = host == own or self._peers.admits(host) or (self.config.insecure and not self.config.peers)
-            await self.serve_stream(stream, format_address(host, port), site, may_change)
+            peer = format_address(host, port)
+            if self._context is None:
+                await self.serve_stream(stream, peer, site, may_change)
+                return
+            either = FirstByteStream(stream, self._current_context, self.config.plain, self.config.frame_seconds)
+            await self.serve_stream(either, peer, site, may_change)
+            if either.refused:
+                log.info("tls_not_spoken", peer=peer, reason=either.refused)
+
+    def _current_context(self) -> ssl.SSLContext:
+        assert self._context is not None
+        return self._context
+
+    async def _watch_tls(self, tls: ServerTls) -> None:
+        """Use changed certificates for new connections; those that cannot be used are logged once."""
+        while True:
+            await trio.sleep(TLS_WATCH_SECONDS)
+            try:
+                seen = await trio.to_thread.run_sync(tls.fingerprint)
+                if seen == self._tls_seen:
+                    continue
+                self._tls_seen = seen
+                self._context = await trio.to_thread.run_sync(tls.make_context)
+            except (TlsUnusable, OSError) as error:
+                log.error("tls_files_refused", reason=str(error))
+            else:
+                log.info("tls_files_loaded", certificate=tls.certificate)
 
     def _count_refusal(self, peer: str) -> None:
         """Log the first refusal, and then the number of refusals every ten seconds."""

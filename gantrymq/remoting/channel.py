@@ -13,10 +13,12 @@ import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from inspect import isawaitable
 from typing import Final
 
 import anyio
+import attrs
 from anyio.abc import ByteStream, SocketAttribute, TaskGroup, TaskStatus
 
 from gantrymq.remoting.address import parse_address
@@ -54,6 +56,19 @@ class _Call:
         self.done = done
         self.deadline = deadline
         self.answer: Command | None = None
+
+
+@attrs.frozen
+class Outgoing:
+    """How a server connects to others: ``tls`` encrypts, ``sign`` is called with each request."""
+
+    tls: ssl.SSLContext | None = None
+    sign: Sign | None = None
+
+
+OUTGOING: ContextVar[Outgoing] = ContextVar("gantrymq_outgoing", default=Outgoing())  # noqa: B039 - frozen
+"""What :func:`open_channel` uses in this task and in those that it starts: a broker's plugins set it before any task of
+the broker begins, so every request of that broker to others is made so."""
 
 
 class Channel:
@@ -388,10 +403,11 @@ async def open_channel(
 ) -> AsyncIterator[Channel]:
     """A connected :class:`Channel` for the length of the block; errors of the block come out as they are.
 
-    ``sign`` and ``tls`` are those of :class:`Channel`. ``stream`` takes the place of a TCP connection (for tests).
-    Raises :class:`ConnectFailed`.
+    ``sign`` and ``tls`` are those of :class:`Channel`; by default those of :data:`OUTGOING`. ``stream`` takes the
+    place of a TCP connection (for tests). Raises :class:`ConnectFailed`.
     """
-    channel = Channel(address, handler, sign=sign, tls=tls)
+    ours = OUTGOING.get()
+    channel = Channel(address, handler, sign=sign or ours.sign, tls=tls or ours.tls)
 
     async def serve(*, task_status: TaskStatus[None]) -> None:
         await channel.run(stream=stream, connect_timeout=connect_timeout, task_status=task_status)

@@ -64,6 +64,25 @@ class ServerTls:
             context.verify_mode = CLIENT_CERTIFICATES[self.client_certificates]
         return context
 
+    def make_client_context(self) -> ssl.SSLContext:
+        """The settings of this server's own connections to others: it shows its certificate, and trusts certificates
+        for servers of ``ca``, or without one the same certificate as its own. Names are not checked, as in RocketMQ:
+        servers are reached by address. :class:`TlsUnusable`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        self.load_client_context(context)
+        return context
+
+    def load_client_context(self, context: ssl.SSLContext) -> None:
+        """Let a context of :meth:`make_client_context` use the files as they are now, and trust the former ones too."""
+        try:
+            context.load_verify_locations(self.ca or self.certificate)
+            context.load_cert_chain(self.certificate, self.key or None, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise TlsUnusable(f"{self.ca or self.certificate!r}: {_reason(error)}") from None
+
     def fingerprint(self) -> tuple[bytes, ...]:
         """The content of the files; OSError. If it changes, a new context is due."""
         return tuple(Path(path).read_bytes() for path in (self.certificate, self.key, self.ca) if path)

@@ -3,8 +3,8 @@
 Slot: access_control; not in the default set: ``--enable acl``, with the extra ``gantrymq[acl]``, or ``aclEnable`` in
 RocketMQ's ``broker.conf``.
 Hooks: authorize, collect_metrics, config_section, configure, register_processors, register_tasks.
-Config ``[plugin.acl]``: ``file``, ``interval``, ``codes``.
-Files: that of the accounts, which requests 50, 51 and 53 change.
+Config ``[plugin.acl]``: ``file``, ``interval``, ``keys``, ``codes``.
+Files: that of the accounts, which requests 50, 51 and 53 change, and that of ``keys``, which it reads.
 Replaces RocketMQ's ``PlainAccessValidator`` and ``PlainPermissionManager``: codes 50 to 54.
 
 ``accounts`` reads the file and ``addresses`` its patterns, ``account_file`` watches and changes it, ``checks`` decides
@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.acl.account_file import AccountFile
+from gantrymq.plugins.acl.account_file import AccountFile, read_keys
 from gantrymq.plugins.acl.admin import AccountRequests
 from gantrymq.plugins.acl.checks import Checks, Denied
 from gantrymq.plugins.acl.config import AclConfig
+from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.rights import BROKER_RIGHTS, Right
 
@@ -68,6 +70,9 @@ class AclPlugin:
         self._config = config.section(AclConfig)
         self._rights = {**_rights_of(self._config.codes), **BROKER_RIGHTS}
         self._file = AccountFile(broker.env, self._config.file)
+        if self._config.keys:
+            credentials = read_keys(broker.env, self._config.keys)
+            OUTGOING.set(attrs.evolve(OUTGOING.get(), sign=credentials.sign))
         self._checks = Checks(broker.store, self._rights, lambda: self._file.accounts)
         self._warnings = RareWarnings(broker.env.monotonic)
 

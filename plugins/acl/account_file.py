@@ -13,7 +13,8 @@ import structlog
 import trio
 
 from gantrymq.kernel.errors import StartError
-from gantrymq.plugins.acl.accounts import Accounts, read_document, write_document
+from gantrymq.plugins.acl.accounts import Accounts, read_document, text_of, write_document
+from gantrymq.remoting.signing import Credentials
 
 if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
@@ -87,3 +88,17 @@ class AccountFile:
         accounts = Accounts.parse(data)
         self._env.replace(self.path, data)
         return data, accounts
+
+
+def read_keys(env: Env, path: str) -> Credentials:
+    """The keys in RocketMQ's ``tools.yml``; :class:`StartError` says what is wrong, without them."""
+    try:
+        entry = read_document(env.read_bytes(path))
+        access_key, secret_key = (text_of(entry, name, "the file") for name in ("accessKey", "secretKey"))
+    except OSError as error:
+        raise StartError(f"plugin.acl.keys = {path!r}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise StartError(f"plugin.acl.keys = {path!r}: {error}") from None
+    if not access_key or not secret_key:
+        raise StartError(f"plugin.acl.keys = {path!r}: accessKey and secretKey are expected")
+    return Credentials(access_key, secret_key)

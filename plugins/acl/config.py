@@ -36,5 +36,8 @@ class AclConfig:
     """RocketMQ's ``plain_acl.yml``, from the working directory. Requests 50, 51 and 53 change it."""
     interval: float = duration("5s", minimum="100ms", maximum="1h")
     """How often the broker looks for changes of the file."""
+    keys: str = ""
+    """RocketMQ's ``conf/tools.yml``: ``accessKey`` and ``secretKey`` with which this broker signs its own requests to
+    nameservers and other brokers. Empty: it does not sign."""
     codes: dict[str, str] = attrs.field(factory=dict)
     """Rights for request codes of other plugins: ``admin``, ``send``, ``read``, ``topic``, ``consume`` or ``group``."""

@@ -2,7 +2,8 @@
 
 Slot: none; not in the default set: ``--enable tls``.
 Hooks: collect_metrics, config_section, configure, connections_changed, register_tasks.
-Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``, ``interval``.
+Config ``[plugin.tls]``: ``mode``, ``certificate``, ``key``, ``ca``, ``client_certificates``,
+``outgoing``, ``interval``.
 Files: those of the certificates, which it only reads.
 Answers for the TLS part of RocketMQ's ``NettyRemotingServer``.
 
@@ -15,6 +16,7 @@ import ssl
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import structlog
 import trio
 
@@ -24,6 +26,7 @@ from gantrymq.kernel.rare_warnings import RareWarnings
 from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.tls.config import TlsConfig
 from gantrymq.plugins.tls.tls_socket import TlsSocket
+from gantrymq.remoting.channel import OUTGOING
 from gantrymq.remoting.tls import ServerTls, TlsUnusable
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ class TlsPlugin:
         self._failed_reloads = 0
         self._seen: tuple[bytes, ...] = ()
         self._slice_end = self._spent = 0.0
+        self._client_context: ssl.SSLContext | None = None
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -72,6 +76,9 @@ class TlsPlugin:
         try:
             self._context = self._files.make_context()
             self._seen = self._files.fingerprint()
+            if section.outgoing == "tls" or (section.outgoing == "auto" and section.mode == "enforcing"):
+                self._client_context = self._files.make_client_context()
+                OUTGOING.set(attrs.evolve(OUTGOING.get(), tls=self._client_context))
         except (TlsUnusable, OSError) as error:
             raise StartError(f"plugin.tls.certificate: {error}") from None
 
@@ -132,6 +139,8 @@ class TlsPlugin:
                 return
             self._seen = seen
             self._context = await trio.to_thread.run_sync(self._files.make_context)
+            if self._client_context is not None:
+                self._files.load_client_context(self._client_context)
         except (TlsUnusable, OSError) as error:
             self._failed_reloads += 1
             if self._warnings.is_due(f"reload {error}"):

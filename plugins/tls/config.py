@@ -23,5 +23,7 @@ class TlsConfig:
     """The authorities that sign clients' certificates, PEM."""
     client_certificates: Literal["none", "optional", "required"] = "none"
     """Whether clients must show a certificate; its subject becomes the connection's identity."""
+    outgoing: Literal["auto", "plain", "tls"] = "auto"
+    """How the broker connects to nameservers and other brokers; ``auto``: with TLS if ``mode`` is ``enforcing``."""
     interval: float = duration("10s", minimum="100ms", maximum="1h")
     """How often the broker looks for changed files; new connections use them."""

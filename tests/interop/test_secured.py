@@ -21,6 +21,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.signing import Credentials
 from gantrymq.testing.requests import pull, send
 from support.accounts import ACL, ADMIN, NOBODY, WORKER
+from support.certificates import CA, FOLDER, client_context
 from support.foreign import Java, ask, start_broker, start_nameserver
 from support.processes import free_ports, gantrymq_child
 
@@ -176,3 +177,33 @@ def test_refusals_have_rocketmqs_codes_and_texts(guarded: Guarded, oracle: str) 
     ours, theirs = said(guarded.broker), said(oracle)
     assert ours == theirs
     assert ours["allowed"] == (0, "")
+
+
+@pytest.fixture(scope="module")
+def encrypted(homes: Homes) -> Iterator[str]:
+    """The address of our nameserver, which takes TLS only, as its broker does."""
+    home = homes("encrypted")
+    home.mkdir()
+    broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
+    serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
+             "--enable", "gantrymq.plugins.tls:TlsPlugin",
+             "--set", f"plugin.tls.certificate={FOLDER / 'server.pem'}")  # fmt: skip
+    with gantrymq_child(serve, home / "log") as child:
+        child.wait_line(lambda line: line.startswith("ready"))
+        yield nameserver
+
+
+def test_rocketmqs_client_speaks_tls(java: Java, homes: Homes, encrypted: str) -> None:
+    tls = ("-Dtls.enable=true", "-Dtls.test.mode.enable=false", "-Dtls.client.authServer=true",
+           f"-Dtls.client.trustCertPath={CA}")  # fmt: skip
+    secured = attrs.evolve(java, common=(*java.common, *tls))
+    at = ("-n", encrypted, "-t", "orders")
+    with gantrymq.sync.connect(encrypted, tls=client_context()) as client:
+        client.admin.create_topic("orders", 1)
+    assert "SEND_OK" in secured.mqadmin(homes("mqadmin"), "sendMessage", *at, "-p", "by-rocketmq")
+    assert "by-rocketmq" in secured.mqadmin(homes("mqadmin"), "consumeMessage", *at, "-c", "1")
+    plain = java.mqadmin(homes("mqadmin"), "sendMessage", *at, "-p", "in-plain-text")
+    assert "SEND_OK" not in plain
+    with gantrymq.sync.connect(encrypted, tls=client_context()) as client:
+        with client.consumer("orders", "readers", start="first") as messages:
+            assert next(messages).body == b"by-rocketmq"

@@ -1,0 +1,93 @@
+"""Streams of the nameserver that decide by their first byte whether they speak TLS."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+
+import trio
+
+from gantrymq.remoting.tls import HANDSHAKE_BYTE
+
+
+class _Begun(trio.abc.Stream):
+    """A stream whose first bytes were received already."""
+
+    def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
+        self._stream = stream
+        self._data = data
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._data:
+            return await self._stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        size = len(self._data) if max_bytes is None else max_bytes
+        data, self._data = self._data[:size], self._data[size:]
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class FirstByteStream(trio.abc.Stream):
+    """Plain text or TLS at one port, as the peer's first byte says. The handshake may take ``seconds``."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, context: Callable[[], ssl.SSLContext], allows_plain: bool, seconds: float
+    ) -> None:
+        self._raw = stream
+        self._context = context
+        self._allows_plain = allows_plain
+        self._seconds = seconds
+        self._stream: trio.abc.Stream | None = None
+        self.refused = ""
+        """Why the connection ended before its first frame, if TLS was the reason."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Decrypted bytes. ``BrokenResourceError`` also for a failed handshake, and for plain text that is refused."""
+        if self._stream is None:
+            data = await self._raw.receive_some(max_bytes)
+            if not data:
+                return data
+            if data[0] != HANDSHAKE_BYTE:
+                if not self._allows_plain:
+                    self.refused = "the peer speaks plain text, and this nameserver takes TLS only"
+                    raise trio.BrokenResourceError(self.refused)
+                self._stream = self._raw
+                return data
+            self._stream = await self._shake_hands(bytes(data))
+        return await self._stream.receive_some(max_bytes)
+
+    async def _shake_hands(self, data: bytes) -> trio.abc.Stream:
+        stream: trio.SSLStream[_Begun] = trio.SSLStream(
+            _Begun(self._raw, data), self._context(), server_side=True, https_compatible=True
+        )
+        try:
+            with trio.fail_after(self._seconds):
+                await stream.do_handshake()
+        except trio.TooSlowError:
+            self.refused = "the TLS handshake took too long"
+            raise trio.BrokenResourceError(self.refused) from None
+        except trio.BrokenResourceError as error:
+            reason = getattr(error.__cause__, "reason", None) or "it is no TLS"
+            self.refused = f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
+            raise
+        return stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As of any stream."""
+        await (self._stream or self._raw).send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As of any stream."""
+        await (self._stream or self._raw).wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        """Close the connection, without a farewell to the peer."""
+        await self._raw.aclose()

@@ -1,0 +1,85 @@
+"""A broker and a nameserver with TLS and accounts, from the command line, and what their users do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gantrymq
+import gantrymq.sync
+from support.accounts import ACCOUNTS, ACL, ADMIN, WORKER
+from support.certificates import CA, FOLDER, client_context
+from support.processes import gantrymq_child
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+TLS = "gantrymq.plugins.tls:TlsPlugin"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a nameserver that takes TLS only, as its broker does, which knows the accounts."""
+    home = tmp_path_factory.mktemp("secured")
+    (home / "plain_acl.yml").write_text(ACCOUNTS)
+    (home / "tools.yml").write_text(f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
+    settings = {
+        "plugin.acl.file": home / "plain_acl.yml", "plugin.acl.keys": home / "tools.yml",
+        "plugin.tls.certificate": FOLDER / "server.pem", "broker.listen": "127.0.0.1:0",
+    }  # fmt: skip
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    arguments = ["serve", "--data", str(home / "data"), "--nameserver-listen", "127.0.0.1:0", "--enable", ACL,
+                 "--enable", TLS, *sets]  # fmt: skip
+    with gantrymq_child(arguments, home / "log") as child:
+        ready = child.wait_line(lambda line: line.startswith("ready"))
+        yield ready.partition("nameserver=")[2].strip()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_client_with_tls_and_keys_sends_and_receives(secured: str, backend: Any) -> None:
+    keys = {"access_key": WORKER.access_key, "secret_key": WORKER.secret_key}
+    admin = {"access_key": ADMIN.access_key, "secret_key": ADMIN.secret_key}
+    with gantrymq.sync.connect(secured, tls=client_context(), backend=backend, **admin) as client:
+        client.admin.create_topic("T", 2)
+    with gantrymq.sync.connect(secured, tls=client_context(), backend=backend, **keys) as client:
+        with client.producer() as producer, client.consumer("T", "g", start="last") as messages:
+            sent = {producer.send("T", b"%d" % number * 1000).message_id for number in range(20)}
+            for message in messages:
+                sent.discard(message.message_id)
+                message.ack()
+                if not sent:
+                    break
+            with pytest.raises(gantrymq.AccessDenied, match="No default permission for topic:other"):
+                producer.send("other", b"x")
+
+
+def test_a_client_without_tls_or_without_keys_is_told_so(secured: str) -> None:
+    with pytest.raises(gantrymq.ConnectError, match="connect with tls=True"):
+        with gantrymq.sync.connect(secured) as client:
+            client.admin.topics()
+    with gantrymq.sync.connect(secured, tls=client_context()) as client, client.producer() as producer:
+        with pytest.raises(gantrymq.AuthenticationFailed, match="check access_key and secret_key"):
+            producer.send("T", b"x")
+
+
+def test_the_command_line_takes_both_from_its_environment(secured: str) -> None:
+    environ = {
+        "GANTRYMQ_TLS_CA": str(CA), "GANTRYMQ_ACCESS_KEY": ADMIN.access_key, "GANTRYMQ_SECRET_KEY": ADMIN.secret_key,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "gantrymq.cli", "topic", "list", "--nameserver", secured]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "TBW102" in done.stdout or "T" in done.stdout.split()
+
+
+def test_nothing_shows_a_secret(secured: str, tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
+    command = [sys.executable, "-m", "gantrymq.cli", "print-config", "--enable", ACL, "--set",
+               f"plugin.acl.file={tmp_path}/plain_acl.yml"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "plain_acl.yml" in done.stdout
+    assert "admin-secret" not in done.stdout + done.stderr

@@ -1,0 +1,91 @@
+"""A nameserver that speaks TLS: at the same port as plain text, or alone."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.remoting.address import parse_address
+from gantrymq.remoting.channel import open_channel
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
+from gantrymq.remoting.tls import ServerTls
+from support.certificates import CA, FOLDER, OTHER_CA, client_context
+
+pytestmark = pytest.mark.trio
+
+FILES = ServerTls(str(FOLDER / "server.pem"))
+TOPICS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+
+
+@asynccontextmanager
+async def secured(files: ServerTls = FILES, **options: Any) -> AsyncIterator[NameServer]:
+    server = NameServer(NameServerConfig(port=0, tls=files, **{"plain": False, **options}))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+async def asks(server: NameServer, context: ssl.SSLContext | None) -> int:
+    async with open_channel(server.address, tls=context) as channel:
+        codes = [(await channel.call(Command(TOPICS), 10.0)).code for _ in range(3)]
+        body = bytes(1_000_000)  # of many records of TLS; no broker's registration
+        codes.append((await channel.call(Command(12345, None, body), 10.0)).code)
+        return codes[0] if codes == [0, 0, 0, 3] else -1
+
+
+async def test_clients_are_served_over_tls() -> None:
+    async with secured() as server:
+        assert await asks(server, client_context()) == 0
+
+
+async def test_plain_connections_are_served_only_where_that_is_allowed() -> None:
+    async with secured(plain=True) as server:
+        assert (await asks(server, client_context()), await asks(server, None)) == (0, 0)
+    with capture_logs() as logs:
+        async with secured() as server:
+            with pytest.raises(ChannelClosed, match="connect with tls=True"):
+                await asks(server, None)
+            assert await asks(server, client_context()) == 0
+    assert [each["reason"] for each in logs if each["event"] == "tls_not_spoken"] == [
+        "the peer speaks plain text, and this nameserver takes TLS only"
+    ]
+
+
+async def test_another_authority_is_not_accepted_by_the_client() -> None:
+    async with secured() as server:
+        with pytest.raises(ConnectFailed, match="its certificate is not accepted"):
+            await asks(server, client_context(OTHER_CA))
+
+
+async def test_a_client_must_show_a_certificate_where_one_is_required() -> None:
+    files = ServerTls(FILES.certificate, ca=str(CA), client_certificates="required")
+    async with secured(files) as server:
+        with pytest.raises((ConnectFailed, ChannelClosed)):
+            await asks(server, client_context())
+
+
+@pytest.mark.parametrize("first", [b"\x16", b"\x16\x03\x01\x00\x05hello", b"\x16" * 500])
+async def test_a_handshake_that_is_broken_or_does_not_end_costs_nobody_else(first: bytes) -> None:
+    async with secured(frame_seconds=0.5) as server:
+        stream = await trio.open_tcp_stream(*parse_address(server.address))
+        async with stream:
+            await stream.send_all(first)
+            assert await asks(server, client_context()) == 0
+            with trio.fail_after(20), suppress(trio.BrokenResourceError):
+                while await stream.receive_some(1000):
+                    pass
+
+
+async def test_files_that_cannot_be_used_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'/nowhere\.pem'.*No such file"):
+        NameServer(NameServerConfig(tls=ServerTls("/nowhere.pem")))
