@@ -1,0 +1,116 @@
+"""The plugin in a real broker, and the other side as a real HTTP server."""
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from gantrymq_webhook import WebhookPlugin
+
+from gantrymq.kernel.errors import StartError
+
+WAIT_S = 20
+
+
+class Receiver:
+    """An HTTP server that notes what it gets; the first ``failures`` requests are answered with 503."""
+
+    def __init__(self):
+        self.failures = 0
+        self.got = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if receiver.failures > 0:
+                    receiver.failures -= 1
+                    self.send_response(503)
+                else:
+                    receiver.got.append((self.headers["X-Gantrymq-Topic"], body))
+                    self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *_given):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}/hook"
+
+    def wait(self, count):
+        until = time.monotonic() + WAIT_S
+        while len(self.got) < count and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(self.got) >= count, self.got
+        return self.got
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def receiver():
+    made = Receiver()
+    yield made
+    made.close()
+
+
+def settings(receiver, **more):
+    given = {"url": receiver.url, "topics": "orders", "retry": "20ms", **more}
+    return {f"plugin.webhook.{key}": value for key, value in given.items()}
+
+
+def send(running, topic, *bodies):
+    with running.client.producer() as producer:
+        for body in bodies:
+            producer.send(topic, body)
+
+
+def test_messages_of_the_topics_are_posted_in_order_and_unpacked(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    send(running, "orders", b"1", b"x" * 8000)
+    send(running, "others", b"2")
+    send(running, "orders", b"3")
+    assert receiver.wait(3) == [("orders", b"1"), ("orders", b"x" * 8000), ("orders", b"3")]
+
+
+def test_a_failed_request_is_tried_again_until_it_succeeds(plugin_broker, receiver):
+    receiver.failures = 3
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    send(running, "orders", b"1", b"2")
+    assert [body for _, body in receiver.wait(2)] == [b"1", b"2"]
+    assert running.plugin.failed == 3
+
+
+def test_it_goes_on_after_a_stop_where_it_was(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    send(running, "orders", b"1")
+    receiver.wait(1)
+    receiver.failures = 1_000_000
+    send(running, "orders", b"2", b"3")
+    running.restart()
+    receiver.failures = 0
+    assert [body for _, body in receiver.wait(3)] == [b"1", b"2", b"3"]
+
+
+def test_nothing_is_lost_by_a_kill(plugin_broker, receiver):
+    running = plugin_broker(WebhookPlugin, settings=settings(receiver))
+    receiver.failures = 1_000_000
+    send(running, "orders", b"1", b"2")
+    running.restart(killed=True)
+    receiver.failures = 0
+    receiver.wait(2)
+    assert {body for _, body in receiver.got} == {b"1", b"2"}
+
+
+@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/", "http:///path"])
+def test_an_address_that_can_never_work_refuses_the_start(plugin_broker, url):
+    with pytest.raises(StartError, match=r"plugin\.webhook\.url"):
+        plugin_broker(WebhookPlugin, settings={"plugin.webhook.url": url})
