@@ -9,7 +9,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # a native part is built from these: when they change, it is installed anew
-BUILD_INPUTS := pyproject.toml setup.cfg setup.py $(sort $(shell find kernel plugins -name '*.pyx' -o -name '*.px[di]'))
+BUILD_INPUTS := pyproject.toml setup.cfg setup.py $(sort $(shell find gantrymq kernel plugins -name '*.pyx' -o -name '*.px[di]'))
 MODULES := $(sort $(shell find gantrymq kernel plugins -name '*.py'))
 QUICK := not slow and not interop and not spark and not crash
 # What runs with the plain twins as well: the folders of the broker, and elsewhere what opts in (tests/conftest.py).

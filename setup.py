@@ -10,6 +10,7 @@ from glob import glob
 from setuptools import Extension, setup
 
 MODULES = (
+    "gantrymq/remoting/_records",
     "kernel/fast/_flusher",
     "kernel/fast/_memory",
     "kernel/fast/_records",
@@ -24,6 +25,11 @@ PARTS = sorted([*glob("kernel/fast/*.pxi"), *glob("plugins/*/*.pxi")])
 SHARED = ["gantrymq/kernel/fast/_requests.pxd"]
 
 
+def name_of(module: str) -> str:
+    """The full name of a module; the kernel and the plugins lie beside the package, which links to them."""
+    return f"gantrymq.{module.removeprefix('gantrymq/').replace('/', '.')}"
+
+
 def compiled() -> list[Extension]:
     """The extensions; none where there is no Cython."""
     try:
@@ -34,7 +40,7 @@ def compiled() -> list[Extension]:
     sources = [f"{module}.pyx" for module in MODULES]
     extensions: list[Extension] = cythonize(
         [
-            Extension(f"gantrymq.{module.replace('/', '.')}", [source], depends=[*sources, *PARTS, *SHARED])
+            Extension(name_of(module), [source], depends=[*sources, *PARTS, *SHARED])
             for module, source in zip(MODULES, sources, strict=True)
         ],
         build_dir="build/cython",

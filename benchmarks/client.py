@@ -177,7 +177,7 @@ async def consume_batches(consumer: Consumer[ReceivedMessage], count: int) -> No
     async for batch in consumer.batches(BATCH_MESSAGES):
         for message in batch:
             size += len(message.body)
-            await message.ack()
+        await batch.ack()
         count -= len(batch)
         if not count:
             break

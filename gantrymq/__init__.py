@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq._version import __version__
     from gantrymq.client.accumulator import PendingSend
+    from gantrymq.client.batches import MessageBatch
     from gantrymq.client.client import Client, connect
     from gantrymq.client.consumer import Consumer
     from gantrymq.client.errors import (
@@ -61,6 +62,7 @@ _HOMES = {
     "ConsumeContext": "gantrymq.client.interceptors",
     "Interceptor": "gantrymq.client.interceptors",
     "SendContext": "gantrymq.client.interceptors",
+    "MessageBatch": "gantrymq.client.batches",
     "PendingSend": "gantrymq.client.accumulator",
     "Producer": "gantrymq.client.producer",
     "Reader": "gantrymq.client.reader",
@@ -119,6 +121,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "Message",
+    "MessageBatch",
     "MessageQueue",
     "NoRoute",
     "NotANameserver",

@@ -172,7 +172,10 @@ class ReceivedMessage(DeliveredRecord):
         seconds and when the consumer closes. Without effect if the queue has meanwhile gone to another consumer,
         which gets the message again. :class:`ClientClosed` when the consumer is closed.
         """
-        self._acknowledge()
+        delivery = self.delivery
+        if delivery is None:
+            delivery = self._delivered()
+        delivery.acknowledge(self.queue_offset)
 
     async def retry(self, delay_level: int = 0) -> None:
         """Give the message back: the group gets it again later, with ``reconsume_times`` one higher.

@@ -23,6 +23,7 @@ from anyio.from_thread import start_blocking_portal
 from gantrymq.client import accumulator, admin, client, consumer, producer, reader, transactions
 from gantrymq.client.accumulator import BATCH_BYTES, BUFFER_BYTES
 from gantrymq.client.admin import TOPIC_QUEUES
+from gantrymq.client.batches import MessageBatch as _AsyncBatch
 from gantrymq.client.blocking_lifetime import BlockingLifetime, BlockingMember, opened_in
 from gantrymq.client.consumer import BATCH_MESSAGES
 from gantrymq.client.errors import ClientClosed
@@ -47,7 +48,7 @@ from gantrymq.client.serializers import DeserializerChoice, SerializerChoice
 from gantrymq.client.statistics import ConsumerStatistics
 from gantrymq.client.termination import run_in_portal
 from gantrymq.client.transactions import CHECKS_AT_ONCE
-from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, is_async
+from gantrymq.client.worker import CONCURRENCY, DRAIN_SECONDS, DeliveryToThread, is_async
 from gantrymq.message import (
     DeliveredRecord,
     Delivery,
@@ -70,6 +71,7 @@ __all__ = [
     "Admin",
     "Client",
     "Consumer",
+    "MessageBatch",
     "PendingSend",
     "Producer",
     "ReceivedMessage",
@@ -111,7 +113,7 @@ class _DeliveryAcrossThreads:
     # The event loop's own objects must not be touched from here: what is done is handed over at the next call.
     __slots__ = ("_done", "_inner", "_loop")
 
-    def __init__(self, inner: Delivery, done: deque[tuple[Delivery, int]], loop: Loop) -> None:
+    def __init__(self, inner: Delivery, done: deque[Callable[[], None]], loop: Loop) -> None:
         self._inner = inner
         self._done = done
         self._loop = loop
@@ -126,7 +128,7 @@ class _DeliveryAcrossThreads:
 
     def acknowledge(self, queue_offset: int) -> None:
         self._loop.ensure_open()
-        self._done.append((self._inner, queue_offset))
+        self._done.append(partial(self._inner.acknowledge, queue_offset))
 
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
         await self._inner.give_back(record, delay_level)
@@ -141,7 +143,7 @@ class _DeliveryAcrossThreads:
         self._loop.call(self.give_back, record, delay_level)
 
 
-class _DeliveryToWorker(_DeliveryAcrossThreads):
+class _DeliveryToWorker(_DeliveryAcrossThreads, DeliveryToThread):
     # A handler runs for long and fetches nothing: what it acknowledges is handed over at once.
     def acknowledge(self, queue_offset: int) -> None:
         self._loop.call(_as_coroutine(self._inner.acknowledge), queue_offset)
@@ -160,6 +162,21 @@ def _for_worker(handler: Handler, loop: Loop) -> Handler:
             message.delivery = inner
 
     return call
+
+
+class MessageBatch(list[ReceivedMessage]):
+    """A list of messages, each of which can be acknowledged and given back on its own, and :meth:`ack` for all."""
+
+    def __init__(self, inner: _AsyncBatch[ReceivedMessage], done: deque[Callable[[], None]], loop: Loop) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._done = done
+        self._loop = loop
+
+    def ack(self) -> None:
+        """Acknowledge all messages of the batch, as :meth:`gantrymq.MessageBatch.ack` does."""
+        self._loop.ensure_open()
+        self._done.append(self._inner._acknowledge)
 
 
 class PendingSend:
@@ -374,7 +391,7 @@ class Consumer(BlockingMember):
         self._inner = inner
         self._at_once = 1 if inner.ordered else BATCH_MESSAGES  # what follows depends on what becomes of the first
         self._current: deque[ReceivedMessage] = deque()
-        self._done: deque[tuple[Delivery, int]] = deque()
+        self._done: deque[Callable[[], None]] = deque()
 
     def _before_end(self) -> None:
         self._loop.call(self._settle)
@@ -391,18 +408,22 @@ class Consumer(BlockingMember):
                     return message
             self._current.extend(self.next_batch(self._at_once))
 
-    def batches(self, max: int = BATCH_MESSAGES) -> Iterator[list[ReceivedMessage]]:
+    def batches(self, max: int = BATCH_MESSAGES) -> Iterator[MessageBatch]:
         """As :meth:`gantrymq.Consumer.batches`."""
         while True:
             yield self.next_batch(max)
 
-    def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> list[ReceivedMessage]:
+    def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch:
         """1 to ``max`` messages; waits while there is none, ``timeout`` seconds at most, then the list is empty."""
         batch = self._loop.call(self._fetch, max, timeout)
+        delivery: Delivery | None = None
+        across: Delivery | None = None
         for message in batch:
-            if message.delivery is not None:
-                message.delivery = _DeliveryAcrossThreads(message.delivery, self._done, self._loop)
-        return batch
+            if message.delivery is not delivery:
+                delivery = message.delivery
+                across = None if delivery is None else _DeliveryAcrossThreads(delivery, self._done, self._loop)
+            message.delivery = across
+        return MessageBatch(batch, self._done, self._loop)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -424,11 +445,11 @@ class Consumer(BlockingMember):
         self._hand_over()
         return self._inner.statistics()
 
-    async def _fetch(self, max: int, timeout: float | None) -> list[ReceivedMessage]:
+    async def _fetch(self, max: int, timeout: float | None) -> _AsyncBatch[ReceivedMessage]:
         self._hand_over()
         with anyio.move_on_after(timeout):
             return await self._inner.next_batch(max)
-        return []
+        return _AsyncBatch()
 
     async def _commit(self) -> None:
         self._hand_over()
@@ -436,8 +457,7 @@ class Consumer(BlockingMember):
 
     def _hand_over(self) -> None:
         while self._done:
-            delivery, queue_offset = self._done.popleft()
-            delivery.acknowledge(queue_offset)
+            self._done.popleft()()
 
 
 class Reader(BlockingMember):

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from gantrymq._version import __version__
 from gantrymq.client.allocation import FixedQueues, allocate, average
+from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import LEAVE_SECONDS, Cluster
 from gantrymq.client.connections import call, reading
 from gantrymq.client.direct import DirectDelivery
@@ -111,7 +112,8 @@ class Consumer(Lifetime, Generic[R]):
         self._old_queues: set[MessageQueue] = set()
         """The topic's queues when this member joined: in all others, ``start`` means the time of joining."""
         self._ready: deque[list[R]] = deque()
-        self._current: deque[R] = deque()
+        self._current: list[R] = []
+        """What is given out next, of one answer of a broker; the next message is the last one."""
         self._arrived = anyio.Event()
         self._unbalanced = anyio.Event()
         self._closed = True
@@ -128,8 +130,9 @@ class Consumer(Lifetime, Generic[R]):
         """
         while True:
             self._ensure_open()
-            while self._current:
-                message = self._current.popleft()
+            current = self._current
+            while current:
+                message = current.pop()
                 if message.delivery is not None and not message.delivery.dropped:
                     if self._settings.consume_timeout is not None:
                         self._note_given([message])
@@ -137,22 +140,32 @@ class Consumer(Lifetime, Generic[R]):
             await self._more(1)
 
     def batches(self, max: int = BATCH_MESSAGES) -> Batches[R]:
-        """Lists of 1 to ``max`` messages, whatever is there; waits only while there is none."""
+        """Batches of 1 to ``max`` messages, whatever is there; waits only while there is none."""
         return Batches(self, max)
 
-    async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
-        """1 to ``max`` messages; waits while there is none. With ``ordered`` they are of one queue."""
+    async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
+        """A list of 1 to ``max`` messages, which can be acknowledged all at once (:meth:`MessageBatch.ack`).
+
+        Waits while there is none. With ``ordered`` they are of one queue.
+        """
         while True:
             self._ensure_open()
-            batch: list[R] = []
-            while len(batch) < max:
+            batch: MessageBatch[R] = MessageBatch()
+            while (room := max - len(batch)) > 0:
                 if not self._current and self._ready and not self._settings.ordered:
-                    self._current.extend(self._ready.popleft())
+                    self._take_ready()
                 if not self._current:
                     break
-                message = self._current.popleft()
-                if message.delivery is not None and not message.delivery.dropped:
-                    batch.append(message)
+                delivery = self._current[-1].delivery
+                part = self._current[-room:]
+                del self._current[-room:]
+                if delivery is None or delivery.dropped:
+                    continue
+                part.reverse()
+                if self._settings.ordered:
+                    batch = MessageBatch(part)  # one that comes again may have a delivery of its own
+                    break
+                batch._add(delivery, part)
             if batch:
                 self._note_given(batch)
                 return batch
@@ -347,10 +360,16 @@ class Consumer(Lifetime, Generic[R]):
                 self._arrived = anyio.Event()  # several tasks may wait for the same one
             await self._arrived.wait()
             self._ensure_open()
+        if self._current:
+            return  # another task was here first
         if self._ready:
-            self._current.extend(self._ready.popleft())
-        elif not self._current:
-            self._current.extend(self._lanes.popleft().take(most))
+            self._take_ready()
+        else:
+            self._current = self._lanes.popleft().take(most)[::-1]
+
+    def _take_ready(self) -> None:
+        self._current = self._ready.popleft()
+        self._current.reverse()
 
     def _note_given(self, messages: list[R]) -> None:
         if self._settings.consume_timeout is not None:
@@ -383,8 +402,8 @@ class Consumer(Lifetime, Generic[R]):
         """Let what waits for messages look whether the client is still alive."""
         self._arrived.set()
 
-    def acknowledged(self) -> None:
-        self._acknowledged += 1
+    def acknowledged(self, count: int) -> None:
+        self._acknowledged += count
 
     def returned(self) -> None:
         self._returned += 1
@@ -682,7 +701,7 @@ def _always() -> bool:
 
 
 class Batches(Generic[R]):
-    """An iterator over lists of messages; unlike a generator it may be left at any time."""
+    """An iterator over batches of messages; unlike a generator it may be left at any time."""
 
     def __init__(self, consumer: Consumer[R], max: int) -> None:
         self._consumer = consumer
@@ -691,6 +710,6 @@ class Batches(Generic[R]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[R]:
+    async def __anext__(self) -> MessageBatch[R]:
         """As :meth:`Consumer.next_batch`."""
         return await self._consumer.next_batch(self._max)

@@ -11,6 +11,7 @@ import anyio
 import attrs
 
 from gantrymq.client.accumulator import Accumulator, PendingSend
+from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import BATCH_MESSAGES, Consumer
 from gantrymq.client.errors import BodyError, ClientClosed, GantryError
@@ -255,10 +256,10 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             if self._accepts(message, True):
                 return message
 
-    async def next_batch(self, max: int = BATCH_MESSAGES) -> list[R]:
+    async def next_batch(self, max: int = BATCH_MESSAGES) -> MessageBatch[R]:
         while True:
             taken = await super().next_batch(max)
-            batch = [message for message in taken if self._accepts(message, len(taken) == 1)]
+            batch = MessageBatch([message for message in taken if self._accepts(message, len(taken) == 1)])
             if batch:
                 return batch
 

@@ -1,16 +1,49 @@
 """How far one queue is consumed: what was pulled, what is done, what may be committed. No I/O.
 
+What was pulled together is kept together: messages that are done in their order cost a counter, those that are done out
+of order an entry in a set until the ones before them are done as well.
+
 Source of the limits: RocketMQ 4.9.7 ``DefaultMQPushConsumer``, ``ProcessQueue``.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 OUTSTANDING_MAX_MESSAGES: Final = 1000
 OUTSTANDING_MAX_BYTES: Final = 100 * 1024 * 1024
 OUTSTANDING_MAX_SPAN: Final = 2000
+_TRIMMED_FROM: Final = 8
+"""So many finished pulls at the beginning of the list are taken out of it at once."""
+
+
+class _Pull:
+    """The messages of one answer. ``begin``: the place of the oldest that is not done; ``done``: later places that are.
+
+    ``ends`` are the sums of the sizes: of the message at place ``n`` and those before it at ``n + 1``.
+    """
+
+    __slots__ = ("at", "begin", "done", "ends", "offsets")
+
+    def __init__(self, offsets: Sequence[int], sizes: Sequence[int], at: float) -> None:
+        dense = offsets[-1] - offsets[0] + 1 == len(offsets)
+        self.offsets = range(offsets[0], offsets[-1] + 1) if dense else offsets
+        self.ends = list(accumulate(sizes, initial=0))
+        self.begin = 0
+        self.done: set[int] = set()
+        self.at = at
+
+    def place_of(self, offset: int) -> int:
+        """The place of the message at ``offset``; -1 where it has none."""
+        offsets = self.offsets
+        if isinstance(offsets, range):
+            place = offset - offsets.start
+            return place if 0 <= place < len(offsets) else -1
+        place = bisect_left(offsets, offset)
+        return place if place < len(offsets) and offsets[place] == offset else -1
 
 
 class Progress:
@@ -24,10 +57,13 @@ class Progress:
         self.position = position
         self._messages_max = messages_max or OUTSTANDING_MAX_MESSAGES
         self._span_max = max(OUTSTANDING_MAX_SPAN, 2 * self._messages_max if messages_max else 0)
-        self._order: deque[int] = deque()
-        self._sizes: dict[int, int] = {}
+        self._pulls: list[_Pull] = []
+        self._firsts: list[int] = []
+        """The first offset of each pull."""
+        self._oldest = 0
+        """The place of the oldest pull that is not finished."""
+        self._outstanding = 0
         self._bytes = 0
-        self._pulls: deque[tuple[int, float]] = deque()
 
     @property
     def bytes(self) -> int:
@@ -35,24 +71,19 @@ class Progress:
         return self._bytes
 
     def oldest_since(self) -> float | None:
-        """When the oldest outstanding message was pulled, as :meth:`batch_pulled` had it; None without one."""
-        oldest = self.committable
-        if not self._sizes:
-            return None
-        while len(self._pulls) > 1 and self._pulls[0][0] < oldest:
-            self._pulls.popleft()
-        return self._pulls[0][1] if self._pulls else None
+        """When the oldest outstanding message was pulled; None without one."""
+        return self._pulls[self._oldest].at if self._outstanding else None
 
     @property
     def outstanding(self) -> int:
         """Messages that were pulled and are not done."""
-        return len(self._sizes)
+        return self._outstanding
 
     @property
     def full(self) -> bool:
         """Whether so much is outstanding that no more must be pulled."""
         return (
-            len(self._sizes) >= self._messages_max
+            self._outstanding >= self._messages_max
             or self._bytes >= OUTSTANDING_MAX_BYTES
             or self.position - self.committable >= self._span_max
         )
@@ -60,38 +91,80 @@ class Progress:
     @property
     def committable(self) -> int:
         """The offset to go on from after a crash: the oldest message that is not done, else the next to pull."""
-        order = self._order
-        while order and order[0] not in self._sizes:
-            order.popleft()
-        return order[0] if order else self.position
+        if not self._outstanding:
+            return self.position
+        pull = self._pulls[self._oldest]
+        return pull.offsets[pull.begin]
 
-    def pulled(self, offset: int, size: int) -> None:
-        """Count a message of ``size`` bytes as outstanding."""
-        self._order.append(offset)
-        self._sizes[offset] = size
-        self._bytes += size
+    def pulled(self, offsets: Sequence[int], sizes: Sequence[int], at: float) -> None:
+        """Count messages, which came at the time ``at``, as outstanding.
 
-    def batch_pulled(self, at: float) -> None:
-        """The messages counted last came at the time ``at``."""
-        pulls = self._pulls
-        oldest = self.committable
-        while pulls and pulls[0][0] < oldest:
-            pulls.popleft()
-        if self._order:
-            pulls.append((self._order[-1], at))
+        Their offsets are in ascending order and above all earlier ones; ``sizes`` are in bytes.
+        """
+        if not offsets:
+            return
+        pull = _Pull(offsets, sizes, at)
+        self._pulls.append(pull)
+        self._firsts.append(offsets[0])
+        self._outstanding += len(offsets)
+        self._bytes += pull.ends[-1]
 
     def done(self, offset: int) -> bool:
         """Count a message as done; False when it was not outstanding."""
-        size = self._sizes.pop(offset, None)
-        if size is None:
+        pull = self._pull_of(offset)
+        place = -1 if pull is None else pull.place_of(offset)
+        if pull is None or place < pull.begin or place in pull.done:
             return False
-        self._bytes -= size
+        self._outstanding -= 1
+        self._bytes -= pull.ends[place + 1] - pull.ends[place]
+        if place > pull.begin:
+            pull.done.add(place)
+            return True
+        place += 1
+        if pull.done:
+            while place in pull.done:
+                pull.done.remove(place)
+                place += 1
+        self._begin_at(pull, place)
         return True
+
+    def done_until(self, first: int, last: int) -> int:
+        """Count the messages of one pull from ``first`` to ``last`` as done; how many of them were outstanding."""
+        pull = self._pull_of(first)
+        if pull is None:
+            return 0
+        begin, end = pull.place_of(first), pull.place_of(last) + 1
+        if begin < 0 or end <= begin:
+            return 0
+        if begin != pull.begin or pull.done:
+            return sum(map(self.done, pull.offsets[begin:end]))
+        self._outstanding -= end - begin
+        self._bytes -= pull.ends[end] - pull.ends[begin]
+        self._begin_at(pull, end)
+        return end - begin
 
     def reset(self, position: int) -> None:
         """Go on at ``position``, where the broker says the queue is; what is outstanding does not count any more."""
-        self._order.clear()
-        self._sizes.clear()
         self._pulls.clear()
-        self._bytes = 0
+        self._firsts.clear()
+        self._oldest = self._outstanding = self._bytes = 0
         self.position = position
+
+    def _pull_of(self, offset: int) -> _Pull | None:
+        """The pull that has a message at ``offset``, if one has."""
+        at = self._oldest
+        if at >= len(self._pulls):
+            return None
+        if at + 1 < len(self._firsts) and offset >= self._firsts[at + 1]:
+            at = bisect_right(self._firsts, offset) - 1
+        return self._pulls[at]
+
+    def _begin_at(self, pull: _Pull, place: int) -> None:
+        pull.begin = place
+        pulls, oldest = self._pulls, self._oldest
+        while oldest < len(pulls) and pulls[oldest].begin == len(pulls[oldest].offsets):
+            oldest += 1
+        if oldest >= _TRIMMED_FROM:
+            del pulls[:oldest], self._firsts[:oldest]
+            oldest = 0
+        self._oldest = oldest

@@ -6,7 +6,7 @@ Source: RocketMQ 4.9.7 ``DefaultMQPushConsumerImpl.pullMessage``, ``PullAPIWrapp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
@@ -77,8 +77,8 @@ class Owner(Protocol[R]):
     def suspend(self, resume: Callable[[], None]) -> None:
         """A message of a lane was given back: call ``resume`` after a while, which lets it go on."""
 
-    def acknowledged(self) -> None:
-        """A message is done."""
+    def acknowledged(self, count: int) -> None:
+        """So many messages are done."""
 
     def returned(self) -> None:
         """A message was given back."""
@@ -132,13 +132,14 @@ class Puller(Generic[R]):
         self._ended = False
         self._progress: Progress | None = None
         self._committed = -1
-        self._room = anyio.Event()
+        self._room: anyio.Event | None = None
+        """What a pull waits for while the queue is full."""
         self._read_from = MASTER_ID
         self._scope = anyio.CancelScope()
         self._closed = False
         self._end = 0
         self._pulled_at = 0
-        self._acknowledged_at = 0
+        self._acknowledged_at = 0.0
         self._blocked_by = -1
         self._blocked_since = 0.0
         self._told_blocked = -1
@@ -155,7 +156,7 @@ class Puller(Generic[R]):
             outstanding=progress.outstanding, outstanding_bytes=progress.bytes,
             oldest_age=None if since is None else anyio.current_time() - since,
             stalled=progress.full and self._told_blocked == committable,
-            last_pull=self._pulled_at, last_acknowledged=self._acknowledged_at,
+            last_pull=self._pulled_at, last_acknowledged=int(self._acknowledged_at * 1000),
         )  # fmt: skip
 
     @property
@@ -233,9 +234,21 @@ class Puller(Generic[R]):
         if self._given:
             self._given.pop(queue_offset, None)
         if self._progress.done(queue_offset):
-            self._acknowledged_at = int(time.time() * 1000)
-            self._owner.acknowledged()
-        self._room.set()
+            self._acknowledged(1)
+
+    def acknowledge_pulled(self, records: Sequence[R]) -> None:
+        """As :meth:`acknowledge` for each of ``records``, which came with one answer, nothing left out between them."""
+        if self._closed or self._given or self.lane is not None or self._ended or self._progress is None:
+            for record in records:
+                self.acknowledge(record.queue_offset)
+        elif count := self._progress.done_until(records[0].queue_offset, records[-1].queue_offset):
+            self._acknowledged(count)
+
+    def _acknowledged(self, count: int) -> None:
+        self._acknowledged_at = time.time()
+        self._owner.acknowledged(count)
+        if self._room is not None:
+            self._room.set()
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
         """Send the reply to the request ``record``; :class:`ClientClosed` after :meth:`close`."""
@@ -379,7 +392,10 @@ class Puller(Generic[R]):
     async def _pull(self, progress: Progress) -> None:
         while progress.full:
             self._room = anyio.Event()
-            await self._wait_for_room(progress)
+            try:
+                await self._wait_for_room(progress, self._room)
+            finally:
+                self._room = None
         if self._is_held is not None and not self._is_held():
             await anyio.sleep(PAUSE_AFTER_ERROR_SECONDS)
             return
@@ -408,16 +424,16 @@ class Puller(Generic[R]):
             # a broker that holds no pulls, or repeats itself, must not be asked in a busy loop
             await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
 
-    async def _wait_for_room(self, progress: Progress) -> None:
+    async def _wait_for_room(self, progress: Progress, room: anyio.Event) -> None:
         now = anyio.current_time()
         oldest = progress.committable
         if oldest != self._blocked_by:
             self._blocked_by, self._blocked_since = oldest, now
         if self._told_blocked == oldest:
-            await self._room.wait()
+            await room.wait()
             return
         with anyio.move_on_after(self._blocked_since + STALL_SECONDS - now):
-            await self._room.wait()
+            await room.wait()
             return
         self._told_blocked = oldest
         since = progress.oldest_since()
@@ -452,20 +468,23 @@ class Puller(Generic[R]):
         if self._cluster.namespace is not None:
             self._cluster.namespace.restore_consumed(records)
         wanted = self._options.subscription.tags_set
-        taken = [record for record in records if not wanted or record.tags in wanted]
+        taken = [record for record in records if record.tags in wanted] if wanted else records
+        if not taken:
+            return
+        broker_name, is_retried = self.queue.broker_name, is_retry_topic(self.queue.topic)
         for record in taken:
-            record.broker_name = self.queue.broker_name
+            record.broker_name = broker_name
             record.delivery = self
-            if is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
+            if is_retried and is_retry_topic(record.topic) and (origin := record.properties.get(RETRY_TOPIC)):
                 record.retry_topic, record.topic = record.topic, origin
-            progress.pulled(record.queue_offset, record.stored_size)
-        if taken:
-            progress.batch_pulled(anyio.current_time())
-            if self.lane is None:
-                self._owner.take(taken)
-            else:
-                self._owner.fetched(len(taken))
-                self.lane.add(taken)
+        progress.pulled(
+            [record.queue_offset for record in taken], [record.stored_size for record in taken], anyio.current_time()
+        )
+        if self.lane is None:
+            self._owner.take(taken)
+        else:
+            self._owner.fetched(len(taken))
+            self.lane.add(taken)
 
     def _address(self) -> tuple[str, bool]:
         data = self._cluster.routes.broker(self.queue.broker_name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -36,6 +36,17 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
     )
+
+
+class DeliveryToThread:
+    """What a handler in a thread has in place of a message's delivery, ``inner``."""
+
+    __slots__ = ()
+
+    @property
+    def inner(self) -> Delivery:
+        """The delivery that the event loop may call."""
+        raise NotImplementedError
 
 
 class Worker(Generic[R]):
@@ -136,7 +147,9 @@ class Worker(Generic[R]):
 
     async def _handle(self, message: R) -> None:
         # a handler may replace it in the message, and a message that comes again is the same object
-        delivery, attempt = message.delivery, message.reconsume_times
+        attempt, given = message.reconsume_times, message.delivery
+        # a handler in a thread that gave it back may not have returned yet
+        delivery = cast(DeliveryToThread, given).inner if isinstance(given, DeliveryToThread) else given
         assert delivery is not None  # set by the consumer
         about = {"group": self._consumer.group, "topic": message.topic, "message_id": message.message_id}
         try:

@@ -12,15 +12,25 @@ A host is 4 bytes of address (16 when the sys flag says IPv6) and an i32 port. S
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
+from importlib import import_module
 from ipaddress import IPv6Address
-from typing import Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from gantrymq.remoting.errors import FatalRemoteFault, GantryError
 from gantrymq.remoting.message_ids import offset_message_id
 from gantrymq.remoting.properties import KEYS, TAGS, UNIQ_KEY, decode_properties
+
+cut_compiled: Callable[[bytes, type[Any], bool], tuple[list[Any], int]] | None = None
+"""The compiled twin of :func:`cut_records`, where there is one and ``GANTRYMQ_PURE=1`` does not exclude it."""
+if os.environ.get("GANTRYMQ_PURE") != "1":
+    with suppress(ImportError):
+        cut_compiled = import_module("gantrymq.remoting._records").cut_records
 
 MAGIC_V1: Final = 0xDAA320A7
 MAGIC_V2: Final = 0xDAA320AB
@@ -38,6 +48,7 @@ BODY_MAX_BYTES: Final = 32 * 1024 * 1024
 _ZSTANDARD_PIECE_BYTES: Final = 256
 _CRC_MASK: Final = 0x7FFFFFFF
 _SYS_FLAG_AT: Final = 36
+_HOSTS_V6: Final = BORN_HOST_V6 | STORE_HOST_V6
 _I32 = struct.Struct(">i")
 _U16 = struct.Struct(">H")
 HEADS: Final = {
@@ -45,6 +56,14 @@ HEADS: Final = {
     for flags in (0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6)
 }
 """All fields of a record up to the body's length, by which of the two hosts are IPv6."""
+_CUTS: Final = {flags: struct.Struct(f">iIi8xq{head.size - 32}xi") for flags, head in HEADS.items()}
+"""Of the same fields those that tell where a record ends and whether it is intact, and its offset in the queue."""
+_HEAD_FIELDS: Final = (
+    "_size", "_magic", "_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp",
+    "raw_born_host", "store_timestamp", "raw_store_host", "reconsume_times", "prepared_offset", "_body_length",
+)  # fmt: skip
+_LATER: Final = frozenset(_HEAD_FIELDS) - {"queue_offset"}
+"""What a record that was cut from an answer decodes when one of them is first asked for."""
 BATCH_ROW: Final = struct.Struct(">iiiii")
 """The head of a message within a batch as it is sent: size, magic and CRC (both 0), flag, body length."""
 
@@ -59,7 +78,28 @@ class Record:
     ``stored_body`` is the body as it lies in the log; :attr:`body` is unpacked. ``born_host`` and ``store_host`` are
     ``address:port``. Timestamps are milliseconds since 1970, the producer's clock (born) and the broker's (stored).
     ``broker_name`` is not part of the record: the reader sets it.
+
+    :func:`decode_records` checks the bytes of each record and decodes most fields when one of them is first used. A
+    record holds copies of its own bytes, not the answer that it came in.
     """
+
+    topic: str
+    queue_id: int
+    flag: int
+    queue_offset: int
+    commit_log_offset: int
+    sys_flag: int
+    born_timestamp: int
+    raw_born_host: bytes
+    store_timestamp: int
+    raw_store_host: bytes
+    reconsume_times: int
+    prepared_offset: int
+    stored_body: bytes
+    raw_properties: bytes
+    stored_size: int
+    broker_name: str = ""
+    _head: bytes
 
     def __init__(
         self,
@@ -94,7 +134,17 @@ class Record:
         self.stored_body = stored_body
         self.raw_properties = raw_properties
         self.stored_size = stored_size
-        self.broker_name = ""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _LATER:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            head = self._head
+            values = HEADS[_I32.unpack_from(head, _SYS_FLAG_AT)[0] & _HOSTS_V6].unpack(head)
+            # what was assigned meanwhile stays
+            self.__dict__ = {**dict(zip(_HEAD_FIELDS, values, strict=True)), **self.__dict__}
+            return self.__dict__[name]
 
     def __repr__(self) -> str:
         where = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
@@ -156,49 +206,60 @@ def decode_records(data: bytes, make: type[Record] = Record, *, check_crc: bool 
     ``make`` is the class of the results. Raises :class:`FatalRemoteFault` when the bytes are no whole number of
     records, or a body does not match its CRC.
     """
-    records: list[Record] = []
-    position = 0
-    while position < len(data):
-        record, position = _decode_record(data, position, make, check_crc)
-        records.append(record)
+    if cut_compiled is None or type(data) is not bytes:
+        return cut_records(data, make, check_crc)
+    records, end = cut_compiled(data, make, check_crc)
+    if end < len(data):
+        records += cut_records(data, make, check_crc, end)
     return records
 
 
-def _decode_record(data: bytes, start: int, make: type[R], check_crc: bool) -> tuple[R, int]:
+def cut_records(data: bytes, make: type[R], check_crc: bool, start: int = 0) -> list[R]:
+    """The plain twin of :func:`decode_records`, from ``start`` on."""
+    records: list[R] = []
+    crc32, whole = zlib.crc32, len(data)
+    topic, raw_topic = "", b""
     try:
-        (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
-        head = HEADS[sys_flag & (BORN_HOST_V6 | STORE_HOST_V6)]
-        (
-            size, magic, crc, queue_id, flag, queue_offset, commit_log_offset, _, born, born_host, stored, store_host,
-            reconsume_times, prepared_offset, body_length,
-        ) = head.unpack_from(data, start)  # fmt: skip
-        if magic not in (MAGIC_V1, MAGIC_V2):
-            raise FatalRemoteFault(f"no record at byte {start}: magic {magic:08X}")
-        end = start + size
-        body_start = start + head.size
-        topic_at = body_start + body_length
-        if not body_start < end <= len(data) or not body_start <= topic_at < end:
-            raise FatalRemoteFault(f"the record at byte {start} claims {size} bytes with a body of {body_length}")
-        if magic == MAGIC_V1:
-            topic_start = topic_at + 1
-            topic_end = topic_start + data[topic_at]
-        else:
-            topic_start = topic_at + 2
-            topic_end = topic_start + _U16.unpack_from(data, topic_at)[0]
-        properties_start = topic_end + 2
-        if properties_start + _U16.unpack_from(data, topic_end)[0] != end:
-            raise FatalRemoteFault(f"the record at byte {start} does not end where its size of {size} says")
+        while start < whole:
+            (sys_flag,) = _I32.unpack_from(data, start + _SYS_FLAG_AT)
+            cut = _CUTS[sys_flag & _HOSTS_V6]
+            size, magic, crc, queue_offset, body_length = cut.unpack_from(data, start)
+            if magic != MAGIC_V1 and magic != MAGIC_V2:
+                raise FatalRemoteFault(f"no record at byte {start}: magic {magic:08X}")
+            end = start + size
+            body_start = start + cut.size
+            topic_at = body_start + body_length
+            if not body_start < end <= whole or not body_start <= topic_at < end:
+                raise FatalRemoteFault(f"the record at byte {start} claims {size} bytes with a body of {body_length}")
+            if magic == MAGIC_V1:
+                topic_start = topic_at + 1
+                topic_end = topic_start + data[topic_at]
+            else:
+                topic_start = topic_at + 2
+                topic_end = topic_start + _U16.unpack_from(data, topic_at)[0]
+            properties_start = topic_end + 2
+            if properties_start + _U16.unpack_from(data, topic_end)[0] != end:
+                raise FatalRemoteFault(f"the record at byte {start} does not end where its size of {size} says")
+            body = data[body_start:topic_at]
+            if check_crc and crc32(body) & _CRC_MASK != crc:
+                raise FatalRemoteFault(f"the body of the record at byte {start} does not match its CRC")
+            if data[topic_start:topic_end] != raw_topic:
+                raw_topic = data[topic_start:topic_end]
+                topic = raw_topic.decode("utf-8", "replace")
+            record = make.__new__(make)
+            record.topic = topic
+            record.queue_offset = queue_offset
+            record.stored_size = size
+            record.stored_body = body
+            if not sys_flag & COMPRESSED:
+                record.body = body
+            record.raw_properties = data[properties_start:end]
+            record._head = data[start:body_start]
+            records.append(record)
+            start = end
     except (struct.error, IndexError):
-        raise FatalRemoteFault(f"a torn record at byte {start} of {len(data)}") from None
-    body = data[body_start:topic_at]
-    if check_crc and zlib.crc32(body) & _CRC_MASK != crc:
-        raise FatalRemoteFault(f"the body of the record at byte {start} does not match its CRC")
-    record = make(
-        data[topic_start:topic_end].decode("utf-8", "replace"), queue_id, flag, queue_offset, commit_log_offset,
-        sys_flag, born, born_host, stored, store_host, reconsume_times, prepared_offset, body,
-        data[properties_start:end], size,
-    )  # fmt: skip
-    return record, end
+        raise FatalRemoteFault(f"a torn record at byte {start} of {whole}") from None
+    return records
 
 
 def decompress(body: bytes, sys_flag: int, limit: int = BODY_MAX_BYTES) -> bytes:

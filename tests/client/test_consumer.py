@@ -426,6 +426,58 @@ async def test_batches_hold_what_is_there_up_to_their_size(fake_cluster: Cluster
     assert max(sizes) == 20
 
 
+async def test_a_batch_is_acknowledged_at_once_whatever_was_done_with_its_messages_before(
+    fake_cluster: Cluster,
+) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(40):
+            cluster.broker.store("T", number % 2, b"%d" % number)
+        async with client.consumer("T", "g", start="first", pull_batch=7) as messages:
+            got = await take(messages, 1)
+            while len(got) < 40:
+                batch = await messages.next_batch(max=9)
+                got += batch
+                if len(got) < 30:
+                    await batch[-1].ack()
+                    del batch[1:]
+                await batch.ack()
+                await batch.ack()
+                assert messages.statistics().outstanding >= 1
+            assert messages.statistics().acknowledged == 39
+            first = got[0].queue
+            assert messages.statistics().queues[first].committable == 0
+            await got[0].ack()
+            await messages.commit()
+            assert messages.statistics().outstanding == 0
+            assert messages.statistics().queues[first].outstanding_bytes == 0
+        assert cluster.broker.offsets == {("g", "T", 0): 20, ("g", "T", 1): 20}
+        with pytest.raises(gantrymq.ClientClosed, match="acknowledge inside its block"):
+            await batch.ack()
+
+
+async def test_tasks_that_wait_share_what_one_answer_brings(fake_cluster: Cluster) -> None:
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer("T", "g", start="first") as messages, anyio.create_task_group() as tasks:
+            busy: list[bytes] = []
+            all_busy = anyio.Event()
+
+            async def work() -> None:
+                busy.append((await anext(messages)).body)
+                if len(busy) == 4:
+                    all_busy.set()
+                await anyio.sleep_forever()
+
+            for _ in range(4):
+                tasks.start_soon(work)
+            await anyio.wait_all_tasks_blocked()
+            for body in (b"a", b"b", b"c", b"d"):
+                cluster.broker.store("T", 0, body)
+            with anyio.fail_after(10):
+                await all_busy.wait()
+            tasks.cancel_scope.cancel()
+    assert sorted(busy) == [b"a", b"b", b"c", b"d"]
+
+
 async def test_a_body_that_cannot_be_unpacked_is_an_error_of_its_message_alone(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         cluster.broker.store("T", 0, b"no zlib stream", sys_flag=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from ipaddress import ip_address
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -156,39 +157,54 @@ def test_nothing_falls_to_one_who_is_no_member() -> None:
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.data())
 def test_the_committable_offset_is_the_oldest_that_is_not_done(offsets: list[int], data: st.DataObject) -> None:
     progress = Progress(0)
-    for offset in offsets:
-        progress.pulled(offset, 10)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(offsets))))))
+    pulls = [offsets[begin:end] for begin, end in pairwise([0, *cuts, len(offsets)])]
+    for at, pull in enumerate(pulls):
+        progress.pulled(pull, [offset + 1 for offset in pull], float(at))
     progress.position = 40
     done: set[int] = set()
-    for offset in data.draw(st.permutations(offsets)):
+    while True:
         left = [one for one in offsets if one not in done]
         assert progress.committable == (left[0] if left else 40)
         assert progress.outstanding == len(left)
-        assert progress.done(offset)
-        assert not progress.done(offset)
-        done.add(offset)
-    assert progress.committable == 40
-    assert progress.outstanding == 0
+        assert progress.bytes == sum(left) + len(left)
+        since = next((float(at) for at, pull in enumerate(pulls) if left and left[0] in pull), None)
+        assert progress.oldest_since() == since
+        if not left:
+            break
+        if data.draw(st.booleans()):
+            offset = data.draw(st.sampled_from(left))
+            assert progress.done(offset)
+            assert not progress.done(offset)
+            done.add(offset)
+        else:
+            pull = data.draw(st.sampled_from([each for each in pulls if each]))
+            first, last = sorted(data.draw(st.tuples(st.sampled_from(pull), st.sampled_from(pull))))
+            several = set(range(first, last + 1)) & set(pull)
+            assert progress.done_until(first, last) == len(several - done)
+            done |= several
     assert not progress.full
+    assert not progress.done(41)
+    assert progress.done_until(41, 42) == 0
 
 
 def test_a_queue_is_full_by_count_by_bytes_and_by_span() -> None:
     count = Progress(0)
     for offset in range(limits.OUTSTANDING_MAX_MESSAGES):
         assert not count.full
-        count.pulled(offset, 1)
+        count.pulled([offset], [1], 0.0)
     assert count.full
     count.done(500)
     assert not count.full
 
     size = Progress(0)
-    size.pulled(0, limits.OUTSTANDING_MAX_BYTES)
+    size.pulled([0], [limits.OUTSTANDING_MAX_BYTES], 0.0)
     assert size.full
     size.done(0)
     assert not size.full
 
     span = Progress(0)
-    span.pulled(0, 1)
+    span.pulled([0], [1], 0.0)
     span.position = limits.OUTSTANDING_MAX_SPAN
     assert span.full
     span.done(0)
@@ -197,7 +213,7 @@ def test_a_queue_is_full_by_count_by_bytes_and_by_span() -> None:
 
 def test_a_reset_forgets_what_was_outstanding() -> None:
     progress = Progress(5)
-    progress.pulled(5, limits.OUTSTANDING_MAX_BYTES)
+    progress.pulled([5], [limits.OUTSTANDING_MAX_BYTES], 0.0)
     progress.reset(2)
     assert (progress.committable, progress.outstanding, progress.full) == (2, 0, False)
     assert not progress.done(5)
@@ -255,7 +271,7 @@ def test_what_is_no_nameserver_is_refused(text: str) -> None:
 def test_every_error_of_the_client_is_a_gantry_error_with_one_catch() -> None:
     names = [name for name in gantrymq.__all__ if isinstance(getattr(gantrymq, name), type)]
     errors = [getattr(gantrymq, name) for name in names if issubclass(getattr(gantrymq, name), Exception)]
-    assert len(errors) == 19
+    assert len(errors) == 21
     assert all(issubclass(error, gantrymq.GantryError) for error in errors)
 
 

@@ -51,6 +51,24 @@ def test_what_is_acknowledged_last_is_committed_at_the_end(fake_in_thread: Any) 
         assert fake_in_thread.broker.offsets["g", "T", 0] == 6
 
 
+def test_a_batch_is_acknowledged_at_once(fake_in_thread: Any, backend: Any) -> None:
+    for number in range(6):
+        fake_in_thread.broker.store("T", number % 2, b"%d" % number)
+    left = 6
+    with gantrymq.sync.connect(fake_in_thread.address, backend=backend) as client:
+        with client.consumer("T", "g", start="first") as messages:
+            while left:
+                batch = messages.next_batch(max=4)
+                left -= len(batch)
+                batch[0].ack()
+                batch.ack()
+            assert (messages.statistics().acknowledged, messages.statistics().outstanding) == (6, 0)
+            messages.next_batch(timeout=0).ack()
+    assert fake_in_thread.broker.offsets == {("g", "T", 0): 3, ("g", "T", 1): 3}
+    with pytest.raises(gantrymq.ClientClosed):
+        batch.ack()
+
+
 def test_messages_of_a_queue_that_was_lost_are_left_out(fake_in_thread: Any) -> None:
     for number in range(6):
         fake_in_thread.broker.store("T", 0, b"%d" % number)

@@ -68,8 +68,8 @@ def test_the_wheel_has_every_module_as_a_real_file(wheel: list[str]) -> None:
 def test_the_wheel_has_the_compiled_twins(wheel: list[str]) -> None:
     pytest.importorskip("Cython", reason="without Cython the wheel holds the plain twins only")
     twins = [
-        path.relative_to(ROOT).with_suffix("")
-        for folder in ("kernel", "plugins")
+        path.relative_to(ROOT).with_suffix("").as_posix().removeprefix("gantrymq/")
+        for folder in ("gantrymq", "kernel", "plugins")
         for path in (ROOT / folder).rglob("*.pyx")
     ]
     assert len(twins) >= 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.remoting import records
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.properties import encode_properties
 from gantrymq.remoting.records import BodyError, Record, decode_records, decompress
@@ -26,6 +28,19 @@ CAPTURED = [
     for case in json.loads((Path(__file__).parents[1] / "golden" / "records.json").read_text())
     if case["order"]["what"] == "record"
 ]
+
+
+@pytest.fixture(params=["compiled", "plain"], autouse=True, scope="module")
+def twin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What each test is run with."""
+    if request.param == "compiled":
+        if records.cut_compiled is None:
+            pytest.skip("the compiled twin is not there, or not wanted")
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "cut_compiled", None)
+        yield
 
 
 def record(
@@ -219,3 +234,34 @@ def test_a_missing_compressor_names_the_extra_to_install(
     monkeypatch.setitem(__import__("sys").modules, "lz4.frame", None)
     with pytest.raises(BodyError, match=r"gantrymq\[compression\]"):
         decompress(b"x", 1 | kind)
+
+
+@given(st.data())
+def test_both_twins_read_and_refuse_the_same(data: st.DataObject) -> None:
+    one = st.builds(
+        record, st.binary(max_size=20), topic=st.binary(max_size=20), properties=st.binary(max_size=20),
+        v2=st.booleans(), queue_offset=st.integers(-(2**63), 2**63 - 1),
+    )  # fmt: skip
+    raw = bytearray(b"".join(data.draw(st.lists(one, max_size=4))))
+    for _ in range(data.draw(st.integers(0, 2))):
+        if raw:
+            raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    given_bytes, check_crc = bytes(raw), data.draw(st.booleans())
+
+    def outcome(read: Callable[[], list[Record]]) -> object:
+        try:
+            found = read()
+        except FatalRemoteFault as error:
+            return str(error)
+        return [(each.sys_flag, each.flag, vars(each)) for each in found]
+
+    expected = outcome(lambda: records.cut_records(given_bytes, Record, check_crc))
+    assert outcome(lambda: decode_records(given_bytes, check_crc=check_crc)) == expected
+
+
+def test_what_is_assigned_before_the_rest_is_decoded_stays() -> None:
+    (read,) = decode_records(GOLDEN)
+    read.topic, read.reconsume_times = "Other", 7
+    assert (read.queue_id, read.topic, read.reconsume_times) == (2, "Other", 7)
+    with pytest.raises(AttributeError, match="'Record' object has no attribute 'nothing'"):
+        read.nothing  # type: ignore[attr-defined] # noqa: B018
