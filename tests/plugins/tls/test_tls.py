@@ -15,11 +15,14 @@ from structlog.testing import capture_logs
 from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.plugins.interfaces import Registration
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.command import encode
 from gantrymq.remoting.errors import ChannelClosed, ConnectFailed
 from gantrymq.remoting.records import decode_records
+from gantrymq.remoting.tls import ServerTls
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.requests import pull, send
 from support.authority import Authority
@@ -299,3 +302,35 @@ async def test_handshakes_share_the_time_with_others(tmp_path: Path) -> None:
             for sock in sockets:
                 await trio.lowlevel.wait_readable(sock)
                 sock.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "outgoing", "registers"),
+    [
+        ("enforcing", "auto", True),
+        ("permissive", "tls", True),
+        ("permissive", "auto", False),
+        ("enforcing", "plain", False),
+    ],
+)
+async def test_the_broker_reaches_a_nameserver_with_tls(
+    tmp_path: Path, mode: str, outgoing: str, registers: bool
+) -> None:
+    server = NameServer(NameServerConfig(port=0, tls=ServerTls(str(SERVER)), plain=False))
+    settings = {"plugin.tls.certificate": str(SERVER), "plugin.tls.mode": mode, "plugin.tls.outgoing": outgoing}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        broker = make_broker(tmp_path / "store", [server.address], settings=settings, enable=[TLS])
+        async with run_broker(broker):
+            assert await broker.registry.get(Registration).wait_first(20.0) is registers
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_broker_does_not_register_where_another_authority_signed(tmp_path: Path) -> None:
+    server = NameServer(NameServerConfig(port=0, tls=ServerTls(str(Authority(tmp_path).issue("other"))), plain=False))
+    settings = {"plugin.tls.certificate": str(SERVER), "plugin.tls.ca": str(CA)}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        async with run_broker(make_broker(tmp_path / "s", [server.address], settings=settings, enable=[TLS])) as broker:
+            assert not await broker.registry.get(Registration).wait_first(20.0)
+        nursery.cancel_scope.cancel()

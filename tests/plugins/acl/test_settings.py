@@ -1,0 +1,98 @@
+"""How access control is configured: by RocketMQ's switch, and with keys for the broker's own requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from gantrymq.kernel.config.broker_conf import translate, write_keys
+from gantrymq.kernel.config.declarations import plugin_sections
+from gantrymq.kernel.config.sources import read_settings
+from gantrymq.kernel.errors import StartError
+from gantrymq.nameserver import NameServer, NameServerConfig
+from gantrymq.plugins import optional_plugins
+from gantrymq.plugins.acl.config import AclConfig
+from gantrymq.plugins.interfaces import Registration
+from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.command import Command
+from gantrymq.remoting.javaproperties import write_properties
+from gantrymq.remoting.signing import make_signature
+from gantrymq.testing.harness import make_broker, run_broker
+from support.accounts import ACCOUNTS, ACL, ADMIN, MakeBroker
+
+
+@pytest.mark.parametrize(
+    ("properties", "file"),
+    [
+        ({"aclEnable": "true"}, "conf/plain_acl.yml"),
+        ({"aclEnable": " TRUE ", "rocketmqHome": "/opt/rocketmq"}, "/opt/rocketmq/conf/plain_acl.yml"),
+    ],
+)
+def test_rocketmqs_switch_enables_it(properties: dict[str, str], file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCKETMQ_HOME", raising=False)
+    values = read_settings("broker.conf", write_properties(properties), optional=optional_plugins).values
+    assert values["plugins", "enable"].value == "acl"
+    assert values["plugin.acl", "file"].value == file
+
+
+def test_the_file_is_found_below_the_home_of_rocketmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROCKETMQ_HOME", "/srv/rocketmq")
+    found = translate({"aclEnable": "true"}, plugin_sections(optional_plugins()))
+    assert found.settings == {("plugin.acl", "file"): "/srv/rocketmq/conf/plain_acl.yml"}
+
+
+def test_the_switch_turned_off_enables_nothing() -> None:
+    found = translate({"aclEnable": "false"}, plugin_sections(optional_plugins()))
+    assert (found.settings, found.unmapped) == ({}, ())
+    assert write_keys({"plugin.acl": AclConfig()}) == {"aclEnable": "true"}
+
+
+@pytest.mark.trio
+async def test_the_broker_signs_its_own_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "plain_acl.yml", ACCOUNTS)
+    write(tmp_path / "tools.yml", f"accessKey: {ADMIN.access_key}\nsecretKey: {ADMIN.secret_key}\n")
+    server = NameServer(NameServerConfig(port=0))
+    seen: list[Command] = []
+    answer = server.requests.answer
+
+    async def spy(request: Command, connection: object) -> Command:
+        seen.append(request)
+        return await answer(request, connection)
+
+    monkeypatch.setattr(server.requests, "answer", spy)
+    settings = {"plugin.acl.file": f"{tmp_path}/plain_acl.yml", "plugin.acl.keys": f"{tmp_path}/tools.yml"}
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.serve)
+        broker = make_broker(tmp_path / "store", [server.address], settings=settings, enable=[ACL])
+        async with run_broker(broker):
+            await broker.registry.get(Registration).wait_first(20.0)
+        nursery.cancel_scope.cancel()
+    assert {request.code for request in seen} >= {RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER}
+    for request in seen:
+        ext = dict(request.ext or {})
+        assert ext["AccessKey"] == ADMIN.access_key
+        assert ext.pop("Signature") == make_signature(ext, request.body, ADMIN.secret_key)
+
+
+def write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(None, "cannot be read: No such file"), ("accessKey: only-this", "accessKey and secretKey are expected"),
+     ("{hush-hush", "it is no YAML")],
+)  # fmt: skip
+async def test_keys_that_cannot_be_used_refuse_the_start(
+    guarded: MakeBroker, tmp_path: Path, text: str | None, reason: str
+) -> None:
+    if text is not None:
+        write(tmp_path / "tools.yml", text)
+    with pytest.raises(ExceptionGroup) as failed:
+        async with run_broker(guarded(plugin__acl__keys=f"{tmp_path}/tools.yml")):
+            pytest.fail("it serves")
+    assert failed.group_contains(StartError, match=reason)
+    assert "hush" not in str(failed.value.exceptions)
