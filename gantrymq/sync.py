@@ -60,12 +60,13 @@ from gantrymq.message import (
     TransactionResult,
 )
 from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
+from gantrymq.remoting.codes import PERM_READ, PERM_WRITE
 from gantrymq.remoting.logs import LibraryLog
 
 _of_parent: list[object] = []
 """Event loops that a forked process has inherited dead; to collect one would mean to wait for its thread."""
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 __all__ = [
     "Admin",
@@ -212,6 +213,11 @@ class Producer(BlockingMember):
         super().__init__(f"producer of group {inner.group}", loop, inner, owner)
         self._inner = inner
 
+    @property
+    def group(self) -> str:
+        """The group, as brokers know it."""
+        return self._inner.group
+
     def send(
         self,
         message: Message | str,
@@ -350,6 +356,11 @@ class TransactionalProducer(BlockingMember):
         self._inner = inner
         self._local = local
 
+    @property
+    def group(self) -> str:
+        """The group, as brokers know it."""
+        return self._inner.group
+
     def send(
         self,
         message: Message | str,
@@ -429,6 +440,21 @@ class Consumer(BlockingMember):
     def queues(self) -> list[MessageQueue]:
         """The queues that are this member's now."""
         return self._inner.queues
+
+    @property
+    def group(self) -> str:
+        """The group, as brokers know it."""
+        return self._inner.group
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What is consumed."""
+        return self._inner.topics
+
+    @property
+    def ordered(self) -> bool:
+        """As :attr:`gantrymq.Consumer.ordered`."""
+        return self._inner.ordered
 
     def statistics(self) -> ConsumerStatistics:
         """As :meth:`gantrymq.Consumer.statistics`."""
@@ -576,9 +602,16 @@ class Admin:
         """The queues of ``topic`` that can be read."""
         return self._loop.call(self._inner.queues, topic)
 
-    def create_topic(self, topic: str, queues: int = TOPIC_QUEUES, *, cluster: str | None = None) -> list[str]:
-        """Create ``topic`` on every master (of one ``cluster``); returns the brokers' addresses."""
-        return self._loop.call(partial(self._inner.create_topic, cluster=cluster), topic, queues)
+    def create_topic(
+        self,
+        topic: str,
+        queues: int = TOPIC_QUEUES,
+        *,
+        cluster: str | None = None,
+        perm: int = PERM_READ | PERM_WRITE,
+    ) -> list[str]:
+        """As :meth:`gantrymq.client.admin.Admin.create_topic`."""
+        return self._loop.call(partial(self._inner.create_topic, cluster=cluster, perm=perm), topic, queues)
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that ``queue`` still has."""

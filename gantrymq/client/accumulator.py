@@ -46,7 +46,7 @@ class PendingSend:
     def __init__(self, batch: Batch, place: int, message_id: str) -> None:
         self._batch = batch
         self._place = place
-        self.message_id = message_id
+        self.message_id: str = message_id
 
     def __await__(self) -> Generator[Any, Any, SendResult]:
         return self._wait().__await__()
@@ -80,14 +80,14 @@ class Batch:
     )  # fmt: skip
 
     def __init__(self, topic: str, created: float) -> None:
-        self.topic = topic
-        self.created = created
-        self.rows = bytearray()
+        self.topic: str = topic
+        self.created: float = created
+        self.rows: bytearray = bytearray()
         self.keys: list[str] = []
-        self.free = True
+        self.free: bool = True
         """Whether all of its messages may go to any queue."""
-        self.sealed = False
-        self.finished = False
+        self.sealed: bool = False
+        self.finished: bool = False
         self._changed: anyio.Event | None = None
         self._ends: list[int] = []
         self._outcomes: list[Stored | GantryError] = []
@@ -158,7 +158,7 @@ class Lane:
     __slots__ = ("batches", "failing_since", "flying", "queue", "scope")
 
     def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
+        self.queue: MessageQueue = queue
         self.batches: deque[Batch] = deque()
         self.flying: Batch | None = None
         self.failing_since: float | None = None

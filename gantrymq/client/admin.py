@@ -39,7 +39,7 @@ _ROUTE_POLL_SECONDS: Final = 0.02
 KNOWS_MISSING_OFFSETS: Final = 412
 """5.0.0: the first version whose brokers, when asked to, do not answer 0 for a group without an offset."""
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class Admin:

@@ -23,6 +23,7 @@ from gantrymq.client.discovery import Discovery
 from gantrymq.client.errors import AccessDenied, ClientClosed, ConnectError, ConnectFailed, GantryError
 from gantrymq.client.ids import UniqueKeys, make_client_id
 from gantrymq.client.nameservers import Nameservers
+from gantrymq.client.namespace import Namespace
 from gantrymq.client.rare_warnings import RareWarnings
 from gantrymq.client.replies import Replies
 from gantrymq.client.routes import MASTER_ID, Routes
@@ -57,7 +58,7 @@ STACKS_MAX_CHARACTERS: Final = 1_000_000
 LEAVE_SECONDS: Final = 3.0
 """How long a closing producer or consumer waits for brokers to take its farewell."""
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class Member(Protocol):
@@ -99,24 +100,24 @@ class Cluster:
     """Shared state of one client. :meth:`start` connects; producers and consumers join and leave."""
 
     def __init__(self, tasks: TaskGroup, options: ConnectOptions) -> None:
-        self.rare = RareWarnings()
+        self.rare: RareWarnings = RareWarnings()
         self._tasks = tasks
-        self.connections = Connections(tasks, self._take_request, options)
+        self.connections: Connections = Connections(tasks, self._take_request, options)
         self._options = options
-        self.namespace = options.namespace
+        self.namespace: Namespace | None = options.namespace
         """What topics and groups are prefixed with; None for most clients."""
-        self.nameservers = Nameservers(options.nameservers, self.connections)
-        self.routes = Routes(self.nameservers, self._route_changed, self.rare)
-        self.silent_masters = SilentMasters(self.routes, self.connections)
-        self.client_id = ""
-        self.unique_keys = UniqueKeys("127.0.0.1")
-        self.closed = False
+        self.nameservers: Nameservers = Nameservers(options.nameservers, self.connections)
+        self.routes: Routes = Routes(self.nameservers, self._route_changed, self.rare)
+        self.silent_masters: SilentMasters = SilentMasters(self.routes, self.connections)
+        self.client_id: str = ""
+        self.unique_keys: UniqueKeys = UniqueKeys("127.0.0.1")
+        self.closed: bool = False
         self._failure: Exception | None = None
         self._process = os.getpid()
         self._producers: dict[str, int] = {}
         self._consumers: dict[str, Member] = {}
         self._transactional: dict[str, Transactional] = {}
-        self.replies = Replies()
+        self.replies: Replies = Replies()
         """Of the client's requests, which brokers push."""
 
     async def start(self) -> None:

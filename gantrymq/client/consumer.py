@@ -74,7 +74,7 @@ _FROM_WHERE: Final = {"first": "CONSUME_FROM_FIRST_OFFSET", "last": "CONSUME_FRO
 
 R = TypeVar("R", bound=DeliveredRecord)
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class Consumer(Lifetime, Generic[R]):
@@ -88,8 +88,8 @@ class Consumer(Lifetime, Generic[R]):
     def __init__(self, cluster: Cluster, options: Sequence[ConsumerOptions[R]]) -> None:
         """``options``: one of each topic; they differ in nothing but topic and subscription."""
         super().__init__(f"consumer of group {options[0].group}")
-        self.topics = tuple(each.topic for each in options)
-        self.group = options[0].group
+        self.topics: tuple[str, ...] = tuple(each.topic for each in options)
+        self.group: str = options[0].group
         self._cluster = cluster
         self._options = options[0]
         self._settings = settings = options[0].settings

@@ -18,7 +18,7 @@ class DirectDelivery:
     """Takes the place of the queue: what the application does with the message is the administrator's answer."""
 
     def __init__(self) -> None:
-        self.dropped = False
+        self.dropped: bool = False
         self._settled = anyio.Event()
         self._result = "CR_LATER"
         self._remark: str | None = None

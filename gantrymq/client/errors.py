@@ -59,7 +59,7 @@ class BrokerError(GantryError):
         advice = self._advice or (_ADVICE.get(known) if known is not None else None)
         super().__init__(f"{address} answered {name}: {remark or 'no remark'}" + (f" ({advice})" if advice else ""))
         self.code = code
-        self.remark = remark or ""
+        self.remark: str = remark or ""
         self.address = address
 
 

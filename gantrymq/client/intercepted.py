@@ -213,7 +213,7 @@ class WatchedDelivery:
     __slots__ = ("_context", "_interceptors", "inner")
 
     def __init__(self, inner: Delivery, interceptors: Interceptors, context: ConsumeContext) -> None:
-        self.inner = inner
+        self.inner: Delivery = inner
         self._interceptors = interceptors
         self._context = context
 

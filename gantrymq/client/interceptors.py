@@ -11,7 +11,7 @@ import attrs
 from gantrymq.message import DeliveredRecord, Message, SendResult
 from gantrymq.remoting.logs import LibraryLog
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 def _now() -> int:

@@ -21,7 +21,7 @@ class Nameservers:
     """Stays with the nameserver that answered last and goes on to the next when it fails."""
 
     def __init__(self, addresses: tuple[str, ...], connections: Connections) -> None:
-        self.addresses = addresses
+        self.addresses: tuple[str, ...] = addresses
         self._connections = connections
         self._current = 0
 

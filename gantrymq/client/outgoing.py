@@ -51,7 +51,7 @@ class Stored:
     def __init__(
         self, status: SendStatus, keys: list[str], ids: str, queue: MessageQueue, offset: int, handle: str | None
     ) -> None:
-        self.status = status
+        self.status: SendStatus = status
         self._keys = keys
         self._ids = ids
         self._places: list[str] | None = None if len(keys) > 1 else [ids]
@@ -82,15 +82,15 @@ class Outgoing:
     __slots__ = ("batch", "body", "born", "flag", "keys", "properties", "sys_flag", "timed", "topic")
 
     def __init__(self, topic: str, body: bytes, keys: list[str], *, properties: str = "", batch: bool = False) -> None:
-        self.topic = topic
-        self.body = body
-        self.keys = keys
-        self.properties = properties
-        self.batch = batch
-        self.flag = 0
-        self.sys_flag = 0
-        self.timed = has_times(properties)
-        self.born = int(time.time() * 1000)
+        self.topic: str = topic
+        self.body: bytes = body
+        self.keys: list[str] = keys
+        self.properties: str = properties
+        self.batch: bool = batch
+        self.flag: int = 0
+        self.sys_flag: int = 0
+        self.timed: bool = has_times(properties)
+        self.born: int = int(time.time() * 1000)
 
     def command(self, group: str, queue: MessageQueue) -> Command:
         """The request that sends it to ``queue``; the letters are ``SEND_LETTERS``."""

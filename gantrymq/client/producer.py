@@ -41,7 +41,7 @@ class Producer(Lifetime):
 
     def __init__(self, cluster: Cluster, sender: Sender, accumulator: Accumulator) -> None:
         super().__init__(f"producer of group {sender.group}")
-        self.group = sender.group
+        self.group: str = sender.group
         self._cluster = cluster
         self._sender = sender
         self._accumulator = accumulator

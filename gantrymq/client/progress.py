@@ -54,7 +54,7 @@ class Progress:
 
     def __init__(self, position: int, messages_max: int | None = None) -> None:
         """``messages_max``: how many may be outstanding."""
-        self.position = position
+        self.position: int = position
         self._messages_max = messages_max or OUTSTANDING_MAX_MESSAGES
         self._span_max = max(OUTSTANDING_MAX_SPAN, 2 * self._messages_max if messages_max else 0)
         self._pulls: list[_Pull] = []

@@ -62,7 +62,7 @@ _MAY_SUSPEND: Final = 2
 
 R = TypeVar("R", bound=DeliveredRecord)
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class Owner(Protocol[R]):
@@ -115,10 +115,10 @@ class Puller(Generic[R]):
         nothing is pulled or committed without it. ``local`` keeps offsets in the broker's place.
         """
         self.queue = queue
-        self.dropped = False
+        self.dropped: bool = False
         """Whether its messages must not be given out any more."""
         self.lane = lane
-        self.replaced = False
+        self.replaced: bool = False
         """Whether the offset of the queue is another puller's to commit."""
         self._cluster = cluster
         self._options = options

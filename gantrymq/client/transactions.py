@@ -49,7 +49,7 @@ Check = Callable[[DeliveredRecord], Outcome | Awaitable[Outcome]]
 B = TypeVar("B")
 T = TypeVar("T")
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 @attrs.frozen
@@ -76,7 +76,7 @@ class TransactionalProducer(Lifetime):
         super().__init__(f"producer of group {sender.group}")
         self._topics = tuple(topics)
         self._checks_at_once = checks_at_once
-        self.group = sender.group
+        self.group: str = sender.group
         self._cluster = cluster
         self._sender = sender
         self._local = local

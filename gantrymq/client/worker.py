@@ -28,7 +28,7 @@ LONGEST_SEND_BACK_PAUSE_SECONDS: Final = 30.0
 
 R = TypeVar("R", bound=DeliveredRecord)
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 def is_async(function: Callable[..., Any]) -> bool:

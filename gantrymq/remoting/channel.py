@@ -46,7 +46,7 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _CLOSE_GRACE_SECONDS: Final = 1.0
 _OPAQUE_MASK: Final = 0x7FFFFFFF
 
-log = LibraryLog()
+log: LibraryLog = LibraryLog()
 
 
 class _Call:
@@ -105,7 +105,7 @@ class Channel:
         self._peer_requests = 0
         self.peer: tuple[str, int] | None = None
         """The language and version that the peer announces, once somebody has looked."""
-        self.local_host = "127.0.0.1"
+        self.local_host: str = "127.0.0.1"
         """This side's address on the connection, once it stands."""
 
     @property

@@ -13,7 +13,7 @@ class RemoteFault(Exception):
 
     def __init__(self, code: int, remark: str) -> None:
         super().__init__(f"[{code}] {remark}")
-        self.code = int(code)
+        self.code: int = int(code)
         self.remark = remark
 
 

@@ -71,11 +71,11 @@ class Reader:
 
     def __init__(self, text: str, shared_max: int = SHARED_MAX) -> None:
         self.text = text
-        self.at = 0
+        self.at: int = 0
         self.open: list[tuple[Any, Any]] = []  # the containers around us, each with the key that is being read
-        self.shared = 0
+        self.shared: int = 0
         self.shared_max = shared_max
-        self.long_numbers = 0
+        self.long_numbers: int = 0
 
     def read(self) -> Any:
         """The whole text as one value; :class:`ValueError` tells what is wrong and where."""

@@ -47,7 +47,7 @@ class Effort:
     __slots__ = ("values",)
 
     def __init__(self) -> None:
-        self.values = 0
+        self.values: int = 0
 
 
 EFFORT: Final = Effort()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import struct
 from collections.abc import Callable
@@ -385,27 +384,3 @@ def test_enqueueing_without_async(fake_in_thread: Any) -> None:
             waiting = producer.enqueue("T", b"last")
         assert waiting.result().status is SendStatus.OK
     assert sum(len(queue) for queue in fake_in_thread.broker.queues.values()) == 51
-
-
-@pytest.mark.parametrize("name", ["producer", "transactional_producer"])
-def test_the_blocking_client_opens_producers_with_the_same_options(name: str) -> None:
-    options, blocking = (
-        {key: value.default for key, value in inspect.signature(getattr(kind, name)).parameters.items()}
-        for kind in (gantrymq.Client, gantrymq.sync.Client)
-    )
-    assert options == blocking
-
-
-def test_the_blocking_producer_has_all_of_the_async_one() -> None:
-    for one, other in (
-        (gantrymq.Producer, gantrymq.sync.Producer),
-        (gantrymq.TransactionalProducer, gantrymq.sync.TransactionalProducer),
-    ):
-        for name, method in inspect.getmembers(one, inspect.iscoroutinefunction):
-            if name in ("send_half", "end", "answer_checks") or name.startswith("_"):
-                continue  # the blocking client has its own way to the same
-            wanted = inspect.signature(method).parameters
-            offered = inspect.signature(getattr(other, name)).parameters
-            assert {key: value.default for key, value in wanted.items()} == {
-                key: value.default for key, value in offered.items()
-            }, name
