@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq._version import __version__
     from gantrymq.client.accumulator import PendingSend
+    from gantrymq.client.app import App
     from gantrymq.client.batches import MessageBatch
     from gantrymq.client.client import Client, connect
     from gantrymq.client.consumer import Consumer
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "__version__": "gantrymq._version",
+    "App": "gantrymq.client.app",
     "Client": "gantrymq.client.client",
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
@@ -102,6 +104,7 @@ _HOMES = {
 
 __all__ = [
     "AccessDenied",
+    "App",
     "AuthenticationFailed",
     "BadAnswer",
     "BodyError",

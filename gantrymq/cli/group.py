@@ -19,6 +19,7 @@ COMMANDS = {
     "topic": "gantrymq.cli.topics:topic",
     "produce": "gantrymq.cli.produce:produce",
     "consume": "gantrymq.cli.consume:consume",
+    "worker": "gantrymq.cli.worker:worker",
     "query": "gantrymq.cli.query:query",
     "delayed": "gantrymq.cli.delayed:delayed",
     "cluster": "gantrymq.cli.cluster:cluster",

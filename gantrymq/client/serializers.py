@@ -116,6 +116,7 @@ def _decoder_of(kind: Any) -> Deserializer:
         validate: Deserializer = kind.model_validate_json
         return validate
     try:
+        msgspec.json.schema(kind)  # raises for classes of which each body would be an error, nested ones as well
         return msgspec.json.Decoder(kind).decode
     except (TypeError, NameError) as error:
         raise ValueError(f"{kind!r} is no type that JSON can stand for: {_reason(error)}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -121,3 +122,5 @@ def test_what_is_no_choice_is_refused(choice: Any) -> None:
 def test_a_type_that_json_cannot_stand_for_is_refused() -> None:
     with pytest.raises(ValueError, match="no type that JSON can stand for"):
         deserializer_of(list[Order | Struct])
+    with pytest.raises(ValueError, match="no type that JSON can stand for"):
+        deserializer_of(list[Path])

@@ -1,0 +1,37 @@
+"""``gantrymq worker``: run the handlers of an app."""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import rich_click as click
+
+from gantrymq.cli.logs import configure_logs, log_level_option
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option(
+    "--backend",
+    type=click.Choice(["asyncio", "trio"]),
+    default="asyncio",
+    show_default=True,
+    help="The event loop that coroutine functions run in.",
+)
+@log_level_option()
+def worker(app: str, backend: str, log_level: str) -> None:
+    """Run the handlers of a gantrymq.App until SIGTERM or Ctrl-C.
+
+    MODULE:APP names the module, of this folder or installed, and the app in it. At the signal no further message is
+    taken; handlers that run may take the app's drain timeout, then offsets are committed. A second signal ends the
+    process at once.
+    """
+    from gantrymq.cli.failures import CommandFailed
+    from gantrymq.client.app_loading import load_app
+
+    configure_logs(log_level)
+    found = load_app(app)
+    try:
+        found.main(backend=cast(Literal["asyncio", "trio"], backend))
+    except ValueError as error:  # of a wrong address, or half of the credentials
+        raise CommandFailed(str(error)) from error

@@ -1,0 +1,335 @@
+"""A program of handlers: functions that are called with the messages of topics, each for a group of its own."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from os import PathLike
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, get_type_hints
+
+import anyio
+import attrs
+
+from gantrymq.client.checks import check_group
+from gantrymq.client.client import Client, connect
+from gantrymq.client.errors import BodyError, ClientClosed, DeadLetter, GantryError
+from gantrymq.client.options import (
+    AllocationChoice,
+    ConsumerSettings,
+    Ordered,
+    QueuesChanged,
+    Sql,
+    Start,
+    Topics,
+    check_number,
+    check_start,
+    subscriptions,
+)
+from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
+from gantrymq.client.termination import gets_signals, watch_signals
+from gantrymq.client.worker import CONCURRENCY, CONCURRENCY_MAX, DRAIN_SECONDS, Handler, Worker, is_async
+from gantrymq.message import DeliveredRecord, ReceivedMessage
+from gantrymq.remoting.logs import LibraryLog
+
+F = TypeVar("F", bound=Callable[..., Any])
+Hook = Callable[[], Awaitable[Any] | Any]
+
+log = LibraryLog()
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of :meth:`App.on`: those of :meth:`gantrymq.Client.run`."""
+
+    concurrency: int
+    tags: str | Sql
+    start: Start
+    ordered: Ordered
+    broadcast: bool
+    max_retries: int | None
+    pull_batch: int
+    prefetch: int | None
+    consume_timeout: float | timedelta | None
+    allocation: AllocationChoice
+    on_assigned: QueuesChanged | None
+    on_revoked: QueuesChanged | None
+    offsets_file: str | PathLike[str] | None
+    drain_timeout: float
+
+
+_OPTIONS: Final = frozenset(WorkerOptions.__annotations__)
+
+
+@attrs.frozen(kw_only=True)
+class _Registered:
+    handler: Handler
+    name: str
+    topics: Topics
+    group: str
+    tags: str | Sql
+    start: Start
+    settings: ConsumerSettings
+    concurrency: int
+    drain_timeout: float
+
+
+class App:
+    """Handlers of messages, and the client that they share while :meth:`run` runs.
+
+    The arguments are those of :func:`gantrymq.connect`, which is called at the start.
+    """
+
+    def __init__(
+        self,
+        nameservers: str | Sequence[str] | None = None,
+        *,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        security_token: str | None = None,
+        tls: bool | ssl.SSLContext = False,
+        unit_name: str | None = None,
+        namespace: str | None = None,
+        namespace_v2: str | None = None,
+    ) -> None:
+        self._connect = partial(
+            connect, nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token,
+            tls=tls, unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
+        )  # fmt: skip
+        self._registered: dict[str, _Registered] = {}
+        self._startup: list[Hook] = []
+        self._shutdown: list[Hook] = []
+        self._client: Client | None = None
+        self._workers: list[Worker[ReceivedMessage]] = []
+        self._stopped = False
+
+    @property
+    def client(self) -> Client:
+        """The connected client, for handlers and hooks; :class:`ClientClosed` while the app does not run."""
+        if self._client is None:
+            raise ClientClosed("the app does not run: use app.client in handlers and in hooks of start and end")
+        return self._client
+
+    def on(
+        self,
+        topics: Topics,
+        *,
+        group: str,
+        body: DeserializerChoice | None = None,
+        **options: Unpack[WorkerOptions],
+    ) -> Callable[[F], F]:
+        """A decorator: call the function with each message of ``topics``, as the consumer ``group``.
+
+        The function takes the body, the :class:`ReceivedMessage`, or both. The annotation of the body says what it is:
+        ``bytes``, ``str``, or a type that is read from JSON, such as a dataclass or a model of pydantic; ``body`` says
+        it in its place (a type, ``"json"``, ``"msgpack"``, or a function of the bytes). A body that cannot be read
+        makes its message a dead letter. The other options are those of :meth:`gantrymq.Client.run`.
+
+        Raises TypeError and ValueError for what cannot be, also for a second function of the same group.
+        """
+        if unknown := options.keys() - _OPTIONS:
+            raise TypeError(f"there is no option {sorted(unknown)[0]!r}: {', '.join(sorted(_OPTIONS))}")
+        given: dict[str, Any] = dict(options)
+        concurrency = given.pop("concurrency", CONCURRENCY)
+        drain_timeout = given.pop("drain_timeout", DRAIN_SECONDS)
+        tags, start = given.pop("tags", "*"), given.pop("start", "last")
+        check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        check_group(group)
+        check_start(start)
+        topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
+        subscriptions(topics, tags, 0)
+        settings = ConsumerSettings.checked(**given)
+        if group in self._registered:
+            raise ValueError(
+                f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
+                " group, or another group"
+            )
+
+        def register(function: F) -> F:
+            name = getattr(function, "__name__", repr(function))
+            self._registered[group] = _Registered(
+                handler=_as_handler(function, name, body), name=name, topics=topics, group=group, tags=tags,
+                start=start, settings=settings, concurrency=concurrency, drain_timeout=drain_timeout,
+            )  # fmt: skip
+            return function
+
+        return register
+
+    def on_startup(self, function: F) -> F:
+        """A decorator: call the function, or coroutine function, after connecting and before the first message.
+
+        What it raises ends the app.
+        """
+        self._startup.append(function)
+        return function
+
+    def on_shutdown(self, function: F) -> F:
+        """A decorator: call the function, or coroutine function, when all handlers have ended, the last one first.
+
+        What it raises is logged.
+        """
+        self._shutdown.append(function)
+        return function
+
+    async def run(self, *, signals: bool = True) -> None:
+        """Connect and handle messages until SIGTERM, SIGINT or :meth:`stop`; then drain, commit and close.
+
+        Raises :class:`GantryError` without handlers, and while it runs already; as :func:`gantrymq.connect` and
+        :meth:`gantrymq.Client.run`; and what a function of :meth:`on_startup` raises.
+        """
+        if not self._registered:
+            raise GantryError('the app has no handlers: add functions with @app.on("topic", group="...")')
+        if self._client is not None:
+            raise GantryError("the app runs already")
+        self._stopped = False
+        failure: Exception | None = None
+        self._client = self._connect()
+        try:
+            async with self._client as client:
+                self._workers = [self._worker(client, each) for each in self._registered.values()]
+                async with anyio.create_task_group() as watching:
+                    if signals and gets_signals():
+                        try:
+                            await watching.start(watch_signals, self._stop_at_signal)
+                        except NotImplementedError:
+                            log.warning("signals_not_watched", group=", ".join(self._registered))
+                    try:
+                        failure = await self._run_all(client)
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            await self._call_shutdown()
+                    watching.cancel_scope.cancel()
+        finally:
+            self._client, self._workers = None, []
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        """End :meth:`run` as a signal does. Call it in the event loop, as from a handler."""
+        self._stopped = True
+        for worker in self._workers:
+            worker.stop()
+
+    def main(self, *, backend: Literal["asyncio", "trio"] = "asyncio") -> None:
+        """:meth:`run` in an event loop of its own, for the end of a program."""
+        anyio.run(self.run, backend=backend)
+
+    async def _run_all(self, client: Client) -> Exception | None:
+        """What made the app end, other than a signal."""
+        try:
+            for hook in self._startup:
+                await _call(hook)
+        except Exception as error:
+            return error
+        if self._stopped:
+            return None
+        failures: list[Exception] = []
+
+        async def run(worker: Worker[ReceivedMessage]) -> None:
+            try:
+                await client._run_worker(worker)
+            except Exception as error:
+                failures.append(error)
+                self.stop()
+
+        log.info("app_started", handlers=[each.name for each in self._registered.values()])
+        async with anyio.create_task_group() as running:
+            for worker in self._workers:
+                running.start_soon(run, worker)
+        return failures[0] if failures else None
+
+    def _stop_at_signal(self, name: str) -> None:
+        self._stopped = True
+        for worker in self._workers:
+            worker.stop_at_signal(name)
+
+    async def _call_shutdown(self) -> None:
+        for hook in reversed(self._shutdown):
+            try:
+                await _call(hook)
+            except Exception:
+                log.exception("shutdown_hook_failed", function=getattr(hook, "__name__", repr(hook)))
+
+    @staticmethod
+    def _worker(client: Client, each: _Registered) -> Worker[ReceivedMessage]:
+        return client._worker_of(
+            ReceivedMessage, each.handler, each.topics, each.group, tags=each.tags, start=each.start,
+            settings=each.settings, concurrency=each.concurrency, drain_timeout=each.drain_timeout,
+        )  # fmt: skip
+
+
+async def _call(hook: Hook) -> None:
+    result = hook()
+    if inspect.isawaitable(result):
+        await result
+
+
+def _as_handler(function: Callable[..., Any], name: str, body: DeserializerChoice | None) -> Handler:
+    """``function`` as a handler of messages, by the annotations of its parameters."""
+    if not callable(function):
+        raise TypeError(f"a handler is a function, not {function!r}"[:200])
+    parameters = inspect.signature(function).parameters.values()
+    wanted = [
+        each for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
+    ]  # fmt: skip
+    if not wanted:
+        wanted = [each for each in parameters if each.kind is each.VAR_POSITIONAL]
+    if not 1 <= len(wanted) <= 2:
+        raise TypeError(f"{name} has {len(wanted)} parameters: a handler takes the body, the message, or both")
+    kinds = _annotations(function, name, needed=body is None)
+    is_message = [_is_message(kinds.get(each.name)) for each in wanted]
+    if is_message == [False, False]:
+        is_message = [False, True]
+    if is_message == [False] and body is None and wanted[0].name not in kinds:
+        is_message = [True]
+    if is_message == [True, True]:
+        raise TypeError(f"{name} takes the message twice: annotate one parameter with the type of the body")
+    read: Deserializer | None = None
+    if False in is_message:
+        choice = body if body is not None else kinds.get(wanted[is_message.index(False)].name, bytes)
+        try:
+            read = deserializer_of(choice)
+        except ValueError as error:
+            raise TypeError(f"{name}: {error}") from None
+    elif body is not None:
+        raise TypeError(f"{name} takes the message alone, and not the body that body={body!r} describes")
+    return _calling(function, read, is_message)
+
+
+def _annotations(function: Callable[..., Any], name: str, *, needed: bool) -> dict[str, Any]:
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return get_type_hints(target)
+    except NameError as error:
+        if not needed:
+            return {}
+        raise TypeError(
+            f"the annotations of {name} cannot be read ({error}): define the type at the top of the module, or give"
+            " @app.on(..., body=...)"
+        ) from None
+
+
+def _is_message(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, DeliveredRecord)
+
+
+def _calling(function: Callable[..., Any], read: Deserializer | None, is_message: list[bool]) -> Handler:
+    def arguments(message: ReceivedMessage) -> list[Any]:
+        if read is None:
+            return [message]
+        stored = message.body  # what cannot be unpacked may be at another time: a compressor is missing
+        try:
+            body = read(stored)
+        except BodyError as error:
+            raise DeadLetter(str(error)) from error
+        return [message if each else body for each in is_message]
+
+    async def handle(message: ReceivedMessage) -> None:
+        await function(*arguments(message))
+
+    def handle_in_thread(message: ReceivedMessage) -> Any:
+        return function(*arguments(message))
+
+    return handle if is_async(function) else handle_in_thread
