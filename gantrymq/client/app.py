@@ -15,9 +15,11 @@ import attrs
 
 from gantrymq.client.checks import check_group
 from gantrymq.client.client import Client, connect
-from gantrymq.client.errors import BodyError, ClientClosed, DeadLetter, GantryError
+from gantrymq.client.errors import ClientClosed, GantryError
+from gantrymq.client.interceptors import Interceptor
 from gantrymq.client.options import (
     AllocationChoice,
+    BadBodies,
     ConsumerSettings,
     Ordered,
     QueuesChanged,
@@ -28,7 +30,7 @@ from gantrymq.client.options import (
     check_start,
     subscriptions,
 )
-from gantrymq.client.serializers import Deserializer, DeserializerChoice, deserializer_of
+from gantrymq.client.serializers import DeserializerChoice
 from gantrymq.client.termination import gets_signals, watch_signals
 from gantrymq.client.worker import CONCURRENCY, CONCURRENCY_MAX, DRAIN_SECONDS, Handler, Worker, is_async
 from gantrymq.message import DeliveredRecord, ReceivedMessage
@@ -56,6 +58,8 @@ class WorkerOptions(TypedDict, total=False):
     on_assigned: QueuesChanged | None
     on_revoked: QueuesChanged | None
     offsets_file: str | PathLike[str] | None
+    deserializer: DeserializerChoice | None
+    bad_bodies: BadBodies
     drain_timeout: float
 
 
@@ -92,10 +96,13 @@ class App:
         unit_name: str | None = None,
         namespace: str | None = None,
         namespace_v2: str | None = None,
+        interceptors: Sequence[Interceptor] = (),
+        trace: bool | str = False,
     ) -> None:
         self._connect = partial(
             connect, nameservers, access_key=access_key, secret_key=secret_key, security_token=security_token,
             tls=tls, unit_name=unit_name, namespace=namespace, namespace_v2=namespace_v2,
+            interceptors=interceptors, trace=trace,
         )  # fmt: skip
         self._registered: dict[str, _Registered] = {}
         self._startup: list[Hook] = []
@@ -116,15 +123,14 @@ class App:
         topics: Topics,
         *,
         group: str,
-        body: DeserializerChoice | None = None,
         **options: Unpack[WorkerOptions],
     ) -> Callable[[F], F]:
         """A decorator: call the function with each message of ``topics``, as the consumer ``group``.
 
         The function takes the body, the :class:`ReceivedMessage`, or both. The annotation of the body says what it is:
-        ``bytes``, ``str``, or a type that is read from JSON, such as a dataclass or a model of pydantic; ``body`` says
-        it in its place (a type, ``"json"``, ``"msgpack"``, or a function of the bytes). A body that cannot be read
-        makes its message a dead letter. The other options are those of :meth:`gantrymq.Client.run`.
+        ``bytes``, ``str``, or a type that is read from JSON, such as a dataclass or a model of pydantic; where
+        ``deserializer`` is given, that reads it. A body that cannot be read makes its message a dead letter, as
+        ``bad_bodies`` says. The options are those of :meth:`gantrymq.Client.run`.
 
         Raises TypeError and ValueError for what cannot be, also for a second function of the same group.
         """
@@ -139,7 +145,7 @@ class App:
         check_start(start)
         topics = topics if isinstance(topics, str | Mapping) else tuple(topics)  # a generator can be read once
         subscriptions(topics, tags, 0)
-        settings = ConsumerSettings.checked(**given)
+        ConsumerSettings.checked(**given)
         if group in self._registered:
             raise ValueError(
                 f"group {group} has the handler {self._registered[group].name}: give one function all topics of the"
@@ -148,9 +154,14 @@ class App:
 
         def register(function: F) -> F:
             name = getattr(function, "__name__", repr(function))
+            handler, choice = _as_handler(function, name, given.get("deserializer"))
+            try:
+                reading = ConsumerSettings.checked(**{**given, "deserializer": choice})
+            except ValueError as error:
+                raise TypeError(f"{name}: {error}") from None
             self._registered[group] = _Registered(
-                handler=_as_handler(function, name, body), name=name, topics=topics, group=group, tags=tags,
-                start=start, settings=settings, concurrency=concurrency, drain_timeout=drain_timeout,
+                handler=handler, name=name, topics=topics, group=group, tags=tags, start=start, settings=reading,
+                concurrency=concurrency, drain_timeout=drain_timeout,
             )  # fmt: skip
             return function
 
@@ -265,8 +276,10 @@ async def _call(hook: Hook) -> None:
         await result
 
 
-def _as_handler(function: Callable[..., Any], name: str, body: DeserializerChoice | None) -> Handler:
-    """``function`` as a handler of messages, by the annotations of its parameters."""
+def _as_handler(
+    function: Callable[..., Any], name: str, deserializer: DeserializerChoice | None
+) -> tuple[Handler, DeserializerChoice | None]:
+    """``function`` as a handler of messages, by the annotations of its parameters, and what reads their bodies."""
     if not callable(function):
         raise TypeError(f"a handler is a function, not {function!r}"[:200])
     parameters = inspect.signature(function).parameters.values()
@@ -278,24 +291,20 @@ def _as_handler(function: Callable[..., Any], name: str, body: DeserializerChoic
         wanted = [each for each in parameters if each.kind is each.VAR_POSITIONAL]
     if not 1 <= len(wanted) <= 2:
         raise TypeError(f"{name} has {len(wanted)} parameters: a handler takes the body, the message, or both")
-    kinds = _annotations(function, name, needed=body is None)
+    kinds = _annotations(function, name, needed=deserializer is None)
     is_message = [_is_message(kinds.get(each.name)) for each in wanted]
     if is_message == [False, False]:
         is_message = [False, True]
-    if is_message == [False] and body is None and wanted[0].name not in kinds:
+    if is_message == [False] and deserializer is None and wanted[0].name not in kinds:
         is_message = [True]
     if is_message == [True, True]:
         raise TypeError(f"{name} takes the message twice: annotate one parameter with the type of the body")
-    read: Deserializer | None = None
-    if False in is_message:
-        choice = body if body is not None else kinds.get(wanted[is_message.index(False)].name, bytes)
-        try:
-            read = deserializer_of(choice)
-        except ValueError as error:
-            raise TypeError(f"{name}: {error}") from None
-    elif body is not None:
-        raise TypeError(f"{name} takes the message alone, and not the body that body={body!r} describes")
-    return _calling(function, read, is_message)
+    choice = deserializer
+    if choice is None and False in is_message:
+        choice = kinds.get(wanted[is_message.index(False)].name, bytes)
+        if choice is bytes:
+            choice = None
+    return _calling(function, is_message, has_value=choice is not None), choice
 
 
 def _annotations(function: Callable[..., Any], name: str, *, needed: bool) -> dict[str, Any]:
@@ -307,7 +316,7 @@ def _annotations(function: Callable[..., Any], name: str, *, needed: bool) -> di
             return {}
         raise TypeError(
             f"the annotations of {name} cannot be read ({error}): define the type at the top of the module, or give"
-            " @app.on(..., body=...)"
+            " @app.on(..., deserializer=...)"
         ) from None
 
 
@@ -315,15 +324,12 @@ def _is_message(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, DeliveredRecord)
 
 
-def _calling(function: Callable[..., Any], read: Deserializer | None, is_message: list[bool]) -> Handler:
+def _calling(function: Callable[..., Any], is_message: list[bool], *, has_value: bool) -> Handler:
+    if is_message == [True]:
+        return function
+
     def arguments(message: ReceivedMessage) -> list[Any]:
-        if read is None:
-            return [message]
-        stored = message.body  # what cannot be unpacked may be at another time: a compressor is missing
-        try:
-            body = read(stored)
-        except BodyError as error:
-            raise DeadLetter(str(error)) from error
+        body = message.value if has_value else message.body
         return [message if each else body for each in is_message]
 
     async def handle(message: ReceivedMessage) -> None:
