@@ -24,12 +24,14 @@ from gantrymq.spark.errors import (
     WrongOption,
     reason,
 )
+from gantrymq.spark.exports.compacting import CompactResult, compact_export
 from gantrymq.spark.exports.reading import ExportStatus, QueueStatus, export_files, export_status, read_export
 from gantrymq.spark.exports.run import ExportResult, export
 from gantrymq.spark.local import SparkStatus, java_available, register, session, spark_status
 
 __all__ = [
     "BrokenRecord",
+    "CompactResult",
     "DataLoss",
     "ExportDamaged",
     "ExportFenced",
@@ -44,6 +46,7 @@ __all__ = [
     "UnknownTopic",
     "Unreachable",
     "WrongOption",
+    "compact_export",
     "export",
     "export_files",
     "export_status",

@@ -33,7 +33,7 @@ NAMESERVER = click.option(
 )
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[status ...]")
+@click.group(invoke_without_command=True, subcommand_metavar="[status | compact]")
 @click.option("--topic", metavar="TOPIC", help="Required. The topic, or several with commas between.")
 @click.option("--to", "folder", metavar="DIR", help="Required. The folder of the export; the first run makes it.")
 @NAMESERVER
@@ -88,7 +88,7 @@ def export(
     status = spark.spark_status()
     if engine == "spark" and not status:
         raise SparkNotHere(f"the export runs in Spark, which cannot start here: {status.reason}")
-    with _progress(engine) as progress:
+    with _progress("exporting", engine == "spark") as progress:
         result = spark.export(
             topic,
             folder,
@@ -118,6 +118,21 @@ def show_status(folder: str, nameserver: str | None, as_json: bool) -> None:
         return
     for line in _status_lines(status):
         click.echo(line)
+
+
+@export.command("compact")
+@click.argument("folder", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def compact(folder: str, as_json: bool) -> None:
+    """Merge small files of an export; readers of manifests see the old or the new ones."""
+    from gantrymq import spark
+
+    with _progress("compacting") as progress:
+        result = spark.compact_export(folder, progress=progress)
+    if as_json:
+        click.echo(json.dumps(attrs.asdict(result)))
+    else:
+        click.echo(f"{result.before} files became {result.after}: {folder}, {result.seconds:.1f} s")
 
 
 def _status_lines(status: ExportStatus) -> Iterator[str]:
@@ -161,10 +176,10 @@ def _as_json(topic: str, file_format: str, result: ExportResult) -> str:
 
 
 @contextmanager
-def _progress(engine: str) -> Iterator[Progress | None]:
+def _progress(work: str, in_spark: bool = False) -> Iterator[Progress | None]:
     """A progress bar on stderr if that is a terminal, one line otherwise; stdout has only the result."""
     if not sys.stderr.isatty():
-        click.echo("exporting with Spark" if engine == "spark" else "exporting", err=True)
+        click.echo(f"{work} with Spark" if in_spark else work, err=True)
         yield None
         return
     from rich.console import Console
@@ -173,9 +188,9 @@ def _progress(engine: str) -> Iterator[Progress | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"))
     with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting Spark" if engine == "spark" else "exporting", total=None)
+        task = bar.add_task("starting Spark" if in_spark else work, total=None)
 
         def show(done: int, total: int) -> None:
-            bar.update(task, description="exporting", completed=done, total=total)
+            bar.update(task, description=work, completed=done, total=total)
 
         yield show

@@ -57,7 +57,7 @@ def test_the_demo_exports_what_it_sent(tmp_path: Path) -> None:
         "start again": "1,000",
         "export to Parquet": "1,000",
     }
-    assert list((tmp_path / "demo" / "parquet").glob("*.parquet"))
+    assert list((tmp_path / "demo" / "parquet").glob("topic=*/date=*/*.parquet"))
     again, text, _ = run_demo(tmp_path, env={"PATH": str(Path(sys.executable).parent), "JAVA_HOME": ""})
     assert (again, counts(text)["consume"]) == (0, "1,000")
     assert not (tmp_path / "demo" / "parquet").exists(), "nothing is left of the first time"

@@ -22,8 +22,10 @@ from gantrymq.spark import (
     ExportDamaged,
     ExportFenced,
     FolderInUse,
+    SparkError,
     Unreachable,
     WrongOption,
+    compact_export,
     export,
     export_files,
     export_status,
@@ -416,6 +418,89 @@ except SparkError as error:
 """
 
 
+def test_compaction_merges_files_that_follow_each_other(orders: FakeCluster, folder: Path) -> None:
+    for day in (0, 1):
+        for _ in range(3):
+            put(orders, 4, store_timestamp=1_700_000_000_000 + day * DAY)
+            go(orders, folder)
+    before = rows(visible(folder))
+    result = compact_export(folder)
+    assert (result.before, result.after, result.rows) == (12, 4, 44)
+    assert [str(path.relative_to(folder)) for path in visible(folder)] == [
+        "topic=orders/date=2023-11-14/broker-a-0-0-15-c7.parquet",
+        "topic=orders/date=2023-11-14/broker-a-1-0-15-c7.parquet",
+        "topic=orders/date=2023-11-15/broker-a-0-16-21-c7.parquet",
+        "topic=orders/date=2023-11-15/broker-a-1-16-21-c7.parquet",
+    ]
+    assert rows(visible(folder)) == rows(export_files(folder)) == before
+    assert names(folder)[0:2] == ["_gantrymq/lock", "_gantrymq/manifest-00000001.json"]
+    assert not [name for name in names(folder) if "work" in name or "staged" in name]
+    again = compact_export(folder)
+    assert (again.before, again.after, export_status(folder).number) == (4, 4, 7)
+    put(orders, 2)
+    go(orders, folder)
+    assert rows(visible(folder)) == everything(orders)
+
+
+def test_compaction_keeps_gaps_and_full_files(orders: FakeCluster, folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    del orders.queues["orders", 0].records[4]
+    go(orders, folder, fail_on_data_loss=False, file_rows=2)
+    original = {path: pq.ParquetFile(path).read() for path in visible(folder)}
+    assert compact_export(folder, file_rows=4).after < len(original)
+    assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders)
+    kept = [path for path in visible(folder) if path in original]
+    assert kept, "a file with no neighbor to merge with"
+    assert [path.name for path in visible(folder)][:3] == [
+        "broker-a-0-0-3-c2.parquet", "broker-a-0-5-7-c2.parquet", "broker-a-0-8-9.parquet",
+    ]  # fmt: skip
+    merged = pq.ParquetFile(visible(folder)[0]).read().to_pylist()
+    parts = [
+        original[path].to_pylist() for path in sorted(original) if "-0-0-1." in path.name or "-0-2-3." in path.name
+    ]
+    assert merged == [row for part in parts for row in part]
+    assert compact_export(folder, file_bytes=1).rows == 0
+
+
+@pytest.mark.slow
+def test_a_compaction_that_is_stopped_at_any_step_is_finished_or_dropped(orders: FakeCluster, tmp_path: Path) -> None:
+    step = 0
+    while True:
+        folder = tmp_path / f"stopped-{step}"
+        orders.add_topic("orders", queues=2)
+        for _ in range(2):
+            put(orders, 4)
+            go(orders, folder)
+        put(orders, 2, store_timestamp=1_700_000_000_000 + DAY)
+        go(orders, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            happened = stop_at(step, lambda path, name, work, patch=patch: patch.setattr(path, work))
+            try:
+                compact_export(folder)
+            except Killed:
+                pass
+            else:
+                break
+        assert rows(export_files(folder)) == everything(orders), happened
+        assert max(rows(visible(folder)).values()) == 1, happened
+        assert rows(visible(folder)) == everything(orders), happened
+        put(orders, 1)
+        go(orders, folder)
+        assert rows(visible(folder)) == rows(export_files(folder)) == everything(orders), happened
+        assert not [name for name in names(folder) if "work" in name or "plan" in name or "staged" in name], happened
+        step += 1
+    assert step > 10
+
+
+def test_nothing_is_compacted_while_a_run_has_a_plan(orders: FakeCluster, folder: Path) -> None:
+    orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
+    with pytest.raises(Unreachable):
+        go(orders, folder)
+    with pytest.raises(SparkError, match="was stopped: let an export finish it"):
+        compact_export(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.crash
 def test_killed_runs_lose_and_repeat_nothing(orders: FakeCluster, folder: Path) -> None:
@@ -470,3 +555,5 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert "has no export" in capsys.readouterr().err
     assert run(["export", "--topic", "orders", "--engine", "local", "--json", *where]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 3
+    assert run(["export", "compact", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("4 files became 2: ")

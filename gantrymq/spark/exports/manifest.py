@@ -82,7 +82,10 @@ class Plan:
 
 @attrs.frozen
 class Manifest:
-    """What a run changed. With ``complete`` it is everything, and earlier manifests need not be read."""
+    """What a run changed. With ``complete`` it is everything, and earlier manifests need not be read.
+
+    ``swapped`` are folders of the export whose new content is in the work folder until it is exchanged.
+    """
 
     format: int
     number: int
@@ -94,6 +97,7 @@ class Manifest:
     lost: list[Span]
     ends: list[Span]
     replaced: list[str]
+    swapped: list[str]
 
 
 @attrs.define
@@ -127,7 +131,14 @@ class State:
         """``changed`` in the form that needs no earlier manifest; this state has it already."""
         ends = [Span(*key, first=0, end=end) for key, end in sorted(self.ends.items())]
         return attrs.evolve(
-            changed, complete=True, added=list(self.files.values()), removed=[], lost=self.lost, ends=ends, replaced=[]
+            changed,
+            complete=True,
+            added=list(self.files.values()),
+            removed=[],
+            lost=self.lost,
+            ends=ends,
+            replaced=[],
+            swapped=[],
         )
 
 

@@ -61,7 +61,7 @@ def export_status(to: str | Path, nameserver: str | None = None) -> ExportStatus
 
     Raises :class:`ExportDamaged`, :class:`FolderInUse`, and what asking the brokers raises.
     """
-    folder = _existing(to)
+    folder = existing_folder(to)
     state = folder.read_state()
     highest = _find_ends(state, nameserver) if nameserver is not None else {}
     queues: list[QueueStatus] = []
@@ -78,7 +78,7 @@ def export_status(to: str | Path, nameserver: str | None = None) -> ExportStatus
 
 def export_files(to: str | Path, topic: str | None = None) -> list[Path]:
     """The Parquet files of the export's last manifest, of one topic or of all, for readers other than Spark."""
-    folder = _existing(to)
+    folder = existing_folder(to)
     state = folder.read_state()
     return [folder.locate(file) for _, file in sorted(state.files.items()) if topic in (None, file.span.topic)]
 
@@ -104,7 +104,8 @@ def read_export(to: str | Path, spark: SparkSession | None = None) -> DataFrame:
     return frame.select(*COLUMNS, "date")
 
 
-def _existing(to: str | Path) -> ExportFolder:
+def existing_folder(to: str | Path) -> ExportFolder:
+    """The folder of an export that has begun. Raises :class:`ExportDamaged`, :class:`FolderInUse`."""
     folder = ExportFolder(local_folder(to))
     folder.check()
     if not folder.records.is_dir():

@@ -14,7 +14,7 @@ from gantrymq.spark.errors import ExportFenced, SparkError, Unreachable
 from gantrymq.spark.exports import disk, placing
 from gantrymq.spark.exports.engines import Engine, find_engine
 from gantrymq.spark.exports.folder import ExportFolder
-from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, Plan, Span, count, encode
+from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, Plan, Span, count, encode, topic_folder
 from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS, Sizes, make_plan
 from gantrymq.spark.exports.target import local_folder
 from gantrymq.spark.exports.writing import Task, check_file, make_task
@@ -87,7 +87,7 @@ def export(
         if not folder.records.exists():
             make_plan(run.options, folder.read_state(), wire, run.sizes, overwrite)  # what is wrong makes no folder
         with folder.lock():
-            run.finish_published()
+            placing.finish(folder)
             run.continue_plan(wire, discard_plan or overwrite)
             run.export_new(wire, overwrite)
     return run.result()
@@ -105,17 +105,6 @@ class _Run:
         self._resumed = False
         self._written: list[DataFile] = []
         self._lost: list[Span] = []
-
-    def finish_published(self) -> None:
-        """End runs that were stopped after they had published."""
-        state = self._folder.read_state()
-        disk.remove_temporary(self._folder.records)
-        for number in placing.unfinished(self._folder):
-            if number <= state.number:
-                staged = self._folder.read_staged(number)
-                if staged is not None and (staged.number, staged.plan) == (state.number, state.plan):
-                    placing.show(self._folder, staged)
-                placing.clean(self._folder, number)
 
     def continue_plan(self, wire: Wire, discard: bool) -> None:
         """Finish the plan of a run that was stopped before it published, or drop it if that is still possible."""
@@ -190,7 +179,8 @@ class _Run:
         disk.sync_folders(work, [work / file.path for file in files])
         lost = [*plan.lost, *(span for result in written for span in result.lost)]
         manifest = Manifest(
-            FORMAT, plan.number, plan.id, time.time(), False, files, [], lost, plan.ends, plan.replaced
+            FORMAT, plan.number, plan.id, time.time(), False, files, [], lost, plan.ends, plan.replaced,
+            [topic_folder(topic) for topic in plan.replaced],
         )  # fmt: skip
         disk.write_durably(self._folder.staged_path(plan.number), encode(manifest))
         return manifest

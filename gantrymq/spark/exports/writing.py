@@ -23,7 +23,6 @@ from gantrymq.spark.wire import Queue, Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 FILE_COLUMNS = [name for name in COLUMNS if name != "topic"]
 """The columns of a file; its topic and the date are in its path, as Hive has partitions."""
@@ -121,48 +120,44 @@ class _Piece:
         return self.first + int(self.batch.num_rows)
 
 
-class _File:
-    """A Parquet file that is being written, under a name of its own until it is complete and durable."""
+class ParquetOutput:
+    """A Parquet file under a name of its own in ``work``, until it is complete and durable."""
 
-    def __init__(self, work: Path, task: Task, piece: _Piece) -> None:
-        self._work, self._plan, self._span = work, task.plan, task.span
-        self._first = self._end = piece.first
-        self._date = piece.date
-        self._size = self._waiting_rows = self._waiting_bytes = 0
-        self._waiting: list[pa.RecordBatch] = []
-        self._temporary = work / f"{uuid4()}.partial"
+    def __init__(self, work: Path, span: Span) -> None:
+        import pyarrow.parquet as pq
+
         work.mkdir(parents=True, exist_ok=True)
+        self._work = work
+        self._temporary = work / f"{uuid4()}.partial"
         self._output: BinaryIO = self._temporary.open("wb")
-        self._writer = _open_writer(self._output, task.span)
+        self._schema = arrow_schema(FILE_COLUMNS)
+        self._writer = pq.ParquetWriter(self._output, self._schema, compression="zstd")
+        about = {"gantrymq.topic": span.topic, "gantrymq.broker": span.broker, "gantrymq.queueId": str(span.queue_id)}
+        self._writer.add_key_value_metadata(about)
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
 
-    def takes(self, piece: _Piece) -> bool:
-        rows = piece.end - self._first
-        fits = rows <= self._plan.file_rows and self._size + piece.size <= self._plan.file_bytes
-        return fits and piece.first == self._end and piece.date == self._date
-
-    def add(self, piece: _Piece) -> None:
-        self._waiting.append(piece.batch)
-        self._end = piece.end
-        self._size += piece.size
-        self._waiting_rows += piece.batch.num_rows
-        self._waiting_bytes += piece.size
-        if self._waiting_rows >= GROUP_ROWS or self._waiting_bytes >= GROUP_BYTES:
+    def add(self, batch: pa.RecordBatch, size: int) -> None:
+        """Write a batch whose bodies have ``size`` bytes."""
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        self._bytes += size
+        if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._write_group()
 
-    def close(self) -> DataFile:
+    def close(self, path: str) -> int:
+        """Make the file durable and give it its name, relative to the work folder; its size."""
         self._write_group()
         self._writer.close()
         self._output.flush()
         os.fsync(self._output.fileno())
         size = self._output.tell()
         self._output.close()
-        span = _part(self._span, self._first, self._end)
-        suffix = f"-r{self._plan.number}" if self._plan.replaced else ""
-        file = DataFile(file_path(span, self._date, suffix), span, size)
-        disk.move(self._temporary, self._work / file.path)
-        return file
+        disk.move(self._temporary, self._work / path)
+        return size
 
     def abandon(self) -> None:
+        """Remove what was written."""
         self._output.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -171,18 +166,37 @@ class _File:
 
         if self._waiting:
             table = pa.Table.from_batches(self._waiting).replace_schema_metadata(None)
-            self._writer.write_table(table, row_group_size=self._waiting_rows)
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+            self._writer.write_table(table.cast(self._schema), row_group_size=self._rows)
+        self._waiting, self._rows, self._bytes = [], 0, 0
 
 
-def _open_writer(output: BinaryIO, span: Span) -> pq.ParquetWriter:
-    import pyarrow.parquet as pq
+class _File:
+    """The file that a task writes."""
 
-    about = {"gantrymq.topic": span.topic, "gantrymq.broker": span.broker, "gantrymq.queueId": str(span.queue_id)}
-    schema = arrow_schema(FILE_COLUMNS)
-    writer = pq.ParquetWriter(output, schema, compression="zstd")
-    writer.add_key_value_metadata(about)
-    return writer
+    def __init__(self, work: Path, task: Task, piece: _Piece) -> None:
+        self._plan, self._span = task.plan, task.span
+        self._first = self._end = piece.first
+        self._date = piece.date
+        self._size = 0
+        self._output = ParquetOutput(work, task.span)
+
+    def takes(self, piece: _Piece) -> bool:
+        rows = piece.end - self._first
+        fits = rows <= self._plan.file_rows and self._size + piece.size <= self._plan.file_bytes
+        return fits and piece.first == self._end and piece.date == self._date
+
+    def add(self, piece: _Piece) -> None:
+        self._output.add(piece.batch, piece.size)
+        self._end = piece.end
+        self._size += piece.size
+
+    def close(self) -> DataFile:
+        span = _part(self._span, self._first, self._end)
+        path = file_path(span, self._date, f"-r{self._plan.number}" if self._plan.replaced else "")
+        return DataFile(path, span, self._output.close(path))
+
+    def abandon(self) -> None:
+        self._output.abandon()
 
 
 def _pieces(wire: Wire, task: Task) -> Iterator[_Piece]:

@@ -1,0 +1,135 @@
+"""Compaction: many small files of a queue and day into few, published as one manifest that replaces them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import attrs
+
+from gantrymq.spark.errors import SparkError, SparkMissing
+from gantrymq.spark.exports import disk, placing
+from gantrymq.spark.exports.folder import ExportFolder
+from gantrymq.spark.exports.manifest import FORMAT, DataFile, Manifest, State, count, encode, file_path
+from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS
+from gantrymq.spark.exports.reading import existing_folder
+from gantrymq.spark.exports.writing import ParquetOutput, check_file
+from gantrymq.spark.local import arrow_status
+
+BATCH_ROWS = 8192
+
+
+@attrs.frozen
+class CompactResult:
+    """What a compaction did: files before and after it, messages and bytes of the new files, and how long it took."""
+
+    before: int
+    after: int
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def compact_export(
+    to: str | Path,
+    *,
+    file_rows: int = FILE_ROWS,
+    file_bytes: int = FILE_BYTES,
+    progress: Callable[[int, int], None] | None = None,
+) -> CompactResult:
+    """Merge files of one queue and day that follow each other, up to ``file_rows`` messages or ``file_bytes`` on disk.
+
+    The messages stay the same. Finishes first what a stopped run or compaction left, except a run's plan: while there
+    is one, nothing is compacted. ``progress`` is called with the files that are merged, and all of them. Raises
+    :class:`SparkError` and its kinds.
+    """
+    started = time.monotonic()
+    folder = existing_folder(to)
+    status = arrow_status()
+    if not status:
+        raise SparkMissing(status.reason)
+    try:
+        with folder.lock():
+            placing.finish(folder)
+            state = folder.read_state()
+            if folder.read_plan(state.number + 1) is not None:
+                raise SparkError(f"a run of {folder.path} was stopped: let an export finish it, then compact")
+            groups = list(_groups(state, file_rows, file_bytes))
+            before = len(state.files)
+            merged: list[DataFile] = []
+            for group in groups:
+                if progress is not None:
+                    progress(len(merged), len(groups))
+                merged.append(_merge(folder, state.number + 1, group))
+            if merged:
+                placing.place(folder, _stage(folder, state, groups, merged))
+            after = before - sum(map(len, groups)) + len(groups)
+    except OSError as error:
+        raise SparkError(f"cannot compact {folder.path}: {error.strerror or error}") from None
+    if progress is not None:
+        progress(len(groups), len(groups))
+    rows, size = count(file.span for file in merged), sum(file.bytes for file in merged)
+    return CompactResult(before, after, rows, size, time.monotonic() - started)
+
+
+def _groups(state: State, file_rows: int, file_bytes: int) -> Iterator[list[DataFile]]:
+    def order(file: DataFile) -> tuple[str, tuple[str, str, int], int]:
+        return _folder_of(file), file.span.key, file.span.first
+
+    group: list[DataFile] = []
+    for file in sorted(state.files.values(), key=order):
+        follows = group and order(group[-1])[:2] == order(file)[:2] and group[-1].span.end == file.span.first
+        rows, size = count(item.span for item in group), sum(item.bytes for item in group)
+        if not follows or rows + file.span.rows > file_rows or size + file.bytes > file_bytes:
+            if len(group) > 1:
+                yield group
+            group = []
+        group.append(file)
+    if len(group) > 1:
+        yield group
+
+
+def _merge(folder: ExportFolder, number: int, group: list[DataFile]) -> DataFile:
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    work = folder.work_path(number)
+    span = attrs.evolve(group[0].span, end=group[-1].span.end)
+    date = _folder_of(group[0]).rpartition("date=")[2]
+    path = file_path(span, date, f"-c{number}")
+    output = ParquetOutput(work, span)
+    try:
+        for file in group:
+            source = folder.path / file.path
+            check_file(source, file)
+            with pq.ParquetFile(source) as opened:
+                for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                    output.add(batch, pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0)
+        merged = DataFile(path, span, output.close(path))
+    except BaseException:
+        output.abandon()
+        raise
+    check_file(work / path, merged)
+    return merged
+
+
+def _stage(folder: ExportFolder, state: State, groups: list[list[DataFile]], merged: list[DataFile]) -> Manifest:
+    work = folder.work_path(state.number + 1)
+    removed = {file.path for group in groups for file in group}
+    swapped = sorted({_folder_of(file) for file in merged})
+    kept = [file for file in state.files.values() if _folder_of(file) in swapped and file.path not in removed]
+    for file in kept:
+        os.link(folder.path / file.path, work / file.path)
+    disk.sync_folders(work, [work / file.path for file in (*merged, *kept)])
+    manifest = Manifest(
+        FORMAT, state.number + 1, str(uuid4()), time.time(), False, merged, sorted(removed), [], [], [], swapped
+    )  # fmt: skip
+    disk.write_durably(folder.staged_path(manifest.number), encode(manifest))
+    return manifest
+
+
+def _folder_of(file: DataFile) -> str:
+    return file.path.rpartition("/")[0]
